@@ -45,7 +45,7 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """`; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
 
     Args:
-        name: what the user wrote.
+        name: name as the user wrote it.
         candidates: valid names.
         cutoff: minimum similarity, from 0 to 1 (difflib's ratio).
     """
@@ -73,7 +73,7 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
-    """For a block that writes to `folder`: an error caused by a full disk becomes one that names the folder.
+    """Context manager for writing to `folder`: turns an error caused by a full disk into one that names the folder.
 
     Raises:
         UserError: the block failed because there was no space left.
@@ -88,7 +88,7 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
 
 
 def raise_disk_full(error: BaseException) -> None:
-    """Raises an error again that a full disk caused, where others are put into words of another kind."""
+    """Re-raises an error that a full disk caused, so that handlers for other errors do not reword it."""
     if _is_disk_full(error):
         raise error
 
@@ -98,7 +98,7 @@ NEARLY_FULL = 1 << 16
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
+    """True if a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     texts = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "No usable temporary directory")

@@ -1,8 +1,8 @@
-"""The user's functions as a run has frozen them: copies that a process imports in place of the files.
+"""Frozen functions of a run: a process imports copies in place of the user's files.
 
-Copies are in the folder `functions` of a run, or of an experiment, and `functions.json` there says which file each is
-of. A copy replaces the text of a file and not its path: `__file__`, tracebacks and relative imports are those of the
-original, so a function still finds the data beside it. `use` switches the copies on for this process and its children.
+Copies are in the folder `functions` of a run or an experiment; its `functions.json` maps each copy to its file. A copy
+replaces the text of a file but not its path: `__file__`, tracebacks and relative imports are the original's, so a
+function still finds the data beside it. `use` switches the copies on for this process and its children.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ VARIABLE = "RLOO_FUNCTIONS"
 
 
 class Copies(MetaPathFinder):
-    """The copies in use. As a finder it imports modules from them, also those whose files are gone."""
+    """The copies in use. It is a finder that imports modules from copies, even if the original files are gone."""
 
     def __init__(self, folder: str) -> None:
-        """Args: folder: of the copies; empty for none."""
+        """`folder` holds the copies; empty for none."""
         self.folder = folder
         self.by_file = {file: Path(folder, copy) for file, copy in _read(Path(folder)).items()} if folder else {}
         self._names = {file.parent.name if file.stem == "__init__" else file.stem for file in self.by_file}
@@ -35,7 +35,7 @@ class Copies(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module from a copy, where Python's own search would first find the file that it is of."""
+        """The module from a copy, if Python's own search would first find the copied file."""
         name = fullname.rpartition(".")[2]
         if name not in self._names:
             return None
@@ -50,7 +50,7 @@ class Copies(MetaPathFinder):
 
 
 class CopyLoader(SourceFileLoader):
-    """Loads a module from the copy of its file, and never from bytecode, which is that of the file."""
+    """Loads a module from the copy of its file, never from bytecode, which belongs to the file."""
 
     def get_data(self, path: str) -> bytes:  # noqa: D102 - of the base class
         return source(Path(path)).read_bytes()
@@ -62,7 +62,7 @@ class CopyLoader(SourceFileLoader):
         import linecache
 
         text = self.get_source(self.name) or ""
-        # without a time of the file, tracebacks and `inspect` keep these lines
+        # without a modification time, tracebacks and `inspect` keep these lines
         linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)
         super().exec_module(module)
 
@@ -71,7 +71,7 @@ _copies = Copies("")
 
 
 def in_use() -> Copies:
-    """The copies that this process uses: those that `use` named, here or in the process that started this one."""
+    """The copies that this process uses: `use` named them, here or in a parent process."""
     global _copies
     folder = os.environ.get(VARIABLE, "")
     if _copies.folder != folder:
@@ -86,30 +86,30 @@ def in_use() -> Copies:
 
 
 def use(folder: Path | None) -> None:
-    """Uses the copies in a folder from now on; None: none, but the files themselves."""
+    """Uses the copies in a folder from now on; with None, the files themselves."""
     os.environ[VARIABLE] = str(folder.absolute()) if folder else ""
     in_use()
 
 
 def near(run: Path) -> Path | None:
-    """The folder of the copies that a run uses: its own, or that of its experiment; None if it has none."""
+    """The folder of the copies that a run uses, its own or its experiment's; None if there are no copies."""
     candidates = (folder / FOLDER for folder in (run.absolute(), *run.absolute().parents[:2]))
     return next((folder for folder in candidates if (folder / INDEX).exists()), None)
 
 
 def exists(file: Path) -> bool:
-    """Whether a file, or a copy of it in use, is there."""
+    """True if a file, or a copy of it in use, exists."""
     return file.is_file() or file.resolve() in in_use().by_file
 
 
 def source(file: Path) -> Path:
-    """The copy of a file, if one is in use, else the file."""
+    """The copy of a file if one is in use, else the file itself."""
     copies = in_use().by_file
     return copies.get(file.resolve(), file) if copies else file
 
 
 def spec_of(name: str, file: Path) -> ModuleSpec | None:
-    """How to import a file, or its copy in use, as the module `name`."""
+    """The spec that imports a file, or its copy in use, as the module `name`."""
     if file.resolve() not in in_use().by_file:
         return spec_from_file_location(name, file)
     package = [str(file.parent)] if file.stem == "__init__" else None
@@ -121,6 +121,6 @@ def _loader(module: ModuleType) -> object:
 
 
 def _read(folder: Path) -> dict[Path, str]:
-    """File → the path of its copy in `folder`. The index's paths are relative to its folder: a project may move."""
+    """File → path of its copy in `folder`. Paths in the index are relative to its folder, so a project can move."""
     entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
     return {Path(os.path.normpath(folder / file)).resolve(): entry["copy"] for file, entry in entries.items()}

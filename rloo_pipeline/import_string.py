@@ -1,6 +1,6 @@
 """Functions that a configuration names as `module:function` or `path/file.py:function`.
 
-In a job of a run, their code is that which the run has frozen (`frozen_functions`).
+In a run's job, their code is the run's frozen copy (`frozen_functions`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rloo_pipeline import frozen_functions
 from rloo_pipeline.errors import UserError, did_you_mean
 
 UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
-"""What a file has at its top level if it may have names that its text does not show."""
+"""Signs at a file's top level that it may have names that its text does not show."""
 
 
 def source_of(reference: str) -> Path | None:
@@ -105,7 +105,7 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def error_location(error: BaseException, reference: str) -> str:
-    """Where in the user's files an exception was raised, such as ` (mine.py, line 12)`: the innermost frame in the
+    """Place in a user's files where an exception was raised, such as ` (mine.py, line 12)`: the innermost frame in the
     function's own file or in a file below its folder. Empty if there is none, or if the file is no longer found.
 
     Args:

@@ -43,7 +43,7 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
         length: rows of the dataset.
         count: rows of a round; at most `length`.
         round_: number of the round, from 1.
-        seed: of the order.
+        seed: seed of the order.
     """
     first, rows, order = (round_ - 1) * count, list[int](), list[int]()
     for epoch in range((first + count - 1) // length + 1):
@@ -63,7 +63,7 @@ def rows_for_refill(length: int, sampled: Iterable[int], round_: int, seed: int)
         length: rows of the dataset.
         sampled: rows that the round samples in any case.
         round_: number of the round, from 1.
-        seed: of the order.
+        seed: seed of the order.
     """
     used = set(sampled)
     return [row for row in permutation(length, derive(seed, "refill", round_)) if row not in used]

@@ -1,7 +1,7 @@
 """Measures how often the intervals over seeds contain the truth, and writes the figures into docs/experiments.md.
 
-`python tools/coverage_over_seeds.py` simulates experiments whose truth is known: the log-odds of a right answer are a
-constant plus a normal effect of the training and one of the prompt; some trainings may collapse to no right answer.
+`python tools/coverage_over_seeds.py` simulates experiments with known truth: the log-odds of a right answer are a
+constant plus normal effects of the training and of the prompt; some trainings may collapse to no right answer.
 Two arms share the prompts and half of the training's variance, as arms with the same warm start do.
 """
 
@@ -27,9 +27,9 @@ SEEDS = (3, 5, 10)
 PROMPTS = (50, 200, 1000)
 SHARES = (0.0, 0.002, 0.02, 0.1, 0.5, 0.9, 0.98, 0.998, 1.0)
 SPREADS = (0.3, 1.0)
-"""Standard deviations of trainings, in log-odds."""
+"""Standard deviations between trainings, in log-odds."""
 OF_PROMPTS = 1.5
-"""Standard deviation of prompts, in log-odds."""
+"""Standard deviation between prompts, in log-odds."""
 COLLAPSED = 0.2
 POWER_SEEDS = (6, 8, 10, 12, 16)
 EFFECTS = (1.0, 1.5, 2.0)
@@ -51,13 +51,13 @@ class Cell(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """In how many experiments an interval contains the truth."""
+    """Numbers of experiments in which an interval contains the truth."""
 
     mean: int
     iqm: int | None
     """None with too few seeds for an interquartile mean."""
     difference: int
-    """Between the arm and one whose share is a tenth nearer to a half."""
+    """Difference between the arm and one whose share is a tenth nearer to 0.5."""
     false_alarms: int
     """Experiments in which two equal arms have a p-value below 5%."""
 

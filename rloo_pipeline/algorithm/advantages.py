@@ -25,8 +25,8 @@ class Estimator:
 
     Attributes:
         formula: rewards to advantages, NaN where undefined.
-        whitened: whether the result is standardized over the whole batch.
-        of_success: whether the formula is defined for rewards of 0 and 1 only.
+        whitened: True if the result is standardized over the whole batch.
+        of_success: True if the formula is only defined for rewards of 0 and 1.
     """
 
     def __init__(self, formula: Formula, whitened: bool = False, of_success: bool = False) -> None:
@@ -62,10 +62,10 @@ def divided(formula: Formula) -> Estimator:
 
 
 def batch_baseline(formula: Formula) -> Formula:
-    """Marks, below another mark, an estimator whose baseline is of the batch.
+    """Marks an estimator whose baseline is the batch's; goes below another mark.
 
-    Groups of equal rewards have a signal then, so the configuration, which alone asks for this mark, refuses to filter
-    or replace them.
+    Groups of equal rewards then have a signal, so the configuration refuses to filter or replace them. Only the
+    configuration reads this mark.
     """
     return formula
 

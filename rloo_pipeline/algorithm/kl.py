@@ -15,10 +15,10 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """log π − log π_ref: unbiased on samples of π. It may be negative, and must not be 'repaired'.
+    """log π − log π_ref: unbiased on samples of π. It may be negative; do not clamp it.
 
-    In a reward its gradient is that of the KL of completions. In a loss its gradient is ∇ log π, which is 0 on average
-    where tokens are summed; a mean over each completion's T tokens leaves ∇E[1/T]. Neither regularizes anything.
+    In a reward, its gradient is that of the KL of completions. In a loss, its gradient is ∇ log π, which averages 0
+    if tokens are summed; a mean over each completion's T tokens leaves ∇E[1/T]. Neither regularizes anything.
     """
     return logps - reference_logps
 
@@ -26,8 +26,8 @@ def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"])
 def k2(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """½ (log π − log π_ref)²: biased as a value.
 
-    Summed in a loss, on samples of π, its gradient is that of the next token's KL(π‖π_ref) with the prefixes held
-    fixed: how a token changes the KL of later ones is not in it.
+    Summed in a loss, on samples of π, its gradient is that of the next token's KL(π‖π_ref) with prefixes held fixed.
+    It ignores how a token changes the KL of later ones.
     """
     return 0.5 * (logps - reference_logps).square()
 

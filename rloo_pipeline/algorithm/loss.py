@@ -90,7 +90,7 @@ def losses(
         old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
         advantages: per completion, or per token if tokens are actions.
         mask: true on completion tokens.
-        level: what an action is, see `log_ratio`.
+        level: kind of action, see `log_ratio`.
         clip: one of the three losses above; all but `ppo` have a term for each token.
         bounds: clip range of the ratio.
     """

@@ -45,7 +45,7 @@ def rounding(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
 
 
 def merged(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """Values of which those that differ by rounding alone are made equal: each is the smallest of its neighbours."""
+    """Makes values that differ only by rounding equal: each becomes the smallest of its neighbours."""
     ascending, order = values.sort(-1)
     first = torch.ones_like(ascending, dtype=torch.bool)
     first[..., 1:] = ~(ascending.diff(dim=-1) <= rounding(values))
@@ -78,19 +78,19 @@ def whiten(values: Float[Tensor, "*shape"], divide: bool = True) -> Float[Tensor
 
 
 def differ(values: Float[Tensor, "*shape"]) -> bool:
-    """Whether any two values of the whole tensor differ by more than rounding."""
+    """True if any two values of the whole tensor differ by more than rounding."""
     flat = values.flatten()
     return bool((centred(flat).abs() > rounding(flat)).any())
 
 
 def teaching(rewards: Float[Tensor, "prompts K"], in_loss: Bool[Tensor, "prompts K"]) -> Bool[Tensor, " prompts"]:
-    """Which groups teach: a completion in the loss has a non-zero advantage, as its reward is not its group's mean.
+    """Groups that teach: a completion in the loss has a non-zero advantage, as its reward is not its group's mean.
 
     Groups with equal rewards, with a single scorable sample, or without a completion in the loss do not teach.
 
     Args:
         rewards: rewards of the completions in the baseline; NaN for all others.
-        in_loss: whether a completion is in the loss.
+        in_loss: True for completions in the loss.
     """
     return ((centred(rewards).abs() > rounding(rewards)) & in_loss).any(-1)
 

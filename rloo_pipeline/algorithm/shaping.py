@@ -19,7 +19,7 @@ class Moments(NamedTuple):
     mean: float = 0.0
     squares: float = 0.0
     lowest: float = 0.0
-    """Lowest score, without length penalties; 0 where there is none yet."""
+    """Lowest score, without length penalties; 0 before the first."""
     highest: float = 0.0
 
     def add(self, rewards: Float[Tensor, " completions"], scores: Float[Tensor, " completions"]) -> Moments:

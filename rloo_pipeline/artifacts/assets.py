@@ -20,12 +20,12 @@ ASSETS = lineage.ASSETS
 def write(
     folder: Path, places: Mapping[str, Mapping[str, str | None]], output: Path | None = None, **about: object
 ) -> None:
-    """Writes path, revision and digests of each source, and the manifest of the folder, which a built model is in.
+    """Writes each source's path, revision and digests, and the manifest of the folder, which may hold a built model.
 
     Args:
-        folder: to write to.
+        folder: folder to write to.
         places: path and revision of each source.
-        output: where the folder will be, if it is moved.
+        output: final path of the folder, if it will be moved.
         about: facts about the run, for `lineage`.
     """
     described = {}
@@ -41,9 +41,9 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     """Path and revision of each source.
 
     Args:
-        folder: of the assets.
+        folder: the assets folder.
         keys: sources that the caller reads, whose files are checked.
-        weights: whether it reads weights.
+        weights: True if it reads weights.
 
     Raises:
         UserError: a file of the folder or of one of these sources is missing or damaged.

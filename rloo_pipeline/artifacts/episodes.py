@@ -1,4 +1,4 @@
-"""What the columns of an episode must say of each other: a completion of several turns in one row of rollouts.
+"""Checks that the columns of an episode agree: a completion of several turns in one row of rollouts.
 
 `completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
 and of the chat template between them. `loss_mask` is true on the sampled ones, and only they have a value in
@@ -18,8 +18,9 @@ from rloo_pipeline.artifacts.files import REMEDY
 from rloo_pipeline.errors import UserError
 
 FINISHED = ("stop", "length", "abort")
-"""How an episode ends. `stop`: the model's turn ended without a call, or no further turn was allowed. `length`: no room
-for a token more, or for the answer of a tool, in max_completion_length or the context."""
+"""Ways in which an episode ends. `stop`: the model's turn ended without a call, or no further turn was allowed.
+`length`: max_completion_length or the context had no room for another token or a tool's answer.
+"""
 ROLES = ("assistant", "tool", "user")
 CHECKED = {"completion_ids", "loss_mask", "sampling_logps", "turns", "finish_reason"}
 
@@ -50,7 +51,7 @@ def check(path: Path, table: pa.Table) -> None:
 
 
 def _turns_fit(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
-    """Whether turns follow each other within the completion, and those of the model are the tokens of the mask."""
+    """True if turns follow each other within the completion, and those of the model are the tokens of the mask."""
     bounds = [bound for turn in turns for bound in (turn["start"], turn["end"])]
     if any(before > after for before, after in pairwise([0, *bounds, len(mask)])):  # type: ignore[operator]
         return False

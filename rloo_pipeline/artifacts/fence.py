@@ -61,7 +61,7 @@ def release(done: bool = False) -> None:
     """Ends the stage for which this process took a token, so that a worker can run another one.
 
     Args:
-        done: whether the stage ended well; only then is the token file removed.
+        done: True if the stage succeeded; only then is the token file removed.
     """
     if not _own_tokens or VARIABLE not in os.environ:
         return

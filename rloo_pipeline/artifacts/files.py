@@ -150,7 +150,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
 
     Args:
         path: the file.
-        remedy: what an error asks for.
+        remedy: advice for the error message.
         expected: values that some of its keys must have, such as the round.
 
     Raises:

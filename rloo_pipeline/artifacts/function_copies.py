@@ -1,4 +1,4 @@
-"""Copies of the user's functions in the folder of a run or an experiment: written when it starts, used by its jobs."""
+"""Copies of the user's functions in a run's or experiment's folder: written at its start, used by its jobs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DIGEST = "sha256"
 
 
 def folder_of(run: Path) -> Path:
-    """The folder of the copies of a run or of an experiment."""
+    """The folder that holds the copies of a run or an experiment."""
     return run.absolute() / FOLDER
 
 
 def use(run: Path) -> None:
-    """Uses the copies of a run, or of its experiment; none if it has none, as an older run.
+    """Uses the copies of a run or of its experiment, if there are any; older runs have none.
 
     Raises:
         UserError: a copy was changed or is missing.
@@ -53,9 +53,9 @@ def verify(folder: Path) -> None:
 
 
 def write(folder: Path, configs: Iterable[Config]) -> None:
-    """Copies the files of all functions that these configurations name; touched only when they change.
+    """Copies the files of all functions that these configurations name; rewrites only what changed.
 
-    A file with a copy in use is copied from there. Without functions of the user, nothing is written.
+    If a copy of a file is in use, it is the source. Writes nothing if the user has no functions.
 
     Raises:
         UserError: a configuration names a function that does not exist.
@@ -86,7 +86,7 @@ def files_of(config: Config) -> dict[Path, str]:
 
 
 def _written(folder: Path) -> tuple[dict[Path, bytes], dict[Path, str]]:
-    """What the copies in a folder have, and their names."""
+    """Contents and names of the copies in a folder."""
     if not (folder / INDEX).exists():
         return {}, {}
     copies = frozen_functions.Copies(str(folder)).by_file
@@ -97,7 +97,7 @@ def _written(folder: Path) -> tuple[dict[Path, bytes], dict[Path, str]]:
 
 
 def _name(file: Path) -> str:
-    """The path of a copy in its folder: that of the file in the project, or one with a digest of its folder."""
+    """Path of a copy in its folder: the file's path in the project, or a name with a digest of the file's folder."""
     project = Path.cwd().resolve()
     if file.is_relative_to(project):
         return str(file.relative_to(project))
@@ -107,7 +107,7 @@ def _name(file: Path) -> str:
 
 
 def _relative(file: Path, folder: Path) -> str:
-    """How the index names a file: relative to its folder in the project, so that both may move together."""
+    """Path of a file in the index: relative to the index's folder within the project, so both can move together."""
     project = Path.cwd().resolve()
     return (
         os.path.relpath(file, folder) if file.is_relative_to(project) and folder.is_relative_to(project) else str(file)

@@ -32,13 +32,13 @@ PIXELS = "\0decoded"
 
 
 class About(NamedTuple):
-    """How images stand in the rows of the dataset."""
+    """Layout of images in the rows of the dataset."""
 
     column: str
     single: bool
     """Each row has one image, not a list of images."""
     most: int
-    """Most images of a prompt."""
+    """Maximum number of images in a prompt."""
 
 
 def write(prompts: Path, files: Mapping[str, bytes], about: About) -> None:
@@ -52,7 +52,7 @@ def write(prompts: Path, files: Mapping[str, bytes], about: About) -> None:
 
 
 def about(prompts: Path) -> About | None:
-    """How images stand in the rows; None in a run without images."""
+    """Layout of images in the rows; None in a run without images."""
     if not (prompts / ABOUT).exists():
         return None
     verify_manifest(prompts, lambda name: name == ABOUT)

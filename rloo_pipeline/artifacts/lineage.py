@@ -1,4 +1,4 @@
-"""Checks that the inputs of a stage were made by its run: by content, not by name, since runs may share files.
+"""Checks by content that the run made its stages' inputs. Names do not tell, since runs may share files.
 
 Tables have the run's seed in their footers, policies and trainer states in their manifests. Tables also have the keys
 of the configuration that decided them. Prompts and policies name the assets that they were made from, by what is in
@@ -21,9 +21,9 @@ from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError, one_line
 
 ASSETS = "assets.json"
-"""File in the folder of the assets."""
+"""File in the assets folder."""
 TRAIN = "train.parquet"
-"""Table of a round's update, in the folder of the round."""
+"""Table that a round's update writes, in the round's folder."""
 FUNCTIONS = "functions"
 """Key of footers with a digest of the code of each reward function of the user, as JSON; comments do not count."""
 DECIDED = "decided"
@@ -36,8 +36,8 @@ def require_own(seed: int, inputs: Iterable[Path]) -> None:
     """Checks the inputs of a stage.
 
     Args:
-        seed: of the run.
-        inputs: files and folders; what cannot be read is left to the stage, which says so.
+        seed: the run's seed.
+        inputs: files and folders; unreadable ones are skipped, since the stage itself reports them.
 
     Raises:
         UserError: one was made by a run with another seed, or two were made from different assets.
@@ -106,7 +106,7 @@ def require_one_scoring(files: Iterable[Path]) -> None:
 
 
 def facts_of(path: Path) -> dict[str, str]:
-    """What a table, a folder with a manifest, or a folder of assets says of itself; nothing where it cannot be read."""
+    """Lineage facts of a table, a folder with a manifest, or an assets folder; empty if it cannot be read."""
     try:
         if path.is_dir():
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
@@ -123,7 +123,7 @@ def facts_of(path: Path) -> dict[str, str]:
 
 
 def assets_digest(folder: Path) -> str:
-    """Digest of the model and the data of a run, by what is in them and not by where they are."""
+    """Digest of the content of a run's model and data; their paths do not count."""
     sources: Mapping[str, Any] = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     built = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     content = {key: _content(source) for key, source in sources.items() if key != SEAL}
@@ -132,17 +132,16 @@ def assets_digest(folder: Path) -> str:
 
 
 def _content(source: Mapping[str, Any]) -> object:
-    """What is in a source: the digests of its files, a commit, or the name of a generator."""
+    """Content of a source: the digests of its files, a commit, or the name of a generator."""
     path = str(source["path"])
     return source["files"] or source["revision"] or (path if ":" in path else "")
 
 
 def check_policy(folder: Path, digest: str) -> None:
-    """Checks that a policy of a run is the one that the update of its round wrote.
+    """Checks that a policy is the one that its round's update wrote.
 
     Args:
         folder: `policies/<round>`.
-        digest: of the policy.
 
     Raises:
         UserError: it is another one.
@@ -156,11 +155,11 @@ def check_policy(folder: Path, digest: str) -> None:
 
 
 def check_metrics(file: Path, content: Mapping[str, object]) -> None:
-    """Checks that metrics.json of a round is the one that its update wrote.
+    """Checks that a round's metrics.json is the one that its update wrote.
 
     Args:
         file: metrics.json.
-        content: of the file, without its seal.
+        content: what the file holds, without its seal.
 
     Raises:
         UserError: it is another one.

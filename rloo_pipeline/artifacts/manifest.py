@@ -34,7 +34,7 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 class Manifest(NamedTuple):
-    """What a manifest says of its folder."""
+    """The content of a folder's manifest."""
 
     about: dict[str, Any]
     """The facts that `write_manifest` was given."""
@@ -96,7 +96,7 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
 
     Args:
         folder: the folder.
-        chosen: whether a file, by its path in the folder, is checked; by default all are.
+        chosen: returns True for files to check, given their paths in the folder; by default all.
         expected: facts that the folder must have been written with, such as the round.
 
     Raises:

@@ -23,7 +23,7 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 RECURRENT = re.compile(r"mamba|ssm_|linear_(attn|conv|num|key|value)|conv_L_cache|lru_width|state_size")
 """Beginnings of keys of config.json that only models with recurrent or convolutional layers have."""
 VISION = re.compile(r"(^|\.)(visual|vision_tower|multi_modal_projector)\.")
-"""In names of tensors: the vision encoder and its projector."""
+"""Matches names of tensors of the vision encoder and its projector."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {
         "num_attention_heads": 8,
@@ -55,7 +55,7 @@ class ModelDims(NamedTuple):
     source: str = ""
     """Folder that the dimensions were read from."""
     vision: int = 0
-    """Of the parameters, those of the vision encoder and its projector."""
+    """Number of parameters in the vision encoder and its projector."""
 
     def cached(self, dtype: str) -> int:
         """Bytes of KV cache that one token takes."""
@@ -87,7 +87,7 @@ def context(hf_config: dict[str, Any]) -> int | None:
 
 
 def is_recurrent(hf_config: dict[str, Any]) -> bool:
-    """Whether a config.json describes layers with a state (Mamba, DeltaNet, short convolutions)."""
+    """True if a config.json describes layers with a state (Mamba, DeltaNet, short convolutions)."""
     text = text_config(hf_config)
     kinds = [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()]
     return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)

@@ -39,15 +39,15 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a policy is a PEFT adapter on a base model."""
+    """True if a policy is a PEFT adapter on a base model."""
     return (folder / ADAPTER).exists()
 
 
 def check_files(folder: Path) -> None:
-    """Checks that a folder has files and folders only: who reads a pipe waits for ever.
+    """Checks that a folder has only files and folders; reading a pipe would wait forever.
 
     Raises:
-        UserError: it has something else.
+        UserError: it has a pipe, socket or device.
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     """Checks that a policy is complete.
 
     Raises:
-        UserError: there is no model, its weights are not safetensors, or a file is missing or truncated.
+        UserError: the model is missing, its weights are not safetensors, or a file is missing or truncated.
     """
     if not (folder / "config.json").exists() and not is_adapter(folder):
         raise UserError(
@@ -144,8 +144,8 @@ def seal(folder: Path, name: str, **made_from: object) -> str:
     """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
 
     Args:
-        folder: with the policy.
-        name: of the policy.
+        folder: holds the policy.
+        name: name of the policy, such as 00001.
         made_from: facts about the run, for `lineage`.
     """
     return _digest(write_manifest(folder, policy=name, **made_from).digests)
@@ -156,7 +156,7 @@ def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | N
 
     Args:
         folder: `policies/<name>` for a policy that a stage wrote.
-        chosen: whether a file is checked; by default all are.
+        chosen: returns True for files to check; by default all.
 
     Raises:
         UserError: a file is missing, added or changed, or it is the policy of another round.
@@ -167,16 +167,16 @@ def verify(folder: Path, chosen: Callable[[str], object] = bool) -> Manifest | N
 
 
 def verify_text(folder: Path) -> None:
-    """As `verify`, for a stage that may read the tokenizer, if there is one, and no weights."""
+    """Does the same as `verify`, but only for the tokenizer, if any; for stages that do not read weights."""
     if folder.is_dir():
         verify(folder, lambda name: not name.endswith(".safetensors"))
 
 
 def digest(folder: Path) -> str:
-    """One digest of a policy's weights and configuration, which tables name as `policy` in their footers.
+    """Digest of a policy's weights and configuration; tables have it as `policy` in their footers.
 
     Raises:
-        UserError: as `verify`, or it is not the policy that its round has trained.
+        UserError: `verify` fails, or it is not the policy that its round trained.
     """
     manifest = verify(folder)
     if manifest:
@@ -240,7 +240,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
 
 
 def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer came with a PAD token of its own, rather than EOS from `load_tokenizer`."""
+    """True if a tokenizer came with a PAD token of its own, rather than EOS from `load_tokenizer`."""
     return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 
@@ -248,7 +248,7 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
     Raises:
-        UserError: generation_config.json has something else there.
+        UserError: generation_config.json is not an object, or eos_token_id is not a token id.
     """
     path = base_of(folder) / GENERATION
     content = read_json(path) if path.exists() else {}
@@ -264,14 +264,14 @@ def stop_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
-    """The ids that are text for rewards: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+    """The ids that rewards see as text: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
 
     Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         ends: tokens that end a completion.
-        ids: of a text.
+        ids: token ids of a text.
     """
     hidden = {*ends, *_named_ids(tokenizer)}
     return [id_ for id_ in ids if id_ not in hidden]
@@ -286,7 +286,7 @@ def _named_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 @lru_cache(maxsize=8)
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All special tokens of a tokenizer, those that were added to it included."""
+    """All special tokens of a tokenizer, including added ones."""
     added = getattr(tokenizer, "added_tokens_decoder", None)
     found = [id_ for id_, token in added.items() if token.special] if isinstance(added, Mapping) else []
     return frozenset({*tokenizer.all_special_ids, *found})  # mistral-common has no `added_tokens_decoder`

@@ -41,7 +41,7 @@ def write(path: Path, counts: Mapping[str, Counts], round_: int, **about: object
 
     Args:
         path: the file.
-        counts: in the order of the rows.
+        counts: counts in the order of the rows.
         round_: the round after which they are known.
         about: further facts for the footer.
     """

@@ -1,8 +1,7 @@
-"""Templated prompts: how the stage `prompts` stores their rows, and how others read them.
+"""Storage of templated prompts: the stage `prompts` writes them, other stages read them.
 
-Arrow would give every object of a column the keys of all of them, and has no integers beyond 64 bits. A column with
-objects of different keys or such integers is therefore stored as JSON, in the type of that name, so that its rows come
-back as they were.
+Arrow gives every object of a column the keys of all of them, and has no integers beyond 64 bits. Columns that hold
+objects with different keys, or such integers, are stored as JSON, so their rows come back unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ OBSERVATION = "environment_observation"
 TOOLS = "tools.json"
 """Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 DEEPEST = 32
-"""Most levels of lists and objects in Arrow; `pyarrow.ipc` reads 64, and objects take two."""
+"""Maximum nesting of lists and objects in Arrow; `pyarrow.ipc` reads 64 levels, and an object takes two."""
 TYPES = {
     "prompt_ids": pa.list_(pa.int32()),
     image_store.PLACEHOLDERS: pa.list_(pa.int32()),
@@ -39,7 +38,7 @@ TYPES = {
 }
 """Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Errors of values that Arrow cannot hold."""
+"""Exceptions that values which Arrow cannot hold raise."""
 
 
 class PromptSet:
@@ -122,11 +121,11 @@ class PromptSet:
 
 
 def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") -> Dataset:
-    """Rows of prompts with the columns of the first one, as they are stored.
+    """Builds the stored dataset from rows of prompts, with the columns of the first row.
 
     Args:
-        rows: of prompts.
-        place: of their data, for messages.
+        rows: prompts with their columns.
+        place: file that they come from, for messages.
 
     Raises:
         UserError: a column cannot be stored.
@@ -161,9 +160,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
-    """A column as `datasets` takes it: in the type of a column of ours, or JSON where Arrow's types would change it or
-    cannot hold it.
-    """
+    """A column for `datasets`: our own type, or JSON if Arrow's types would change or cannot hold it."""
     if own_type is not None:
         return pa.array(values, own_type)
     if not _keys_differ(values):
@@ -180,7 +177,7 @@ def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.A
 
 
 def _keys_differ(values: Iterable[Any]) -> bool:
-    """Whether objects have different keys, among these values or at one place within them."""
+    """True if objects have different keys, among these values or at one place within them."""
     given = (value for value in values if value is not None)
     first = next(given, None)
     if isinstance(first, list | tuple):
@@ -199,7 +196,7 @@ def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
 
     Args:
         prompts: folder that the stage `prompts` wrote.
-        row: of the dataset.
+        row: row of the dataset.
     """
     if not (prompts / TOOLS).exists():
         return []

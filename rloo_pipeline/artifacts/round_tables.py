@@ -49,7 +49,7 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     Args:
         folder: results/<run>/rounds/<round>.
         kind: `rollouts`, `scores` or `reference`.
-        settings: of the run.
+        settings: the run's settings.
     """
     shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
     refill = [folder / REFILL / f"{kind}.parquet"] if settings.refill else []
@@ -67,7 +67,7 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
     """Reads the tables of a round and checks that they belong together.
 
     Args:
-        files: of the round, with reference log-probs or without.
+        files: the round's files, with or without reference log-probs.
         vocabulary: number of tokens of the policy.
         expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
 

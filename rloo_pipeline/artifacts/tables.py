@@ -31,7 +31,7 @@ SCHEMA_VERSION = "4"
 DIGEST = "digest"
 """Key of the footer with the hex BLAKE3 of the file, in which this digest itself counts as zeros."""
 MARK, ZEROS = b"blake3:", b"0" * 64
-"""What the digest begins with in the file, and what it replaces."""
+"""Prefix of the digest in the file, and the placeholder that the digest replaces."""
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
 
 ROLLOUTS = pa.schema(
@@ -67,7 +67,7 @@ completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's f
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
 """Rollouts of prompts with images, which they name by digest."""
 EXPERTS = "routed_experts"
-"""Column with the experts that vLLM chose, for all tokens but the last of prompt and completion, layer by layer."""
+"""Column with the experts that vLLM chose, layer by layer, for every token of prompt and completion but the last."""
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
 """Rollouts with `rollout.router_replay`."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
@@ -89,9 +89,9 @@ SCORED = [
 ]
 """Columns of a table of scores, besides the keys and one column per reward function."""
 WEIGHTS = "weights"
-"""Key of the footer of a table of scores with the weights of its functions, as JSON."""
+"""Footer key of score tables: the weights of the reward functions, as JSON."""
 SCORES = "scores/"
-"""What the column of a reward function begins with, which may have the name of a column of the dataset."""
+"""Prefix of a reward function's column, since the function may be named like a column of the dataset."""
 
 
 def score_column(function: str) -> str:
@@ -115,11 +115,11 @@ def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | N
     """Σ w·r of each row over the functions that gave a score. None means "does not apply" and never counts as 0.
 
     Args:
-        weights: of the functions; the sum is taken in their order.
+        weights: one per function; the sum is taken in this order.
         columns: the scores of each function.
 
     Returns:
-        NaN where no function of non-zero weight gave a score, and the completion is unscorable.
+        The sums; NaN, meaning unscorable, if no function with a non-zero weight gave a score.
     """
     total = np.zeros(len(columns[0]))
     scorable = np.zeros(len(columns[0]), bool)
@@ -195,10 +195,10 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
     """Reads a table, or some of its columns.
 
     Args:
-        path: the file.
-        kind: of the table.
-        columns: names; all by default.
-        expected: facts that its footer must have, such as the round and the digest of the policy.
+        path: Parquet file.
+        kind: kind of table that the footer must name.
+        columns: names of the columns to read; all by default.
+        expected: facts that the footer must have, such as the round and the digest of the policy.
 
     Returns:
         The table; its footer has the file's digest.
@@ -254,10 +254,10 @@ def _check_values(path: Path, table: pa.Table, kind: str) -> None:
 
 
 def _check_reward(path: Path, table: pa.Table) -> None:
-    """Checks the column `reward` of a table of scores, which follows from the scores of the functions.
+    """Checks that `reward` in a table of scores is the weighted sum of the functions' scores.
 
     Raises:
-        UserError: it does not.
+        UserError: it is not.
     """
     weights = json.loads(footer(table).get(WEIGHTS, "{}"))
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
@@ -273,7 +273,7 @@ def footer(table: pa.Table) -> dict[str, str]:
 
 
 def facts_in(path: Path) -> dict[str, str]:
-    """The facts in the footer of a file, which is not read otherwise."""
+    """The facts in a file's footer; reads nothing else of the file."""
     metadata = pq.read_metadata(path).metadata or {}
     return {key.decode(): value.decode() for key, value in metadata.items() if key != b"ARROW:schema"}
 
@@ -285,7 +285,7 @@ def facts_about(rollouts: pa.Table) -> dict[str, str]:
 
 
 def is_episodes(rollouts: pa.Table) -> bool:
-    """Whether rows are episodes; without `loss_mask`, the model sampled every token of a completion."""
+    """True if rows are episodes; without `loss_mask`, the model sampled every token of a completion."""
     return "loss_mask" in rollouts.column_names
 
 

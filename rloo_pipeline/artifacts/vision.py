@@ -1,4 +1,4 @@
-"""Which models take images, the tokens that stand for an image, and the processor that comes with such a model."""
+"""Models that take images: their image tokens and processors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rloo_pipeline.runtime import import_shims, without_torchvision
 
 
 class ImageKind(NamedTuple):
-    """How a type of model takes images. Tokens are named by their keys in config.json."""
+    """The way in which a type of model takes images. Tokens are named by their keys in config.json."""
 
     begin: str
     """Token before the parts of an image."""
@@ -49,13 +49,13 @@ GEMMA = ImageKind(
 )
 """Gemma 3; by `types` it finds the tokens of an image, which attend to each other in both directions."""
 KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}
-"""By `model_type` in config.json."""
+"""Kinds by `model_type` in config.json."""
 IMAGE_MODELS = tuple(KINDS)
 """Values of `model_type` in config.json; tests/stages/test_images.py runs each of them."""
 
 
 class ImageTokens(NamedTuple):
-    """What stands for an image in the token ids of a model."""
+    """The tokens that stand for an image in a model's prompts."""
 
     part: int
     """Id of the tokens that stand for a part of an image."""
@@ -66,12 +66,12 @@ class ImageTokens(NamedTuple):
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model in IMAGE_MODELS."""
+    """True if a config.json is that of a model in IMAGE_MODELS."""
     return hf_config.get("model_type") in KINDS
 
 
 def kind_of(hf_config: Mapping[str, Any]) -> ImageKind:
-    """How the model of a config.json takes images, which it must."""
+    """The image kind of a config.json, whose model must take images."""
     return KINDS[hf_config["model_type"]]
 
 
@@ -122,7 +122,7 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
-    """What is wrong with Gemma's processor or sizes, and what to do; None if nothing."""
+    """The problem with Gemma's processor or sizes, and advice; None if there is none."""
     images, parts = processor.image_processor, hf_config.get("mm_tokens_per_image", 256)
     if images.do_pan_and_scan:
         return (

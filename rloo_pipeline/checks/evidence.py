@@ -35,7 +35,7 @@ class TokenFacts:
     turn_end: tuple[int, str] | None
     """Id and text of the token that ends an answer in the template; None without a template or such a token."""
     template: tuple[str, ...]
-    """Problems of the chat template, a sentence each."""
+    """Problems of the chat template, one sentence each."""
 
 
 @dataclass(frozen=True)

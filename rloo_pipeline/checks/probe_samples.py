@@ -9,7 +9,7 @@ from rloo_pipeline.checks.registry import CheckResult, check
 from rloo_pipeline.evaluation.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
 
 RESAMPLES = 2000
-"""Of the bootstrap of the check `mean_reward`."""
+"""Bootstrap resamples in the check `mean_reward`."""
 
 
 @check(bad="below")

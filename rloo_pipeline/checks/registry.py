@@ -1,4 +1,4 @@
-"""What a check is: a number that is bad above or below its limits, with advice for either case.
+"""Checks: a check is a number that is bad above or below its limits, with advice for either case.
 
 A check is a function decorated with `@check(bad=side)`, which takes `Evidence` and returns a `CheckResult`, or None if
 it does not apply. Its name is also the key of its limits in the configuration (`checks.limits`).
@@ -36,9 +36,9 @@ class Check(NamedTuple):
 
     measure: CheckFunction
     bad: Side
-    """On which side of its limits a value is bad."""
+    """Side of the limits on which a value is bad."""
     sft: bool
-    """Whether demonstrations can cure it, so that `warmstart.train: auto` trains on them."""
+    """True if demonstrations can cure it, so that `warmstart.train: auto` trains on them."""
 
 
 CHECKS: dict[str, Check] = {}

@@ -77,7 +77,7 @@ def pad_token(evidence: Evidence) -> CheckResult:
 
 @check(bad="above")
 def chat_template(evidence: Evidence) -> CheckResult | None:
-    """Number of faults of the chat template that no error shows, such as a role of the data that it leaves out."""
+    """Counts silent faults of the chat template, such as leaving out a role that the data has."""
     faults = evidence.tokens.template
     if not evidence.tokens.chats:
         return None

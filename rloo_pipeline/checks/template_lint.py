@@ -1,6 +1,6 @@
-"""Faults of a chat template that no error shows, found by its behaviour: it is rendered with and without a thing.
+"""Finds silent faults of a chat template by rendering prompts with and without a message, variable or text.
 
-`rloo check` and the checks of policy 0 use it on some prompts of the data.
+`rloo check` and the checks of policy 0 run it on some prompts of the data.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WORD = "word258"
-"""Stands for the text of a message."""
+"""Placeholder for the text of a message."""
 RENDERED = 64
-"""Prompts that are compared with each other."""
+"""Maximum number of prompts that are compared with each other."""
 OPTIONS = {"think_format_reward": "opened", "shows_work": "opened", "math_reward": "after_thinking"}
-"""Options of reward functions for templates that open the thinking."""
+"""Option that each reward function needs if the template opens the thinking."""
 
 
 class TemplateFinding(NamedTuple):
-    """One sentence about a template."""
+    """One sentence about a chat template."""
 
     message: str
     problem: bool = True
-    """Whether something is to be changed."""
+    """True if the user should change something."""
 
 
 class TemplateLint:
-    """Renders prompts of one configuration in the template of its model."""
+    """Renders prompts of one configuration in its model's chat template."""
 
     def __init__(self, config: Config, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> None:
-        """Keeps what renderings need; `ends` are the tokens at which the sampler stops."""
+        """`ends` are the tokens at which the sampler stops."""
         self.config, self.tokenizer, self.ends = config, tokenizer, ends
 
     def findings(self, prompts: Sequence[Any]) -> Iterator[TemplateFinding]:
-        """What is odd about the template.
+        """Yields the faults of the template.
 
         Args:
-            prompts: of the data: messages or strings.
+            prompts: prompts of the data, as messages or strings.
         """
         chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if not chats:
@@ -59,7 +59,7 @@ class TemplateLint:
         yield from self._spelled(chats)
 
     def _dropped_roles(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
-        """Roles whose text is not in what the template writes."""
+        """Finds roles whose text the template leaves out."""
         places: dict[str, tuple[Any, int]] = {}
         for chat in chats:
             for place, message in enumerate(chat):
@@ -79,7 +79,7 @@ class TemplateLint:
                 )
 
     def _unread_variables(self, chat: Any) -> Iterator[TemplateFinding]:
-        """Variables that change nothing and have no name in the template."""
+        """Finds variables that the template neither mentions nor reacts to."""
         variables = self.config.dataset.chat_template_kwargs
         source = json.dumps(self.tokenizer.chat_template)
         for name in variables:
@@ -91,7 +91,7 @@ class TemplateLint:
                 )
 
     def _generation_prompt(self, chat: Any) -> Iterator[TemplateFinding]:
-        """Whether the template closes the answer that it opens, or opens the thinking in it."""
+        """Checks if the generation prompt ends the answer that it opens, or opens the thinking."""
         closed, opened = self._render(chat, answer=False) or "", self._render(chat) or ""
         opening = opened.removeprefix(closed).rstrip() if opened.startswith(closed) else opened.rstrip()
         ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
@@ -105,7 +105,7 @@ class TemplateLint:
             yield from self._opened_thinking()
 
     def _opened_thinking(self) -> Iterator[TemplateFinding]:
-        """What rewards must know if completions begin inside the thinking."""
+        """Names the reward options to set if completions begin inside the thinking."""
         begin = f"the generation prompt opens {THINK_START}, so completions begin inside it"
         asked = [
             f"{option}: true for {reward.column}"
@@ -118,7 +118,7 @@ class TemplateLint:
             yield TemplateFinding(f"{begin}, and rewards do not see the tag", problem=False)
 
     def _equal(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
-        """Whether different prompts come out as one."""
+        """Checks if different prompts are rendered as the same text."""
         different = {json.dumps(chat, default=str) for chat in chats}
         if len(different) > 1 and len({self._render(chat) for chat in chats}) == 1:
             yield TemplateFinding(
@@ -127,7 +127,7 @@ class TemplateLint:
             )
 
     def _spelled(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
-        """Prompts whose texts spell special tokens."""
+        """Finds prompts whose text spells special tokens."""
         texts = guard(self.config.dataset, self.tokenizer)
         spelled = [token for token in map(texts.spelled, chats) if token is not None]
         if spelled:
@@ -143,7 +143,7 @@ class TemplateLint:
             )
 
     def _render(self, messages: Any, variables: dict[str, Any] | None = None, answer: bool = True) -> str | None:
-        """The text of messages; None where the template refuses them."""
+        """The text of messages; None if the template refuses them."""
         dataset = self.config.dataset
         if variables is not None:
             dataset = dataset.model_copy(update={"chat_template_kwargs": variables})

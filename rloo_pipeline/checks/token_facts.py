@@ -25,7 +25,7 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
 
     Args:
         config: for the chat template's arguments.
-        folder: of the policy.
+        folder: the policy's folder.
         rows: prompts, with `prompt` and `prompt_ids`.
     """
     tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)

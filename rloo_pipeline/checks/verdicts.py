@@ -14,7 +14,7 @@ def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[
     """Runs every check that applies.
 
     Args:
-        evidence: of the probe.
+        evidence: evidence from the probe.
         limits: (warn, fail) by the check's name, in the order of the result.
         accepted: checks whose failure does not stop the run; they stay marked as failed.
 

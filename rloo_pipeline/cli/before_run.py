@@ -38,7 +38,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
-    """Minutes that a SLURM job waits, where the profile is one for SLURM.
+    """Minutes that a SLURM job waits; None unless the profile is for SLURM.
 
     Raises:
         UserError: the profile is for another executor, or the wait is negative.

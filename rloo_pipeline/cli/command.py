@@ -33,9 +33,9 @@ class Command(NamedTuple):
     """One sentence, for `rloo --help` and `rloo NAME --help`."""
     options: tuple[Option, ...]
     passes_on: bool = False
-    """Whether it takes any arguments, as `arguments.unparsed`."""
+    """True if it takes any arguments, as `arguments.unparsed`."""
     passes_rest: bool = False
-    """Whether it takes any arguments after `--`, as `arguments.unparsed`."""
+    """True if the command takes any arguments after `--`, as `arguments.unparsed`."""
 
 
 def option(*flags: str, **keywords: Any) -> Option:
@@ -53,8 +53,8 @@ def command(
     """A command that also takes `--log`.
 
     Args:
-        name: of the command.
-        run: its function; or, as `module:function`, one that takes the options by their names.
+        name: command name.
+        run: its function; or `module:function`, which gets the options as keyword arguments.
         about: one sentence for the help.
         options: besides `--log`.
         passes_rest: as in `Command`.
@@ -68,9 +68,9 @@ def call(reference: str, options: Sequence[Option], arguments: argparse.Namespac
 
     Args:
         reference: `module:function`.
-        options: those that it takes.
+        options: options that it takes.
         arguments: the parsed command line.
-        first: what it takes before the options.
+        first: arguments before the options.
     """
     module, _, name = reference.partition(":")
     values = {option.name: getattr(arguments, option.name) for option in options}

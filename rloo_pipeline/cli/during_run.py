@@ -119,7 +119,7 @@ COMMANDS = (
     Command(
         "adopt",
         _adopt,
-        "Take the files of a run that was copied as they are, after a check of their content: `rloo adopt [CONFIG]`.",
+        "Accept the files of a copied run as they are, after checking their content: `rloo adopt [CONFIG]`.",
         (),
         passes_on=True,
     ),

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command.
 
     Args:
-        argv: its arguments; by default those of this process.
+        argv: its arguments, by default this process's.
 
     Raises:
         SystemExit: with status 1 after an error, which is printed as one line, or 2 after wrong arguments.

@@ -27,14 +27,14 @@ def stage(
     """A stage, whose function gets the sections of the configuration that it may read.
 
     Args:
-        name: of the stage.
+        name: name of the stage.
         about: one sentence for the help.
         options: besides `--config` and `--output`.
         run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
             configuration, and the options by their names.
-        samples: whether it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
+        samples: True if it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
             with several ranks, or one of several, takes them in `runs_here`.
-        log_probs: whether it computes log-probs without gradient, in as many processes as hold the weights.
+        log_probs: True if it computes log-probs without gradient, in as many processes as hold the weights.
     """
     function = name.replace("-", "_")
 
@@ -65,7 +65,7 @@ def stage(
 
 
 def _model_of(arguments: argparse.Namespace) -> Path | None:
-    """The folder of a stage's policy, or of the model that it makes one from; None if it has several or none."""
+    """Folder of the stage's policy, or of the model that it makes one from; None if the stage has several or none."""
     folder: Path | None = getattr(arguments, "policy_folder", getattr(arguments, "assets", None))
     return None if folder is None else assets.policy_of(folder)
 

@@ -1,4 +1,4 @@
-"""What the stages' commands share: the configuration of the run, and the ranks of stages that train."""
+"""Set-up that all stage commands share: the run's configuration, and the ranks of stages that train."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INPUTS = (
     *("assets", "prompts", "policy_folder", "sampler", "trainer", "rollouts", "scores", "reference", "parts"),
     *("difficulty", "pass_rates", "earlier", "probed", "completions"),
 )
-"""Arguments of stages that name files of the run which they read."""
+"""Stage arguments that name files of the run to read."""
 
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
-    """The part of the configuration that the stage may read.
+    """The sections of the configuration that the stage may read.
 
-    Without `--config` it is that of the run folder, with the functions that the run has frozen, and the fence makes
+    Without `--config`, it is the run folder's configuration, with the run's frozen functions; and the fence then makes
     this process the only writer of the output.
     """
     if arguments.config:
@@ -38,14 +38,14 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
-    """Files and folders of the run that a stage reads."""
+    """Yields the files and folders of the run that a stage reads."""
     for name in INPUTS:
         value = getattr(arguments, name, None)
         yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
 
 
 def whole_config(arguments: argparse.Namespace) -> Config:
-    """The configuration of the run, with all of its sections."""
+    """The run's configuration with all its sections."""
     return load(arguments.config or run_folder(arguments) / "config.yaml")
 
 
@@ -63,14 +63,14 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """Whether this process runs the stage: as its only process, or as one of its ranks.
+    """True if this process runs the stage: as its only process, or as one of its ranks.
 
     Otherwise starts the ranks, with the same arguments, and waits for them.
 
     Args:
-        arguments: of the command.
+        arguments: the command's arguments.
         section: number of processes, nodes and threads.
-        processes: overrides that of the section.
+        processes: overrides the section's number of processes.
     """
     environment.use_threads(section.threads)
     processes = processes or section.processes

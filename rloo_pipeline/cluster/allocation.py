@@ -33,7 +33,7 @@ LAST_SECONDS = 60.0
 
 
 class Plan(NamedTuple):
-    """What a job runs."""
+    """The content of a job."""
 
     snakemake_args: list[str]
     """Arguments of Snakemake."""
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     folder: Path
     """Folder for the outcome."""
     controller: bool
-    """Whether each stage is a SLURM job of its own."""
+    """True if each stage is a SLURM job of its own."""
     margin: float | None
     """Seconds before the time limit from which on no job is started. By default a tenth of the allocation, at most half
     an hour.

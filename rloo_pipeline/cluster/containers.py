@@ -39,9 +39,9 @@ CACHES = {
 def image(config: Config, project: Path) -> str:
     """The image of a run: `container.image`, else the one that `rloo images` builds from `project`.
 
-    If the image for GPUs has been built, or none has and this machine has a GPU, it is that one. Its name changes with
-    the pinned requirements and the definition file. It is in images/ of the working folder or, for a run in a folder of
-    its own, of `project`.
+    This is the GPU image if it has been built, or if no image has been built and this machine has a GPU. Its name
+    changes with the pinned requirements and the definition file. It is in images/ of the working folder or, if the run
+    has a folder of its own, in images/ of `project`.
     """
     if config.container.image:
         return config.container.image
@@ -75,9 +75,9 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     """Sets the environment variables that Apptainer and the engines in the image read.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         image: its image.
-        in_job: whether this process inherits them from one that may run on another node, whose folders this node may
+        in_job: True if this process inherits them from one that may run on another node, whose folders this node may
             not have.
     """
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")

@@ -38,7 +38,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
         nodes: number of nodes.
         processes: number of ranks, a multiple of `nodes`.
         threads: CPUs per rank.
-        output: of the stage; the ranks meet through a file in its folder.
+        output: the stage's output; ranks meet through a file in its folder.
         arguments: after `rloo`.
 
     Raises:
@@ -74,7 +74,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
 
 
 def is_outside_image() -> bool:
-    """Whether the run's stages have an image and this process is not in one."""
+    """True if the run's stages have an image and this process is not in one."""
     return IMAGE in os.environ and "APPTAINER_CONTAINER" not in os.environ
 
 

@@ -19,7 +19,7 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
         A line for each link.
 
     Raises:
-        UserError: there are no profiles, or a profile of the user has the same name.
+        UserError: profiles are missing, or a profile of the user has the same name.
     """
     from snakemake.common import get_appdirs
 

@@ -19,7 +19,7 @@ class SlurmJob(NamedTuple):
     time_left: str
     """Time left until its limit, or UNLIMITED."""
     restarts: int
-    """How often it was requeued."""
+    """Number of times that it was requeued."""
 
 
 ENDED = (
@@ -48,7 +48,7 @@ def job(number: str) -> SlurmJob | None:
 
 
 def end_of(number: str) -> float | None:
-    """When the time limit of a running job ends, in seconds since 1970; None where it has no limit.
+    """End of a running job's time limit, in seconds since 1970; None without a limit.
 
     Raises:
         UserError: SLURM does not answer.

@@ -58,7 +58,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     import submitit
 
     folder = plan.folder
-    if "\n" in str(folder):  # it would add lines to the script, and so options of sbatch
+    if "\n" in str(folder):  # a line break would add lines, and so sbatch options, to the script
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; rename it")
     try:
         executor = submitit.SlurmExecutor(folder=folder)

@@ -1,8 +1,8 @@
-"""check: a configuration → one line per thing that a run depends on, in seconds and without an engine.
+"""check: prints one line for each thing that a run depends on, in seconds and without an engine.
 
-Model, tokenizer, chat template, data and columns are checked as `stage-assets` and `prompts` check them. Where the run
-has tools, a scripted model plays an episode, and every reward function is called as `score` calls it, on a few rows.
-`CHECKS` lists the checks in their order: each takes `RunInputs` and yields findings.
+It checks model, tokenizer, chat template, data and columns as `stage-assets` and `prompts` do. If the run has tools, a
+scripted model plays an episode. Every reward function is called on a few rows, as `score` calls it. `CHECKS` lists the
+checks in order; each takes `RunInputs` and yields findings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check(arguments: ConfigArguments) -> None:
 
 
 def _all_findings(arguments: ConfigArguments, scratch: Path) -> Iterator[Finding]:
-    """The findings of a run; of an experiment those of each arm with its first seed, each problem once."""
+    """The findings of a run; for an experiment, of each arm with its first seed, with each problem once."""
     runs = read_runs(arguments.file, tuple(arguments.changes))
     shown = set[Finding]()
     for number, (run, config) in enumerate(runs.configs.items()):
@@ -63,7 +63,7 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
     """All findings; checks that need a missing input are left out.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         scratch: an empty folder, for a model that a function builds.
     """
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def functions(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def golds(inputs: RunInputs) -> Iterator[Finding]:
-    """Verifiers read the golds of the data."""
+    """Verifiers can read the gold answers of the data."""
     yield from reward_audit.findings(inputs.config, {key: sample.rows for key, sample in inputs.datasets.items()})
 
 

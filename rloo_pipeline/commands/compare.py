@@ -14,7 +14,7 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     """Writes the page and its data, and prints one line per run.
 
     Args:
-        folders: of the runs.
+        folders: the runs' folders.
         html: file for the page.
         summary: file for the data, if wanted.
 

@@ -1,4 +1,4 @@
-"""Checks the datasets of a run as `prompts` and `warmstart` read, template and count them, for `rloo check`."""
+"""Checks of a run's datasets for `rloo check`: reads, templates and counts rows as `prompts` and `warmstart` do."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rloo_pipeline.stages.prompts import PromptParts, identity, shown
 from rloo_pipeline.training import demonstrations
 
 TEMPLATED, BEGUN, WITH_IMAGES = 20_000, 64, 100
-"""Maximum number of rows of a dataset that become prompts, of those that begin an episode, and of those with images.
-All rows are read.
+"""Maximum number of rows that become prompts: in general, in runs with tools, and in runs with images. All rows are
+read.
 """
 
 
@@ -56,7 +56,7 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def template(inputs: RunInputs) -> Iterator[Finding]:
-    """What is odd about the chat template on prompts of the data."""
+    """Faults of the chat template on prompts of the data."""
     if inputs.folder is not None and inputs.tokenizer is not None:
         prompts = [prompt for dataset in inputs.datasets.values() for prompt in dataset.prompts]
         lint = TemplateLint(inputs.config, inputs.tokenizer, policy.stop_ids(inputs.folder, inputs.tokenizer))
@@ -65,7 +65,7 @@ def template(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def enough(inputs: RunInputs) -> Iterator[Finding]:
-    """There are as many training prompts as a round samples."""
+    """There are at least as many training prompts as a round samples."""
     train = inputs.datasets.get("dataset.train")
     if train is not None:
         with problems_of("dataset.train") as problems:
@@ -76,7 +76,7 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
-    """What makes the prompts of the run; None if there is no model, or no processor of the run's images."""
+    """The run's prompt maker; None without a model, or without a processor in a run with images."""
     if inputs.folder is None or inputs.tokenizer is None:
         return None
     if inputs.config.dataset.shows_images and inputs.processor is None:
@@ -94,10 +94,10 @@ def _columns(rows: Sequence[Row]) -> str:
 
 
 def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row], place: str) -> Iterator[Finding]:
-    """The findings for a part of the dataset.
+    """The findings for one part of the dataset.
 
     Raises:
-        UserError: as the stage `prompts`.
+        UserError: the stage `prompts` would raise it too.
     """
     if parts is None or inputs.folder is None:
         some = rows[:TEMPLATED]
@@ -141,7 +141,7 @@ def _finding(key: str, rows: Sequence[Row], sample: DatasetSample, lengths: Sequ
 
 
 def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:
-    """A note on prompts that several rows have whose other columns differ."""
+    """A note on rows that share a prompt but differ in other columns."""
     counts = Counter(map(identity, kept))
     several = {one for one, count in counts.items() if count > 1}
     if not several:
@@ -158,13 +158,13 @@ def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:
 
 
 def _images(templater: Templater, row: Row) -> Any:
-    """The column of images of a row as rewards get it."""
+    """A row's images as rewards get them."""
     pixels = [image_store.decode(templater.files[digest], "image") for digest in row[image_store.IDS]]
     return next(iter(pixels), None) if templater.single else pixels
 
 
 def _played(config: Config, rows: Sequence[Row]) -> list[Row]:
-    """The rows that an episode is played on: those that rewards are called with, and one of each environment."""
+    """The rows on which episodes are played: those that rewards get, and one row for each environment."""
     several = isinstance(config.rollout.environment, dict)
     others = {row["environment"]: row for row in reversed(rows)} if several else {}
     first = rows[: reward_trial.PROMPTS]
@@ -172,7 +172,7 @@ def _played(config: Config, rows: Sequence[Row]) -> list[Row]:
 
 
 def _check_demonstrations(inputs: RunInputs, parts: PromptParts | None, rows: list[Row], place: str) -> None:
-    """Checks demonstrations as `warmstart` tokenizes them, or without a tokenizer their form.
+    """Checks demonstrations by tokenizing them as `warmstart` does; without a tokenizer, checks only their form.
 
     Raises:
         UserError: one cannot be used, or none is left to train on.

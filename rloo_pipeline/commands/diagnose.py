@@ -21,7 +21,7 @@ def diagnose(run: Path) -> None:
         run: its folder.
 
     Raises:
-        UserError: there is no run in the folder, or one of its files is damaged.
+        UserError: the folder has no run, or one of its files is damaged.
     """
     files = run_files.read(run)
     symptoms = files.symptoms()
@@ -38,7 +38,7 @@ def diagnose(run: Path) -> None:
 
 
 def _table(symptoms: list[Symptom], done: int) -> Table:
-    """The symptoms as a table; those of the latest round have the colour of their action."""
+    """The symptoms as a table; symptoms of the latest round have the colour of their action."""
     table = Table("rounds", "symptom", "evidence", "what to try")
     for symptom in symptoms:
         rounds = f"{symptom.first}–{symptom.last}" if symptom.last > symptom.first else f"{symptom.first}"

@@ -1,4 +1,4 @@
-"""doctor: a node and a configuration → one line per thing that a run needs, and what to do about what is missing."""
+"""doctor: checks a node for a configuration; prints a line per thing that a run needs, with advice if it is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
         arguments: configuration of the run to be started.
         project: folder with workflow/ and containers/.
         profile: Snakemake profile whose partitions are checked; None without SLURM.
-        with_image: whether stages will run in the image.
+        with_image: True if stages will run in the image.
 
     Raises:
         UserError: there is a problem.

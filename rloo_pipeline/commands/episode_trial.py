@@ -36,8 +36,8 @@ def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTri
 
     Args:
         stack: holds the processes.
-        config: of the run.
-        folder: of the model, if it is there.
+        config: the run's configuration.
+        folder: the model's folder, if it exists.
 
     Raises:
         UserError: tools, environments, chat template or parser cannot be used.
@@ -54,7 +54,7 @@ def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTri
 
 
 def tools(inputs: RunInputs) -> Iterator[Finding]:
-    """Tools, environments and the parser of calls can be used; sets `trial`."""
+    """Tools, environments and the tool-call parser work; sets `trial`."""
     if inputs.config.rollout.uses_tools:
         with problems_of("tools") as problems:
             inputs.trial = prepare(inputs.stack, inputs.config, inputs.folder)
@@ -81,7 +81,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
 
 
 def _turns(trial: EpisodeTrial, row: Row) -> Iterator[str]:
-    """What the model writes to call each tool once."""
+    """Turns in which the model calls each tool once."""
     for schema in trial.pool.schemas(row):
         function = schema["function"]
         yield trial.reader.template.turn_text(call_message([(function["name"], _arguments(function))]))
@@ -104,8 +104,8 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
     """One finding for the first episode of each environment.
 
     Args:
-        trial: that played them.
-        key: of the dataset that their rows are from.
+        trial: trial that played the episodes.
+        key: key of the dataset that has their rows.
         played: the episodes.
     """
     shown = set[str]()
@@ -117,7 +117,7 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
 
 
 def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord) -> Finding:
-    """What happened in an episode."""
+    """The finding about one episode."""
     if episode.lost:
         return Finding(subject, False, f"on a row of {key}: {episode.lost}")
     answers = [message for message in episode.messages if message["role"] == "tool"]

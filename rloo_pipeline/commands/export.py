@@ -1,4 +1,4 @@
-"""export: a policy of a run → a plain folder that transformers and vLLM load, without the run and without PEFT."""
+"""export: copies a policy to a plain folder that transformers and vLLM load without the run and without PEFT."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
     """Writes a policy of a run to a folder of its own.
 
     Args:
-        config: of the run.
-        run: its folder.
+        config: the run's configuration.
+        run: the run's folder.
         output: folder to write; it must not exist.
-        merge: adds an adapter to the weights of its base, in float32, and rounds the sum to `model.dtype`.
-        number: of the policy; the last one if None.
+        merge: add an adapter to the weights of its base, in float32, and round the sum to `model.dtype`.
+        number: number of the policy; the last one if None.
 
     Raises:
-        UserError: there is no such policy, it is damaged or an adapter that is not or cannot be merged, or the output
-            exists.
+        UserError: the policy does not exist or is damaged, `merge` is needed or impossible, or the output exists.
     """
     folders = sorted(folder for folder in (run / policy.FOLDER).glob("[0-9]*") if folder.name.isdigit())
     folder = folders[-1] if folders and number is None else run / policy.FOLDER / f"{number or 0:05d}"
@@ -35,7 +34,7 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
         raise UserError(f"{output}: exists; name a new folder")
     policy.verify(folder)
     if policy.is_adapter(folder) and not merge:
-        raise UserError(f"{folder}: an adapter, which is of use with its base alone; add --merge")
+        raise UserError(f"{folder}: an adapter, which only works together with its base; add --merge")
     with files.atomic_folder(output) as target:
         if policy.is_adapter(folder):
             _merge(config, folder, target)
@@ -46,10 +45,10 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
 
 
 def _merge(config: Config, folder: Path, target: Path) -> None:
-    """Writes the base with the adapter of a policy in its weights.
+    """Writes the base with the policy's adapter merged into its weights.
 
     Raises:
-        UserError: the adapter is on one of two layers that share their weights.
+        UserError: the adapter is on one of two layers that share weights.
     """
     import torch
 

@@ -27,7 +27,7 @@ from rloo_pipeline.runtime.console import Terminal
 T = TypeVar("T")
 TEMPLATES = ("config/config.yaml", "Snakefile", "rewards.py", "test_rewards.py", "README.md", ".gitignore")
 PROFILES = ("default", "slurm")
-"""Those that a user edits, or that Snakemake looks for in the project; the others are taken from the package."""
+"""Profiles that users edit or that Snakemake looks for in the project; the package provides the others."""
 QUESTIONS = {
     "model": "Model (a folder, or an id on the Hub): ",
     "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
@@ -41,7 +41,7 @@ GENERATIONS, PROMPTS = 8, 32
 
 
 class ProjectChoices(NamedTuple):
-    """What the user chose; None is detected or asked for."""
+    """The user's choices; None means to detect or ask."""
 
     model: str | None
     data: str | None
@@ -56,12 +56,12 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     """Writes a project and prints what to do next.
 
     Args:
-        folder: of the project.
+        folder: the project's folder.
         choices: model, data and reward.
-        force: whether files that are there are replaced.
+        force: replace existing files.
 
     Raises:
-        UserError: something is missing or cannot be used, or a file is there already; nothing is written then.
+        UserError: something is missing or unusable, or a file already exists; then nothing is written.
     """
     console = Terminal()
     if folder.exists() and not folder.is_dir():
@@ -84,10 +84,10 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
 
 
 def _asks(choices: ProjectChoices) -> bool:
-    """Whether what is missing is asked for: if model or data is.
+    """True if model or data is missing, so the user is asked.
 
     Raises:
-        UserError: there is no terminal to ask on.
+        UserError: it has to ask without a terminal.
     """
     missing = [f"--{name}" for name in ("model", "data") if getattr(choices, name) is None]
     if missing and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -96,7 +96,7 @@ def _asks(choices: ProjectChoices) -> bool:
 
 
 def _chosen(name: str, choice: str | None, asks: bool, use: Callable[[str], T]) -> T:
-    """What `use` makes of a choice, or of what the user types instead; asks again where `use` refuses that.
+    """Applies `use` to a choice, or to the user's answer if there is no choice; asks again if `use` refuses it.
 
     Raises:
         UserError: the input ended, or `use` refuses a choice that was given.
@@ -118,11 +118,11 @@ class ProjectModel(NamedTuple):
     entry: dict[str, Any]
     """The section `model` of the configuration."""
     has_template: bool
-    """Whether its tokenizer has a chat template, as far as its files are here."""
+    """True if its tokenizer has a chat template, as far as its files are here."""
     context: int | None
     """Its context in tokens, if it is known."""
     folder: Path | None = None
-    """With its files, if they are here."""
+    """Folder with the model's files, if they are on this machine."""
 
 
 def _model(name: str, folder: Path) -> ProjectModel:
@@ -150,7 +150,7 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
     """The user's reward function as the configuration names it; None for the one that is written.
 
     Raises:
-        UserError: there is no such function, or there is none and the data have no column of answers.
+        UserError: the function does not exist, or none is given and the data have no column of answers.
     """
     if reference is None:
         if data.answer is None:
@@ -165,12 +165,12 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
 
 
 def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any]) -> int:
-    """How many training prompts the stage `prompts` will keep; where data or tokenizer are not here, as many as rows.
+    """Number of training prompts that the stage `prompts` will keep; all rows if data or tokenizer are not here.
 
     Args:
-        model: of the project.
-        data: of the project.
-        keys: of the section `dataset`, without its sources.
+        model: the project's model.
+        data: the project's data.
+        keys: section `dataset` without its sources.
     """
     from rloo_pipeline.config import Dataset
 

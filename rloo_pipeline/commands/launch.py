@@ -1,4 +1,4 @@
-"""Starts a run: `rloo run`, which becomes `snakemake`, and the same from Python, in a child process.
+"""Starts a run: `rloo run` becomes `snakemake`; from Python, `run` does the same in a child process.
 
 Snakemake cannot run its event loop inside that of a notebook, and a notebook should not inherit the settings of the
 engines. So Snakemake is a child process and every stage a child of that; the caller of `run` never holds a GPU.
@@ -44,14 +44,14 @@ def run(
         config: the YAML file.
         cores: CPU cores for jobs that run at the same time.
         changes: keys to change, as `--config` does: `{"rounds": 20, "rollout": {"shards": 4}}`.
-        folder: of the project, with `results/` and, if it has one of its own, its Snakefile.
+        folder: the project's folder, with `results/` and the project's own Snakefile, if any.
         dry_run: only print what would run.
 
     Returns:
         The finished run; None after a dry run.
 
     Raises:
-        UserError: there is no such configuration, or a stage failed.
+        UserError: the configuration does not exist, or a stage failed.
     """
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run
@@ -67,10 +67,10 @@ def run(
 
 
 def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
-    """The command line of Snakemake for `rloo run [CONFIG] [OPTION …]` in a folder, by default this one.
+    """Snakemake's command line for `rloo run [CONFIG] [OPTION …]` in a folder, by default the current one.
 
-    Adds the Snakefile where the folder has none, the folder of a profile for its name, and all cores where no option
-    says how many.
+    Adds the Snakefile if the folder has none, replaces a profile's name by its folder, and uses all cores unless an
+    option gives their number.
 
     Raises:
         UserError: no configuration is named, and the folder has none; a change is not KEY=VALUE; or an option is the
@@ -94,7 +94,7 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
 
 
 class _Words(NamedTuple):
-    """The words of `rloo run`: configuration files, changes KEY=VALUE, and options of Snakemake with their values."""
+    """Arguments of `rloo run`: configuration files, changes KEY=VALUE, and Snakemake's options with their values."""
 
     files: list[str]
     changes: list[str]
@@ -102,14 +102,14 @@ class _Words(NamedTuple):
 
 
 def _sort(words: Sequence[str]) -> _Words:
-    """Finds configuration files and changes wherever they stand: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
+    """Finds configuration files and changes in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
 
     Raises:
         UserError: an option is the name of a key, such as --rounds.
     """
     files, changes, others = sorted_words = _Words([], [], [])
     options = words[: words.index("--")] if "--" in words else words
-    option, number = "--configfile", 0  # the option before a word, and how many values it has by then
+    option, number = "--configfile", 0  # the last option before a word, and how many values it has so far
     for word in options:
         if not word.startswith("-"):
             kind = _kind(word, option, number)
@@ -128,7 +128,7 @@ def _sort(words: Sequence[str]) -> _Words:
 
 
 def _kind(word: str, option: str, number: int) -> str:
-    """The option that takes a word, which stands after `option` and `number` of its values."""
+    """The option to which a word belongs, if it follows `option` and `number` of its values."""
     is_change, is_file = re.match(r"[A-Za-z_][\w.-]*=", word), is_yaml_name(word)
     if option in FILES + CHANGES:
         return "--configfile" if is_file else "--config" if is_change else option
@@ -138,7 +138,7 @@ def _kind(word: str, option: str, number: int) -> str:
 
 
 def _takes(option: str, number: int) -> bool:
-    """Whether an option of Snakemake that has a number of values takes another one."""
+    """True if a Snakemake option that already has `number` values takes another one."""
     from snakemake.cli import get_argument_parser  # takes a second
 
     action = get_argument_parser()._option_string_actions.get(option)
@@ -155,7 +155,7 @@ def become_snakemake(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by Snakemake.
 
     Args:
-        arguments: of `rloo run`.
+        arguments: arguments of `rloo run`.
     """
     command = command_line(arguments)
     os.environ[failures.COMMAND] = shlex.join(["rloo", "run", *arguments])

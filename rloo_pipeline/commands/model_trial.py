@@ -1,4 +1,4 @@
-"""Checks the model of a run as the stages load it, for `rloo check`."""
+"""Checks of a run's model for `rloo check`, which load it as the stages do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import plain_model, policy_model, self_check
 
 READ = 4 << 30
-"""Most bytes of weights that are read to look for values that are not finite."""
+"""Bytes of weights up to which `check` reads them to look for values that are not finite."""
 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def model(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def weights(inputs: RunInputs) -> Iterator[Finding]:
-    """The weights are complete safetensors of the model's tensors, as `warmstart` asks for."""
+    """The weights are complete safetensors files with exactly the model's tensors, as `warmstart` requires."""
     config, folder = inputs.config, inputs.folder
     if folder is None:
         return
@@ -61,7 +61,7 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def machine(inputs: RunInputs) -> Iterator[Finding]:
-    """This machine can train and sample the model; only notes, as stages may run on another machine."""
+    """This machine can train and sample the model; gives notes only, since stages may run on another machine."""
     for finding in places.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
     if inputs.folder is None or devices.has_gpu():
@@ -75,7 +75,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
-    """Tokenizer and processor can be loaded; sets both, or forgets the model where they cannot."""
+    """Tokenizer and processor can be loaded; sets both, or unsets `folder` if they cannot."""
     if inputs.folder is None:
         return
     config, folder, inputs.folder = inputs.config, inputs.folder, None
@@ -91,7 +91,7 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _folder(inputs: RunInputs) -> Path | None:
-    """The checked folder of the model; None if it is not downloaded yet."""
+    """The model's folder, checked; None if it is not downloaded yet."""
     config = inputs.config
     folder = model_inputs.model_folder(config)
     if config.model.build is not None:

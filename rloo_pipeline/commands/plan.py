@@ -1,4 +1,4 @@
-"""plan: a configuration → an estimate of what its run needs, printed before anything is queued."""
+"""plan: prints an estimate of a run's needs before anything is queued."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def _difficulty_prompts(config: Config) -> int | None:
 
 
 def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[float]:
-    """Jobs, completion tokens, GB on disk and, where there is a card, GPU-hours of one run.
+    """Jobs, completion tokens, GB on disk and, given a card, GPU-hours of one run.
 
     Args:
-        config: of the run.
-        card: the GPU, if there is one.
+        config: the run's configuration.
+        card: the GPU, or None.
         prompts: training prompts that the stage `difficulty` samples.
     """
     shape = model_inputs.shape(config)
@@ -83,12 +83,12 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
-    """Prints jobs, tokens, disk and memory per stage; with a GPU model also what fits, the hours and the GPU-hours.
+    """Prints jobs, tokens, disk and memory per stage; with a GPU model, also if stages fit, hours and GPU-hours.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         gpu: name of a GPU model, such as `h100:80`.
-        wait: minutes that a SLURM job waits in the queue; None where the run is not for SLURM.
+        wait: minutes that a SLURM job waits in the queue; None without SLURM.
 
     Raises:
         UserError: the model is not on this machine, the GPU is unknown, or model or data cannot be used.
@@ -133,7 +133,7 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 def _print_difficulty(
     config: Config, shape: model_dims.ModelDims, card: estimate.Card | None, console: Terminal
 ) -> None:
-    """What the stage `difficulty` samples, once."""
+    """Prints the samples that the stage `difficulty` takes, once."""
     prompts = _difficulty_prompts(config)
     if prompts is None:
         console.print("difficulty: all training prompts, whose number is not known before they are downloaded")
@@ -176,7 +176,7 @@ def _print_slurm(config: Config, wait: float, work: float | None, console: Termi
     """Jobs, queue and wall-clock of each way to run on SLURM.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take; None if not known.
     """
@@ -203,7 +203,7 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 
 
 def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims.ModelDims, console: Terminal) -> None:
-    """What `rollout.lag` gives: measured where the run has rounds already, else estimated for the card."""
+    """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
     seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
         sides, source = overlap.SideSeconds(*seconds), "measured in this run"

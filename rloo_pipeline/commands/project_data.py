@@ -1,4 +1,4 @@
-"""What `rloo init` finds out about data: where training and held-out rows are, which columns are prompt and answer."""
+"""Data detection of `rloo init`: finds training and held-out rows, and the columns with prompt and answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProjectData(NamedTuple):
     """The data of a project."""
 
     name: str
-    """As the user named them."""
+    """Name as the user gave it."""
     train: dict[str, str]
     """Source of the training rows, as a section of the configuration."""
     eval: dict[str, str]
@@ -38,9 +38,9 @@ class ProjectData(NamedTuple):
     answer: str | None
     """Column with the right answer; None if there is none."""
     is_conversation: bool
-    """Whether the prompts are lists of messages."""
+    """True if the prompts are lists of messages."""
     rows: Mapping[str, Sequence[Row]]
-    """Of `train` and `eval`; empty if they are not on this machine."""
+    """Rows of `train` and `eval`; empty if they are not on this machine."""
     splits: Mapping[str, Sequence[Row]]
     """Files to write, and their rows, where one file is split."""
 
@@ -58,10 +58,10 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         held_out: a file with held-out rows.
         prompt: column with the prompt, if it is not to be guessed.
         answer: column with the right answer, likewise.
-        folder: of the project, in which paths of the configuration start.
+        folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:
-        UserError: there are no such data or columns, or too few rows.
+        UserError: the data or columns do not exist, or there are too few rows.
     """
     path = Path(name).expanduser()
     if not path.exists() and path.suffix not in FORMATS and HUB_ID.fullmatch(name):
@@ -123,7 +123,7 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     """The file of training rows and, unless that is to be split, the one of held-out rows.
 
     Raises:
-        UserError: there is no such file.
+        UserError: the file does not exist.
     """
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
@@ -171,7 +171,7 @@ def _column(
     """The column that was named, else the first with a usual name.
 
     Raises:
-        UserError: there is no column of the name that was given.
+        UserError: the given column does not exist.
     """
     if column_name is not None and column_name not in columns:
         suggestion = did_you_mean(column_name, columns) or f" ({', '.join(columns)})"

@@ -23,13 +23,13 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
     """Plays the episodes of a run again and prints what differs.
 
     Args:
-        config: of the run.
-        run: its folder.
+        config: the run's configuration.
+        run: the run's folder.
         round_: a round; by default all.
         shard: a shard; by default all.
 
     Raises:
-        UserError: there are no such rollouts, they have no tools, a file is damaged, or something came out differently.
+        UserError: the rollouts do not exist or have no tools, a file is damaged, or an answer differs.
     """
     if not config.rollout.uses_tools:
         raise UserError(f"{run}: its configuration has neither rollout.tools nor rollout.environment to play again")

@@ -1,4 +1,4 @@
-"""rescore: the rollouts of a finished run → their scores under other rewards, and how the advantages would change.
+"""rescore: scores the rollouts of a finished run with other rewards, and shows how the advantages would change.
 
 Nothing is sampled again: the policies of later rounds are still those that the old rewards trained. The advantages are
 compared without KL and over all completions.
@@ -32,7 +32,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     """Scores every round of a run with other rewards; writes the scores and rescore.json, and prints a comparison.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         run: its folder.
         rewards: the new reward functions.
         output: folder for the tables of scores and rescore.json.

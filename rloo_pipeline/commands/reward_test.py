@@ -32,7 +32,7 @@ BINS = 10
 
 
 class Labels(NamedTuple):
-    """Where the labels are, and when a score agrees with one."""
+    """Source of the labels, and the rule by which a score agrees with a label."""
 
     column: str
     """Column of the completions with true and false, or 1 and 0."""
@@ -173,7 +173,7 @@ def _label_values(labels: Labels, scored_rows: Sequence[Row], file: Path) -> lis
 def _print_agreement(
     console: Terminal, labels: Labels, right: Sequence[bool], batch: RewardBatch, scored: FunctionScores
 ) -> None:
-    """How often score and label agree, with Wilson's interval (1927), and the rows on which they differ."""
+    """Prints how often score and label agree, with Wilson's interval (1927), and the rows on which they differ."""
     from scipy.stats import binomtest
 
     predicted = [score is not None and score >= labels.threshold for score in scored.scores]
@@ -233,7 +233,7 @@ def _histogram(scores: np.ndarray[Any, Any]) -> Table:
 
 
 def _print_golds(console: Terminal, reward: Reward, rows: Sequence[Row]) -> None:
-    """The gold answers that the reward cannot use, one by one; nothing if there are none."""
+    """Prints each gold answer that the reward cannot use."""
     result = reward_audit.audit(reward, rows)
     if result is None:
         return

@@ -29,11 +29,11 @@ class RewardInputs(NamedTuple):
 
     batch: RewardBatch
     has_solutions: bool
-    """Whether the first completion of each prompt is the data's own solution."""
+    """True if the first completion of each prompt is the data's own solution."""
 
 
 def rewards(inputs: RunInputs) -> Iterator[Finding]:
-    """One finding per reward function and dataset: the scores of some training rows and of some held-out rows."""
+    """One finding per reward function and dataset, from the scores of a few training and held-out rows."""
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}
@@ -50,7 +50,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _not_called(reward: Reward, reason: str) -> Finding:
-    """What the text of its file shows about a function."""
+    """A finding about a function from its source text, without calling it."""
     subject = f"reward {reward.column}"
     try:
         import_string.check(reward.function)

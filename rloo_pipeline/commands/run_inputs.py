@@ -1,4 +1,4 @@
-"""What the checks of `rloo check` find out about a run's inputs, for the checks after them."""
+"""Inputs of a run, as the checks of `rloo check` find them and pass them on to later checks."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 class DatasetSample(NamedTuple):
-    """Rows of a dataset as rewards get them: those that are kept, of all rows or of the first ones."""
+    """The kept rows of a dataset as rewards get them, taken from all rows or only from the first ones."""
 
     rows: list[Row]
-    """With all columns, as the stages read them from prompt sets."""
+    """Rows with all columns, as stages read them from prompt sets."""
     prompts: list[Any]
-    """Of each row: messages or a string."""
+    """The prompt of each row: messages or a string."""
     read: int
-    """Number of all rows of the dataset."""
+    """Number of rows in the dataset."""
     counts: Mapping[str, int] = {}
-    """Numbers of rows templated, kept, and dropped by reason; empty if there is no tokenizer."""
+    """Numbers of rows templated, kept, and dropped by reason; empty without a tokenizer."""
     episodes: Sequence[EpisodeRecord] = ()
-    """Of the first rows, if the run has tools."""
+    """Episodes of the first rows, if the run has tools."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows were templated, not just the first ones."""
+        """True if all rows were templated, not just the first ones."""
         return self.counts.get("rows", len(self.rows)) == self.read
 
 
 class EpisodeTrial(NamedTuple):
-    """What plays the episodes."""
+    """The parts that play episodes."""
 
     config: Config
     pool: EnvironmentPool
@@ -51,19 +51,19 @@ class EpisodeTrial(NamedTuple):
 
 @dataclass
 class RunInputs:
-    """The inputs of a run, each once its check has passed; a check that needs a missing one yields nothing."""
+    """The inputs of a run. Each is set when its check passes; a check that needs an unset one yields nothing."""
 
     config: Config
     scratch: Path
-    """An empty folder, for a model that a function builds."""
+    """Empty folder for a model that a function builds."""
     stack: ExitStack
     """Ends the processes of tools and environments."""
     folder: Path | None = None
-    """Of the model."""
+    """The model's folder."""
     tokenizer: PreTrainedTokenizerBase | None = None
     processor: Any = None
-    """Of images, in a run with images."""
+    """The image processor, in a run with images."""
     trial: EpisodeTrial | None = None
     """Plays episodes, in a run with tools."""
     datasets: dict[str, DatasetSample] = field(default_factory=dict)
-    """By their keys in the configuration."""
+    """Datasets by their keys in the configuration."""

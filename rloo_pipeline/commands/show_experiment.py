@@ -15,7 +15,7 @@ def experiment(folder: Path) -> None:
     """Writes experiment.html, .json, .csv and .tex and runs.csv into the folder, from the runs that are finished.
 
     Args:
-        folder: of the experiment, results/<experiment>.
+        folder: the experiment's folder, results/<experiment>.
 
     Raises:
         UserError: the folder has no experiment, no run of it is finished, or a file is damaged.

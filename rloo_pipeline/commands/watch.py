@@ -72,7 +72,7 @@ def _has_begun(run: Path) -> bool:
 
 
 def _frame(run: Path) -> tuple[RenderableType, bool]:
-    """The view, and whether the run is finished."""
+    """The view, and True if the run is finished."""
     files = run_files.read(run)
     progress = progress_of(files)
     return frame(files, progress, stopped_after(run)), progress.finished

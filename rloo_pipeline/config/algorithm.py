@@ -19,7 +19,7 @@ class KL(Section):
     """KL penalty that keeps the policy near the reference policy (policy 0). Its coefficient is `algorithm.beta`."""
 
     placement: Literal["reward", "token_reward", "loss"] = "reward"
-    """Where the penalty is applied. `reward`: subtracted from each completion's reward before the baseline (the RLOO
+    """Place of the penalty. `reward`: subtracted from each completion's reward before the baseline (the RLOO
     paper). `token_reward`: subtracted from each token's reward-to-go after the baseline. `loss`: added to the loss as a
     term with its own gradient (GRPO).
     """
@@ -132,7 +132,7 @@ class Algorithm(Section):
         "sequence_mean_token_sum",
         "sequence_mean_token_sum_norm",
     ] = "sequence"
-    """How the loss of a step is aggregated. `sequence`: sum over the actions of each completion, then mean over
+    """Aggregation of a step's loss. `sequence`: sum over the actions of each completion, then mean over
     completions (RLOO). `token_mean`: mean over all tokens (DAPO). `sequence_mean_token_mean`: mean over the tokens of
     each completion, then over completions (GRPO). `sequence_mean_token_sum`: sum over tokens, then mean over
     completions. `sequence_mean_token_sum_norm`: the same divided by `rollout.max_completion_length` (Dr. GRPO).
@@ -194,9 +194,9 @@ class Algorithm(Section):
         name, length = self.advantage, self.response_length
         if self.filter_zero_variance and name in estimators("batch_baseline"):
             yield (
-                f"filter_zero_variance drops groups of equal scores, and with advantage: {name}, whose baseline is of "
-                "the round, these have a signal too; set it to false, or use an estimator with a baseline of the "
-                "group, such as reinforce_pp_baseline"
+                f"filter_zero_variance drops groups of equal scores, but with advantage: {name}, whose baseline is the "
+                "round's, these have a signal too; set it to false, or use an estimator with the group's baseline, "
+                "such as reinforce_pp_baseline"
             )
         if name not in estimators("divided", "of_success"):
             return
@@ -271,17 +271,17 @@ class Algorithm(Section):
 
     @property
     def upper_epsilon(self) -> float:
-        """Upper clip range of the ratio: `epsilon_high`, or `epsilon` where it is not set."""
+        """Upper clip range of the ratio: `epsilon_high`, or `epsilon` if it is not set."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
     def is_one_step(self) -> bool:
-        """Whether a round is one optimizer step, whose own log-probs are then those of π_old."""
+        """True if a round is one optimizer step, whose own log-probs are then those of π_old."""
         return self.num_iterations * self.steps_per_generation == 1
 
     @property
     def needs_old_pass(self) -> bool:
-        """Whether the trainer computes log-probs of π_old before the first step.
+        """True if the trainer computes log-probs of π_old before the first step.
 
         It does so for a KL in the reward, and where several steps compare themselves with π_old.
         """
@@ -293,7 +293,7 @@ class Algorithm(Section):
 
     @property
     def acts_on_tokens(self) -> bool:
-        """Whether the loss has a term for each token rather than one for the whole completion."""
+        """True if the loss has a term for each token rather than one for the whole completion."""
         return self.importance_sampling_level == "token" or self.clip != "ppo"
 
 

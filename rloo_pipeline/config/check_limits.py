@@ -33,8 +33,8 @@ class CheckLimits(Section):
     stop_ids: Limit = (0, None)
     """Maximum number of disagreements between tokenizer, generation config and chat template on the end token."""
     chat_template: Limit = (0, None)
-    """Maximum number of faults of the chat template that no error shows: it leaves out a role of the data, does not
-    read a variable of `dataset.chat_template_kwargs`, closes the answer that it opens, and the like.
+    """Maximum number of silent faults of the chat template: it leaves out a role of the data, does not read a variable
+    of `dataset.chat_template_kwargs`, closes the answer that it opens, and the like.
     """
     pad_token: Limit = (0, None)
     """Limits of a value that is 1 if the PAD token is also an end token, or if the tokenizer has no PAD token and EOS
@@ -103,7 +103,7 @@ class Checks(Section):
     format_reward: str | None = None
     """Name of a reward (0 or 1) that tests the format. Default: the reward named `format`, if there is one."""
     limits: CheckLimits = CheckLimits()
-    """Where each check warns and fails."""
+    """Limits at which each check warns and fails."""
     accept: list[str] = []
     """Names of checks whose failure does not stop the run. checks.json and the report still show it."""
 

@@ -74,7 +74,7 @@ def _counts(config: RunKeys) -> Iterator[str]:
 
 
 def _selection(config: RunKeys) -> Iterator[str]:
-    """Of a policy (`select`) and of prompts (`dataset.select`)."""
+    """Problems of selecting a policy (`select`) and of selecting prompts (`dataset.select`)."""
     if config.select is not None and config.dataset.dev is None:
         yield f"select: {config.select.by} needs rows to choose by, which none trains on; set dataset.dev"
     if config.select is not None:
@@ -98,9 +98,9 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
         )
     if config.rollout.oversample > 1 and algorithm.advantage in estimators("batch_baseline"):
         yield (
-            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, and with "
-            f"algorithm.advantage: {algorithm.advantage}, whose baseline is of the round, these have a signal too; set "
-            "rollout.oversample: 1, or use an estimator with a baseline of the group, such as reinforce_pp_baseline"
+            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, but with "
+            f"algorithm.advantage: {algorithm.advantage}, whose baseline is the round's, these have a signal too; set "
+            "rollout.oversample: 1, or use an estimator with the group's baseline, such as reinforce_pp_baseline"
         )
     if config.rollout.refill and not algorithm.filter_zero_variance:
         yield (
@@ -139,7 +139,7 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
 
 
 def _offload(config: RunKeys) -> Iterator[str]:
-    """What DeepSpeed cannot do with files on a disk: it would hold weights in bfloat16 whatever their format."""
+    """Limits of DeepSpeed's offload to disk: it would hold weights in bfloat16, whatever their format."""
     offload, dtype = config.deepspeed.offload, config.model.dtype
     if offload.parameters == "nvme" and dtype != "bfloat16":
         yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
@@ -152,7 +152,7 @@ def _offload(config: RunKeys) -> Iterator[str]:
 
 
 def _images(config: RunKeys) -> Iterator[str]:
-    """What cannot be used together with images in prompts."""
+    """Settings that cannot be used together with images in prompts."""
     if not config.dataset.shows_images:
         if config.model.train_vision:
             yield "model.train_vision: there are no images to train on; set dataset.image_column"

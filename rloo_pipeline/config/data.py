@@ -101,10 +101,10 @@ class Dataset(Section):
     chat_template_kwargs: JSON = {}
     """Variables for the chat template, for example `{enable_thinking: true}`."""
     split_special_tokens: bool | None = None
-    """Whether special tokens that texts of data, tools and environments spell, such as `<|im_end|>`, are split into
-    ordinary tokens (transformers' name), so that a text cannot end a turn. With false they become special tokens, as
-    string prompts that a chat template has made need it. Default: split in messages, refused in strings. Those that
-    `system_prompt` or `user_prompt` spells are always special, except end tokens.
+    """Split special tokens that texts of data, tools and environments spell, such as `<|im_end|>`, into ordinary tokens
+    (transformers' name), so that a text cannot end a turn. With false, they become special tokens; string prompts that
+    a chat template has made need this. Default: split in messages, refused in strings. Special tokens in
+    `system_prompt` and `user_prompt` are always special, except end tokens.
     """
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
@@ -113,7 +113,7 @@ class Dataset(Section):
 
     @property
     def shows_images(self) -> bool:
-        """Whether prompts have images."""
+        """True if prompts have images."""
         return self.image_column is not None
 
     @property
@@ -174,7 +174,7 @@ class Sft(Section):
 
 
 class Warmstart(Section):
-    """How policy 0, the starting point of RLOO, is made."""
+    """Makes policy 0, the starting point of RLOO."""
 
     sft: Sft | None = None
     """Train on demonstrations first. Without this section the model itself is policy 0."""

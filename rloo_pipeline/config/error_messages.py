@@ -44,12 +44,12 @@ KEYS_OF_OTHER_SYSTEMS = {
 
 
 def checked(section: type[S], raw: Any, origin: str) -> S:
-    """What a mapping has for a section, or for a whole file.
+    """Validates a mapping as a section or as a whole file.
 
     Args:
         section: its keys.
         raw: the mapping.
-        origin: where it comes from, for the message.
+        origin: source of the mapping, for the message.
 
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.
@@ -64,8 +64,8 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
     """One sentence for the first problem that pydantic found; unknown keys go first because they explain the others.
 
     Args:
-        error: of pydantic.
-        whole: what was read.
+        error: pydantic's error.
+        whole: the whole configuration as read.
     """
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     problem, location = problems[0], problems[0]["loc"]
@@ -105,7 +105,7 @@ def _follow(location: tuple[int | str, ...], whole: type[Section]) -> tuple[list
 
 
 def _suggestion(section: type[Section] | None, unknown: str) -> str:
-    """What an unknown key may stand for: a similar key of the section, the same key of another section, or a less
+    """Suggests a known key for an unknown one: a similar key of the section, the same key of another section, or a less
     similar key of the section; in this order.
     """
     if ":" in unknown:

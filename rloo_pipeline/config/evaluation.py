@@ -89,13 +89,13 @@ class Select(Section):
     """
 
     by: str = "dev.pass@1"
-    """What to choose by: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
+    """Criterion for the choice: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
     then: Literal["test"] = "test"
     """Rows on which the choice is evaluated."""
 
     @property
     def measure(self) -> str:
-        """What is compared: `pass@K` or `greedy`."""
+        """The compared measure: `pass@K` or `greedy`."""
         return self.by.removeprefix("dev.")
 
     def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
@@ -110,7 +110,7 @@ class Select(Section):
             )
 
     def value(self, evaluation: JSON) -> float:
-        """What is compared, of the summary of an evaluation."""
+        """The compared measure in an evaluation's summary."""
         if self.measure == "greedy":
             return float(evaluation["greedy"]["accuracy"])
         return float(evaluation["pass@k"][self.measure.removeprefix("pass@")]["value"])

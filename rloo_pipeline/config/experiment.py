@@ -45,7 +45,7 @@ class Experiment(Section):
     base.
     """
     functions: Literal["ask", "keep", "take"] | None = None
-    """What to do with edited functions, as the key of the same name of a run. Default: that of the base."""
+    """As the key `functions` of a run: how to treat edited functions. Default: the base's value."""
 
     @field_validator("vary", "arms", mode="before")
     @classmethod
@@ -106,7 +106,7 @@ def _all_keys(changes: JSON) -> list[str]:
 
 
 def _label(key: str, value: Any) -> str:
-    """A value as a part of an arm's name; with its key where the value says little by itself."""
+    """A value as a part of an arm's name; with its key if the value says little by itself."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
         "-"
     )
@@ -119,7 +119,7 @@ def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
 
     Args:
         raw: as YAML or Snakemake gives it.
-        file: where it was read from, whose name is the default name; None if not known.
+        file: file that it was read from, whose name is the default name; None if unknown.
         origin: the same for messages.
 
     Raises:
@@ -134,7 +134,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
 
     Args:
         experiment: its arms and seeds.
-        folder: in which the base is looked up.
+        folder: folder to which the base's path is relative.
         origin: the experiment's file, for messages.
 
     Raises:

@@ -16,7 +16,7 @@ OFF = BeforeValidator(lambda action: "off" if action is False else action)
 
 
 class Gate(Section):
-    """What to do about one symptom."""
+    """The reaction to one symptom."""
 
     action: Annotated[Literal["off", "warn", "stop"], OFF] = "warn"
     """`off`: do not look for it. `warn`: print a line on the terminal. `stop`: end the run after this round."""
@@ -103,7 +103,7 @@ class SamplerMismatch(Gate):
 
 
 class StaleRollouts(Gate):
-    """With `rollout.lag`, the policy has moved far from the older one that sampled."""
+    """The policy has moved far from the older one that sampled (`rollout.lag`)."""
 
     effective_sample_size: float = Field(0.5, gt=0, lt=1)
     """Minimum effective sample size of the tokens' importance weights, as a share of the tokens (Kong 1992)."""
@@ -132,7 +132,7 @@ class NoMovement(Gate):
 
 
 class Memory(Section):
-    """A stage ran out of memory, according to its log. The stage has failed, so there is no action `stop`."""
+    """A stage ran out of memory, according to its log. The stage has failed, so this gate has no `stop`."""
 
     action: Annotated[Literal["off", "warn"], OFF] = "warn"
     """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""

@@ -1,4 +1,4 @@
-"""What `rollout.lag` needs of the section `algorithm`: a correction by default, and the combinations that are refused.
+"""Requirements of `rollout.lag` on the section `algorithm`: its default correction, and combinations to refuse.
 
 With a lag, the completions of a round come from an older policy than the one that its update starts from. The update
 computes the log-probs of that policy, π_old, clips around it, and weights losses by w = π_old / π_sampler: the

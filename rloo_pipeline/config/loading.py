@@ -98,7 +98,7 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
 
 
 def is_experiment(raw: object) -> bool:
-    """Whether a mapping is meant as an experiment and not as the configuration of one run."""
+    """True if a mapping is meant as an experiment and not as the configuration of one run."""
     return isinstance(raw, Mapping) and "base" in raw
 
 
@@ -130,8 +130,8 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
 
 
 def read_changes(changes: Iterable[str]) -> JSON:
-    """The keys that `--config` changes. A value means what it means in a file; Snakemake makes text of each number,
-    boolean and null inside a section.
+    """Parses the changes of `--config`. Values mean what they mean in a file; Snakemake itself turns each number,
+    boolean and null inside a section into text.
 
     Raises:
         UserError: a change is not KEY=VALUE, or its value is not YAML.
@@ -164,7 +164,7 @@ def split_change(change: str) -> tuple[str, str]:
 
 
 def is_yaml_name(word: str) -> bool:
-    """Whether a word on a command line is the name of a YAML file."""
+    """True if a word on a command line names a YAML file."""
     return word.endswith((".yaml", ".yml"))
 
 
@@ -294,7 +294,7 @@ def validate(raw: object, origin: str) -> Config:
 
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
-        origin: where it comes from, for the message.
+        origin: source of the mapping, for the message.
 
     Raises:
         UserError: a key is unknown, missing or out of range; the message names the first such key and what to do.

@@ -43,7 +43,7 @@ def _kl(placement: str, estimator: str) -> Values:
 
 
 _NO_KL: Values = {"beta": 0.0, "kl": _kl("loss", "k3")}
-"""If the user sets a beta, the KL goes into the loss, where no estimator divides by it, with GRPO's k3."""
+"""Without KL. If the user sets a beta, the KL goes into the loss, where no estimator divides by it, with GRPO's k3."""
 
 PRESETS: Mapping[str, Values] = {
     # arXiv 2402.14740, sections 2.2 and 2.3; beta is that of its Anthropic-HH runs (appendix C)
@@ -122,7 +122,7 @@ def fill(values: Values) -> dict[str, Any]:
     """The user's values for `algorithm`, with missing keys from the preset that they name; nested sections key by key.
 
     Raises:
-        ValueError: there is no such preset.
+        ValueError: the preset does not exist.
     """
     name = values.get("preset")
     if name is None:

@@ -31,7 +31,7 @@ class PromptSelection(Section):
 
     @property
     def samples_policy_0(self) -> bool:
-        """Whether the pass rates of policy 0 are needed."""
+        """True if the pass rates of policy 0 are needed."""
         return self.pass_rate is not None or self.weights == "static"
 
     def _problems(self) -> Iterator[str]:

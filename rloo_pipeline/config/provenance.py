@@ -69,15 +69,15 @@ def _task_files(config: Config) -> Iterator[Path]:
 
 
 def source_files(reference: str, file: Path) -> frozenset[Path]:
-    """The file of a user's function and the modules that it imports, directly or indirectly, but those of libraries."""
+    """The file of a user's function and all modules that it imports, directly or not, except libraries."""
     return frozenset(file for file in _closure(*_start(reference, file)) if not file.is_relative_to(PACKAGE))
 
 
 def function_files(reference: str) -> dict[Path, str]:
-    """`source_files` of a function, but those of installed packages, and their digests, in which comments do not count.
+    """`source_files` of a function with their digests, without installed packages; comments do not count.
 
     Raises:
-        UserError: there is no such function.
+        UserError: the function does not exist.
     """
     file = import_string.check(reference)
     if file is None:
@@ -114,7 +114,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether its text is digested instead of its syntax tree: files that are not Python, and all files
+    """Each file, with True if its text is digested instead of its syntax tree: files that are not Python, and all files
     of the user if one of them may read docstrings or source.
     """
     user_files = {file for file in closure if not file.is_relative_to(PACKAGE)}
@@ -159,18 +159,18 @@ def normal_form(tree: ast.AST) -> str:
 
 
 def _has_no_effect(node: object, parent: object) -> bool:
-    """Whether a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
+    """True if a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
     if isinstance(parent, ast.JoinedStr):
         return isinstance(node, ast.Constant) and node.value == ""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
-    """The real path of a function's file, the folders in which imports are looked up, the nearest first, and the folder
-    of the copies in use, which caches tell apart.
+    """The real path of a function's file, the folders to search for imports (nearest first), and the folder of the
+    copies in use, which is a key of caches.
 
-    Of `package.module:function` it is the one that has the package; of `path/file.py:function` that of the file, and
-    those above it up to the working folder, since a package may begin there.
+    For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
+    file's folder and those above it up to the working folder, since a package may begin there.
     """
     file, module = file.resolve(), reference.rpartition(":")[0]
     if not module.endswith(".py"):
@@ -217,7 +217,7 @@ def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path
 
 
 def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
-    """Whether a file is part of an installed package, in site-packages or where `pip install --target` put it."""
+    """True if a file is part of an installed package, in site-packages or where `pip install --target` put it."""
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
     root = next((root for root in roots if file.is_relative_to(root)), file.parent)

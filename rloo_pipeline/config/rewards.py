@@ -23,7 +23,7 @@ class Reward(Section):
     options: JSON = {}
     """Extra keyword arguments for the function."""
     batch: Literal["rows", "group", "all"] = "rows"
-    """Which completions one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
+    """Completions that one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
     or times out, its rows are tried one by one. `group`: the K completions of a prompt, always together because they
     are compared with each other. `all`: all rows of the table.
     """
@@ -68,7 +68,7 @@ class Reward(Section):
         return self.name or self.function.rpartition(":")[2]
 
     def decides(self) -> JSON:
-        """The keys that scores depend on. Keys that only decide whether the stage fails are not among them."""
+        """The keys that scores depend on, without those that only decide if the stage fails."""
         no_effect = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
         return self.model_dump(mode="json", exclude=no_effect)
 

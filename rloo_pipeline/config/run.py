@@ -48,7 +48,7 @@ class Config(RunKeys):
 
     @property
     def tries_model(self) -> bool:
-        """Whether the checks run on the untrained model first, to decide whether it needs SFT."""
+        """True if the checks run on the untrained model first, to decide whether it needs SFT."""
         return self.warmstart.sft is not None and self.warmstart.train == "auto"
 
     @property
@@ -65,7 +65,7 @@ class Config(RunKeys):
 
     @property
     def deciding(self) -> JSON:
-        """What of the deciding reward decides its scores: the function with its options, and no weight."""
+        """The parts of the deciding reward that affect its scores: function and options, but not the weight."""
         return {key: value for key, value in self.deciding_reward.decides().items() if key != "weight"}
 
     @property
@@ -86,28 +86,28 @@ class Config(RunKeys):
         return self.evaluation.max_completion_length or self.rollout.max_completion_length
 
     def page_is_due(self, round_: int) -> bool:
-        """Whether the page is written after this round, which is not the last one."""
+        """True if the page is written after this round, which is not the last one."""
         every = -(-self.rounds // 20) if self.report.every is None else self.report.every
         return every > 0 and (round_ == 1 or round_ % every == 0)
 
     @property
     def measures_difficulty(self) -> bool:
-        """Whether policy 0 samples all training prompts, for their pass rates."""
+        """True if policy 0 samples all training prompts, for their pass rates."""
         return self.dataset.select is not None and self.dataset.select.samples_policy_0
 
     @property
     def updates_pass_rates(self) -> bool:
-        """Whether the scores of a round change how the prompts of later rounds are drawn."""
+        """True if the scores of a round change how the prompts of later rounds are drawn."""
         return self.dataset.select is not None and self.dataset.select.weights == "online"
 
     @property
     def uses_reference(self) -> bool:
-        """Whether updates need log-probs of the reference policy."""
+        """True if updates need log-probs of the reference policy."""
         return self.algorithm.beta != 0
 
     @property
     def arm_json(self) -> str:
-        """What all runs of an arm of an experiment have in common: everything but name and seed, as JSON."""
+        """The configuration that all runs of an experiment's arm share, as JSON: everything but name and seed."""
         return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
 
     def only(self, stage: str) -> Self:

@@ -1,4 +1,4 @@
-"""The jobs of a run by its configuration, without Snakemake: what the rules in workflow/rules/ make of it."""
+"""The jobs of a run, from its configuration and without Snakemake; they match the rules in workflow/rules/."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
 
 
 def jobs_of_round(config: Config, number: int) -> Iterator[RunJob]:
-    """Those that the next policy waits for, and the others."""
+    """All jobs of a round, including those that the next policy does not wait for."""
     return _jobs(config, "round", number)
 
 
@@ -51,7 +51,7 @@ def _jobs(config: Config, phase: str, number: int) -> Iterator[RunJob]:
 
 
 def _each(config: Config, row: StageRow, number: int) -> Iterator[tuple[Mapping[str, str], int | None]]:
-    """The names in the paths of each job of a row, and the policy that its output is made from."""
+    """For each job of a row: the values of its path's fields, and the policy that its output is made from."""
     sampled = config.rollout.policy_of(number) if row.phase == "round" else None
     policy = {"first": 0, "last": config.rounds, "previous": number - 1, "sampled": sampled}.get(row.policy)
     fixed = {"round": f"{number:05d}", "seed": str(config.seed)}

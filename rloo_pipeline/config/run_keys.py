@@ -71,9 +71,9 @@ class RunKeys(Section):
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
     workers: Literal["auto", "always", "never"] = "auto"
-    """Whether engines stay loaded between rounds when Snakemake and its jobs run on one machine. On GPUs they take
-    turns, and wait in the memory of the machine; with `auto`, those that do not fit into it start in each round.
-    Workers change no result and hold memory for sampler, reference and trainer at the same time.
+    """Keep engines loaded between rounds if Snakemake and its jobs run on one machine. On GPUs, the engines take turns
+    and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change
+    results, but need memory for sampler, reference and trainer at the same time.
     """
     report_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], ONE_NAME] = ["tensorboard"]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
@@ -81,10 +81,10 @@ class RunKeys(Section):
     set, otherwise to results/<run>/mlflow/.
     """
     functions: Literal["ask", "keep", "take"] = "ask"
-    """What to do if a function of yours (a reward, environment, tool, generator or estimator) was edited after the run
-    began. A run copies their files into results/<run>/functions/, and its jobs use the copies. `ask`: end with an
-    error that says what would run again. `keep`: go on with the copies. `take`: copy the files anew and run again what
-    they decide.
+    """How to treat a function of yours (reward, environment, tool, generator or estimator) that was edited after the
+    run began. A run copies the files into results/<run>/functions/, and its jobs use the copies. `ask`: end with an
+    error that says what would run again. `keep`: go on with the copies. `take`: copy the files anew and run again
+    what depends on them.
     """
     data_dir: str | None = None
     """Folder in which relative dataset paths are looked up. Default: the working folder."""

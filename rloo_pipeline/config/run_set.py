@@ -1,4 +1,4 @@
-"""The runs of one Snakemake call: a single run, or those of an experiment with the files that they share.
+"""The runs of one Snakemake call: a single run, or an experiment's runs with the files that they share.
 
 A file is shared where all that decides it is equal: the parameters of its stage (`Config.params`) and the files before
 it. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after both, so neither another arm nor another
@@ -62,7 +62,7 @@ GROUPS: Mapping[str, Group] = {
         ("evaluate", "stage-harness", "harness"), ("warmstart",), ("evaluation/warmstart", "harness/tasks.json")
     ),
 }
-"""What runs can share: all of the warm start, and the first round until its update."""
+"""Files that runs can share: all of the warm start, and the first round up to its update."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunSet:
 
     @cached_property
     def pattern(self) -> str:
-        """Path of a run's folder for a rule; that of an experiment has a wildcard `run`."""
+        """Path of a run's folder for a rule; in an experiment it has a wildcard `run`."""
         return f"{RESULTS}/{{run}}" if self.experiment else f"{RESULTS}/{self.name}"
 
     @cached_property
@@ -121,10 +121,10 @@ class RunSet:
         return lambda wildcards: of_run(wildcards.run)
 
     def path(self, wildcards: Any, file: str) -> str:
-        """Where a file of a job's run lies: in the folder of the run, or where runs share it.
+        """Path of a file of a job's run: in the run's folder, or in the shared folder.
 
         Args:
-            wildcards: of the job.
+            wildcards: the job's wildcards.
             file: relative to the folder of the run.
         """
         if not self.experiment:
@@ -176,7 +176,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
 
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
-        file: where it was read from; None if not known.
+        file: file that it was read from; None if unknown.
         origin: the same for messages.
 
     Raises:
@@ -202,7 +202,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
 
 
 def _require_choice(configs: Sequence[Config], origin: str) -> None:
-    """Something to choose from, where there is `select`: several rounds, or several arms."""
+    """Checks that `select` has something to choose from: several rounds or several arms."""
     arms = {config.arm_json for config in configs}
     if configs[0].select and len(arms) == 1 and len(configs[0].candidates) == 1:
         raise UserError(
@@ -241,6 +241,6 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
 
 
 def _params(config: Config, stage: str) -> JSON:
-    """What decides a stage of the warm start or of round 1, in which `rollout.lag` does not act."""
+    """The keys that decide a stage of the warm start or of round 1, in which `rollout.lag` has no effect."""
     params = config.params(stage)
     return params | {"rollout": {**params["rollout"], "lag": 0}} if "rollout" in params else params

@@ -69,8 +69,8 @@ class Rollout(Section):
     `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
     """
     router_replay: bool = False
-    """Train a mixture of experts with the experts that the sampler chose (routing replay): they go into the rollouts,
-    and the trainer's router only weighs them. Samples on GPUs only; not with tools or images.
+    """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and
+    the trainer's router only weights them. Needs a GPU for sampling; not with tools or images.
     """
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
@@ -156,7 +156,7 @@ class Rollout(Section):
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the model may call tools, so that a completion is an episode of several turns."""
+        """True if the model may call tools, so that a completion is an episode of several turns."""
         return bool(self.tools) or self.environment is not None
 
     @property
@@ -173,7 +173,7 @@ class Rollout(Section):
 
     @property
     def tables(self) -> int:
-        """Number of tables of rollouts that a round has: one for each shard, and that of the refill."""
+        """Number of rollout tables in a round: one for each shard, plus the refill's."""
         return self.shards + bool(self.refill)
 
     def lag_of(self, round_: int) -> int:
@@ -202,8 +202,8 @@ class Vllm(Section):
     """Resources of the sampling engine (vLLM). They change results only by rounding, so a new value reruns nothing."""
 
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """Largest fraction of a GPU's memory that vLLM may use. Its KV cache gets what a full batch of the longest
-    sequences takes, up to this limit.
+    """Fraction of a GPU's memory that vLLM may use at most. Within it, the KV cache is sized for a full batch of the
+    longest sequences.
     """
     kv_cache_gib: int = Field(1, ge=1)
     """Maximum size of the KV cache in GiB when vLLM runs on CPUs. vLLM allocates what 256 concurrent sequences need, up

@@ -1,6 +1,6 @@
 """`STAGES`: the sections of the configuration that each stage gets, and those that decide its result.
 
-They are in the table of stages; here they take the form that pydantic needs.
+Converts the table of stages to the form that pydantic needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rloo_pipeline.config.section import section_in
 from rloo_pipeline.stages import table
 
 But = dict[str, Any]
-"""By section: a set of keys, or a mapping of keys to True or to a set of keys below them (pydantic's `exclude`)."""
+"""For each section, a set of keys, or a mapping of keys to True or to a set of keys below (pydantic's `exclude`)."""
 
 
 class Sections(NamedTuple):
@@ -46,7 +46,7 @@ def _keys(annotation: Any) -> set[str]:
 
 
 def _without(keys: table.Keys, fields: set[str]) -> set[str]:
-    """The keys of a section that do not count."""
+    """Leaves out the keys of a section that do not count."""
     kind, names = keys or ("but", frozenset())
     return set(names) if kind == "but" else fields - names
 

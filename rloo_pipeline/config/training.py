@@ -61,13 +61,13 @@ class Lora(Section):
     use_rslora: bool = False
     """Scale by lora_alpha / √r instead (rsLoRA, arXiv 2312.03732)."""
     target_modules: list[str] | str = "all-linear"
-    """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`; of a model of
-    images only those of its language model.
+    """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`. In
+    vision-language models, only modules of the language model get one.
     """
 
     @property
     def is_pattern(self) -> bool:
-        """Whether modules are given by a regular expression."""
+        """True if `target_modules` is a regular expression."""
         return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
 
     @field_validator("target_modules")
@@ -131,7 +131,7 @@ class Update(Section):
 
 
 class Offload(Section):
-    """What an update keeps in the memory of the node (`cpu`: DeepSpeed's ZeRO-Offload) or in files on its disk (`nvme`:
+    """Parts of an update that are kept in host memory (`cpu`: DeepSpeed's ZeRO-Offload) or in files on disk (`nvme`:
     ZeRO-Infinity) instead of the GPU's memory.
     """
 
@@ -146,7 +146,7 @@ class Offload(Section):
 
     @property
     def on_disk(self) -> bool:
-        """Whether anything is in files."""
+        """True if anything is in files."""
         return self.optimizer == "nvme"
 
 
@@ -180,7 +180,7 @@ class Deepspeed(Section):
     of the machine.
     """
     offload: Offload = Offload()
-    """What is kept in the memory of the node, or on its disk."""
+    """Parts to keep in host memory or on the node's disk."""
     nvme_path: str | None = None
     """Folder on a fast disk of the node for `offload: nvme`; it may name variables, such as `$SLURM_TMPDIR`. By default
     the folder for temporary files (`$TMPDIR`), which is refused where it is in memory (tmpfs), as on some clusters.
@@ -200,7 +200,7 @@ class Deepspeed(Section):
 
     @property
     def splits_weights(self) -> bool:
-        """Whether no process holds all weights: passes without gradient then run on all processes too."""
+        """True if no process holds all weights: passes without gradient then run on all processes too."""
         return self.zero_stage == 3 and self.processes > 1
 
     @property

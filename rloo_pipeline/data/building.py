@@ -19,7 +19,7 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
         seed: the run's seed.
         data_dir: the folder of the datasets, for functions with a parameter `data_dir` that read files from it, such as
             the corpus of a tokenizer.
-        folder: where the model goes.
+        folder: folder to write the model to.
 
     Raises:
         UserError: the function does not exist, its options do not fit, or it raised an exception.

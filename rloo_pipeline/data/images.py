@@ -21,7 +21,7 @@ VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image
 
 
 def is_image(value: Any) -> bool:
-    """Whether a value is an image as `datasets` stores it or as PIL holds it."""
+    """True if a value is an image as `datasets` stores it or as PIL holds it."""
     if isinstance(value, Mapping):
         return {*value} == {"bytes", "path"}
     return hasattr(value, "tobytes") and hasattr(value, "convert")
@@ -31,7 +31,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
     """The image files of a row: those of one image, of a list of images, or none for null.
 
     Args:
-        value: of the column.
+        value: value of the column.
         location: file, row and column, for messages.
 
     Raises:
@@ -45,7 +45,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
 
 
 def pixels_of(value: Any, location: str) -> list[Image]:
-    """As `images_of`, decoded."""
+    """The images of `images_of`, decoded."""
     return [decode(file, location) for file in images_of(value, location)]
 
 
@@ -72,7 +72,7 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     Where no message has image parts yet, all images stand at the beginning of the first message of the user.
 
     Raises:
-        UserError: the prompt is no list of messages, has no message of a user, or has another number of image parts.
+        UserError: the prompt is not a list of messages, has no message of a user, or has another number of image parts.
     """
     if isinstance(prompt, str):
         raise UserError(
@@ -117,9 +117,9 @@ class ImagePrompt(NamedTuple):
     """Token ids of a prompt with images."""
 
     prompt_ids: list[int]
-    """As the model reads them: one placeholder for each part of an image."""
+    """Ids as the model reads them: one placeholder for each part of an image."""
     placeholder_ids: list[int]
-    """As vLLM takes them: one placeholder for each image."""
+    """Ids as vLLM takes them: one placeholder for each image."""
 
 
 def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: Any, location: str) -> ImagePrompt:
@@ -127,7 +127,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
 
     Raises:
         UserError: the messages cannot hold the images, the chat template shows another number of them, or a text
-            spells a special token, such as one that stands for a part of an image.
+            spells a special token, such as an image placeholder.
     """
     messages = with_parts(prompt, len(pixels), location)
     spelled = None if dataset.split_special_tokens is False else guard(dataset, processor.tokenizer).spelled(messages)

@@ -1,4 +1,4 @@
-"""Reads rows of JSON and JSON Lines."""
+"""Reads rows from JSON and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def read(path: Path, most: int | None = None) -> list[Row]:
 
     Args:
         path: JSON Lines, or one list of objects.
-        most: read only this many rows.
+        most: number of rows to read; all by default.
 
     Raises:
-        UserError: the file is empty, not UTF-8 or not JSON, a row is not an object, or as `kinds.uniform`. The message
-            names the file, the line (in a list the row, from 0) and the column.
+        UserError: the file is empty, not UTF-8 or not JSON, a row is not an object, or `kinds.uniform` refuses a row.
+            The message names the file, the line (in a list, the row from 0) and the column.
     """
     rows = uniform(islice(objects(path), most))
     if not rows:
@@ -53,7 +53,7 @@ def objects(path: Path) -> Iterator[LocatedRow]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """The file, unpacked if its name ends with that of a compression."""
+    """Opens the file, decompressed if its suffix says that it is compressed."""
     if path.suffix in SUFFIXES:
         return path.open("rb")
     import fsspec  # type: ignore[import-untyped]

@@ -1,7 +1,7 @@
-"""The values of a dataset: plain, and one kind of value in each column, so that every stage reads them unchanged.
+"""Allows only plain values and one kind of value per column, so that every stage reads the data unchanged.
 
-Readers that guess types convert a whole column to numbers because of one number among strings ("007" becomes 7), and
-strings that look like dates to dates.
+Readers that guess types turn a whole column into numbers because of one number among strings ("007" becomes 7), and
+turn strings that look like dates into dates.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ KINDS: dict[type, str] = {
     datetime.timedelta: "a duration",
     decimal.Decimal: "a decimal number",
 }
-"""Types of plain values and their names in messages; a subclass counts as the first type that it belongs to."""
+"""Types of plain values and their names in messages; the first matching type counts for a subclass."""
 DEEPEST = 100
-"""Most lists and objects within each other."""
+"""Maximum nesting of lists and objects."""
 LONGEST = 10_000
-"""Most bits of an integer; Python refuses to write numbers of more than 4,300 digits."""
+"""Maximum bits of an integer; Python refuses to write numbers of more than 4,300 digits."""
 
 
 class LocatedRow(NamedTuple):
-    """A row and its place: the file or generator, and a place in it, such as `line 3`."""
+    """A row and its source: the file or generator, and the position in it, such as `line 3`."""
 
     source: str
     where: str
@@ -44,9 +44,9 @@ class LocatedRow(NamedTuple):
 
 
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:
-    """The rows, each with all columns in order of appearance; None where a row lacks a column.
+    """Returns the rows with all columns, in order of appearance; None if a row lacks a column.
 
-    NumPy's numbers and arrays become Python's, tuples lists, and a column with integers and floats one of floats.
+    NumPy numbers and arrays become Python's, tuples become lists, and columns with integers and floats become floats.
 
     Raises:
         UserError: a column holds values of several kinds, or a value that is not plain. The message names the source,
@@ -69,7 +69,7 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
 
 
 def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]], depth: int) -> Any:
-    """A value as Python's own types, with the kinds of its items; its kind must be that of the column's first value."""
+    """Converts a value to Python's own types; its kind must be that of the column's first value."""
     if type(value).__module__ == "numpy":
         value = value.tolist()
     base = next((base for base in KINDS if isinstance(value, base)), list if isinstance(value, tuple) else None)
@@ -113,7 +113,7 @@ def _key(key: Any, name: str, location: str) -> str:
 
 
 def _text(value: str, name: str, location: str) -> str:
-    """A text that UTF-8 has, without its subclass."""
+    """Returns a plain str that UTF-8 can encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -125,7 +125,7 @@ def _text(value: str, name: str, location: str) -> str:
 
 
 def _float(value: Any, location: str) -> float | None:
-    """A number of a column with integers and floats."""
+    """Converts a number of a column that has integers and floats."""
     if value is None:
         return None
     try:

@@ -1,10 +1,10 @@
-"""Text stays text: special tokens of a rendered chat template come from the template, never from what it renders.
+"""Keeps text as text: special tokens in a rendered chat template come from the template, never from the data.
 
 A tokenizer makes a special token wherever a text spells one, so a user who writes `<|im_end|>` would end the turn.
-Texts that spell none, nearly all, are encoded as ever. For the others, the template is rendered with a placeholder in
-place of each spelling, and the result is encoded by a copy of the tokenizer in which special tokens have names that no
-text has: the template's own special tokens are renamed, and spellings become ordinary tokens. Everything else (merges,
-prefix spaces, spaces that a special token absorbs) is the work of the same tokenizer, so the ids are the same.
+Texts that spell none, which is nearly all, are encoded as usual. For the others, the template is rendered with a
+placeholder for each spelling. A copy of the tokenizer, in which special tokens have names that no text contains, then
+encodes the result: the template's own special tokens are renamed to match, and spellings become ordinary tokens. All
+else (merges, prefix spaces, spaces that a special token absorbs) is left to the same tokenizer, so ids are the same.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
-"""Noncharacters of Unicode around the number of a placeholder."""
+"""Unicode noncharacters around the number of a placeholder."""
 RENAMED = "\ufdd2"
-"""Noncharacter on both sides of a special token's new name."""
+"""Unicode noncharacter on both sides of a special token's new name."""
 
 
 class UnwritableTextError(UserError):
@@ -35,14 +35,14 @@ class UnwritableTextError(UserError):
 
 
 class PlainText:
-    """Encodes texts of data with one tokenizer."""
+    """Encodes texts of the data with one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, meant: str = "") -> None:
         """Finds the tokenizer's special tokens.
 
         Args:
-            tokenizer: of the model; not changed.
-            meant: a text of the user's own; the special tokens that it spells, except end tokens, stay special
+            tokenizer: the model's tokenizer; not changed.
+            meant: text from the configuration; special tokens that it spells, except end tokens, stay special
                 everywhere.
         """
         self.tokenizer = tokenizer
@@ -51,12 +51,12 @@ class PlainText:
             ends = _stop_ids(tokenizer)
             named = {text: id_ for text, id_ in named.items() if text not in meant or id_ in ends}
         self.special = named
-        """Ids of the tokens that no text may spell, by their text."""
+        """Ids of the tokens that texts must not produce, by their spelling."""
         self.pattern = re.compile(_pattern(named) if named else r"(?!)")
         self.special_ids = frozenset(named.values())
 
     def spelled(self, value: Any) -> str | None:
-        """The first special token that the texts of messages, or of any other value of JSON, spell; else None."""
+        """The first special token that a text in messages, or in any JSON value, spells; None if there is none."""
         if isinstance(value, str):
             match = self.pattern.search(value)
             return match[0] if match else None
@@ -71,7 +71,7 @@ class PlainText:
 
         Raises:
             UserError: a text spells a special token that this tokenizer cannot write as plain text, or the tokenizer
-                makes none of what the template writes.
+                encodes the template's own special tokens as plain text.
         """
         spelled = self.spelled(messages)
         if spelled is None:
@@ -91,7 +91,7 @@ class PlainText:
         return self._plain_ids(text, texts, spelled)
 
     def ids_of_text(self, text: str) -> list[int]:
-        """Token ids of a text without a template, in which nothing is special.
+        """Token ids of a text without a template; nothing in it is special.
 
         Raises:
             UserError: as `ids`.
@@ -104,7 +104,7 @@ class PlainText:
         return sum(map(self.special_ids.__contains__, ids))
 
     def _hide(self, text: str, texts: list[str]) -> str:
-        """A text with a placeholder for each spelling, which is appended to `texts`."""
+        """Replaces each spelling by a placeholder and appends it to `texts`."""
 
         def placeholder(match: re.Match[str]) -> str:
             texts.append(match[0])
@@ -113,7 +113,7 @@ class PlainText:
         return self.pattern.sub(placeholder, text)
 
     def _hidden(self, value: Any, texts: list[str]) -> Any:
-        """As `_hide`, for all texts of a value."""
+        """Applies `_hide` to all texts of a JSON value."""
         if isinstance(value, str):
             return self._hide(value, texts)
         if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ class PlainText:
         return value
 
     def _plain_ids(self, rendered: str, texts: list[str], spelled: str | None) -> list[int]:
-        """Ids of a text with placeholders for `texts`; special tokens in it are the template's."""
+        """Token ids of a text with placeholders for `texts`; its special tokens are the template's."""
         text, count = self.pattern.subn(lambda match: f"{RENAMED}{match[0]}{RENAMED}", rendered)
         text = re.sub(f"{OPEN}([0-9]+){CLOSE}", lambda match: texts[int(match[1])], text)
         ids = list(self._copy.encode(text, add_special_tokens=False).ids)
@@ -167,7 +167,7 @@ class PlainText:
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, meant: str = "") -> PlainText:
-    """The `PlainText` of a tokenizer, made once."""
+    """The cached `PlainText` of a tokenizer."""
     return _made(tokenizer, len(tokenizer), meant)
 
 
@@ -177,11 +177,12 @@ def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainTex
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Ids of a tokenizer's special tokens and of the added ones that end a completion, by their text; without that for
-    unknown characters, which controls nothing.
+    """Ids of a tokenizer's special tokens and of added tokens that end a completion, by their text.
+
+    The token for unknown characters is left out, since it controls nothing.
     """
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
-    # an end token that was not added, such as a newline, is one of ordinary text
+    # an end token that was not added, such as a newline, occurs in ordinary text
     ids = sorted({*policy.special_ids(tokenizer), *(_stop_ids(tokenizer) & {*added.values()})})
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     others = {tokenizer.unk_token, getattr(model, "unk_token", None), "", None}
@@ -191,20 +192,20 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that end a completion, by the model's folder if the tokenizer is from one."""
+    """Ids of the tokens that end a completion, read from the model's folder if the tokenizer came from one."""
     folder = Path(tokenizer.name_or_path or "/nonexistent")
     return {*policy.stop_ids(folder, tokenizer)}
 
 
 def _texts(value: Any) -> Iterable[Any]:
-    """The parts of a value of JSON."""
+    """The parts of a JSON value."""
     if isinstance(value, Mapping):
         return (*value, *value.values())
     return _joined(value) if isinstance(value, list | tuple) else ()
 
 
 def _joined(values: Iterable[Any]) -> list[Any]:
-    """A list in which text parts of a message that follow each other are one, as templates write them."""
+    """Joins adjacent text parts of a message, as templates do."""
     joined: list[Any] = []
     for is_text, group in groupby(values, key=_is_text):
         parts = list(group)
@@ -218,7 +219,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _pattern(words: Iterable[str]) -> str:
-    """A regular expression for the longest of these words, as a tree: a tokenizer may have a thousand of them."""
+    """A regular expression that matches the longest of these words, as a tree, since there may be thousands."""
     rest = sorted({*words})
     optional = rest[:1] == [""]
     branches = [

@@ -1,4 +1,4 @@
-"""From a dataset row to the token ids of its prompt, and the completion of a demonstration."""
+"""Turns a dataset row into the token ids of its prompt, and a demonstration into its completion."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 COMPLETION = "warmstart.sft.completion_column"
 TEMPLATE_SECONDS = 10.0
-"""Longest time for one prompt in a chat template, which comes with the model and may loop without an end."""
+"""Time limit for one prompt in a chat template, which comes with the model and may loop forever."""
 MOST_CHARACTERS = 10_000_000
-"""Longest prompt that is tokenized, which takes 80 bytes of memory a character."""
+"""Maximum length of a prompt in characters; tokenizing takes 80 bytes of memory for each."""
 
 
 def template_columns(template: str) -> list[str]:
@@ -136,14 +136,14 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
 
 
 def _is_turn(message: Any) -> bool:
-    """Whether a message is a text or calls of the assistant, or the answer of a tool."""
+    """True if a message is a text or calls of the assistant, or the answer of a tool."""
     if not isinstance(message, dict):
         return False
     return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
 
 
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether each message of the assistant but the last one has calls, and each call an answer."""
+    """True if each message of the assistant but the last one has calls, and each call an answer."""
     waiting = 0
     for number, message in enumerate(messages):
         if (message["role"] == "tool") != (waiting > 0):
@@ -158,7 +158,7 @@ def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
 def encode(
     prompt: Any, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str, tools: Sequence[Any] = ()
 ) -> list[int]:
-    """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of those it lists.
+    """Token ids of a prompt, up to the start of the completion; `tools` are the schemas of the tools that it lists.
 
     Raises:
         UserError: the chat template fails or is missing, the prompt is empty or too long to be tokenized, it would
@@ -199,7 +199,7 @@ def chat_ids(
 
 
 def guard(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> PlainText:
-    """What keeps texts of data text; the configuration's own texts may spell special tokens that end no turn."""
+    """The encoder that keeps data text plain; configured texts may spell special tokens other than end tokens."""
     own = (dataset.system_prompt, dataset.user_prompt)
     return plain_text(tokenizer, "\n".join(filter(None, own)))
 
@@ -207,7 +207,7 @@ def guard(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> PlainText:
 def _ids_of_string(prompt: str, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, path: str) -> list[int]:
     """Token ids of a prompt without a chat template, with the tokens that the tokenizer puts before a text.
 
-    Tokens that it puts behind a text, such as EOS, are left out: the completion follows.
+    Tokens that it puts after a text, such as EOS, are left out, since the completion follows.
     """
     _check_length(prompt, path)
     before, after = _around_text(tokenizer)
@@ -227,17 +227,17 @@ def _ids_of_string(prompt: str, dataset: Dataset, tokenizer: PreTrainedTokenizer
 
 @lru_cache(maxsize=8)
 def _around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
-    """The tokens that a tokenizer puts before a text, and how many it puts behind one."""
+    """The tokens that a tokenizer puts before a text, and the number that it puts after one."""
     whole, bare = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))
     start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
     return whole[:start], len(whole) - start - len(bare)
 
 
 def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Checks that the model of a tokenizer embeds these tokens.
+    """Checks that the tokenizer's model embeds these tokens.
 
     Raises:
-        UserError: one of them is beyond the rows of the embedding, as one that was added to the tokenizer alone.
+        UserError: a token has no row in the embedding, for example because it was added to the tokenizer alone.
     """
     rows = _embedded(tokenizer.name_or_path)
     if rows is not None and max(ids, default=0) >= rows:
@@ -251,7 +251,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
 
 @lru_cache(maxsize=8)
 def _embedded(folder: str) -> int | None:
-    """Number of tokens that the model in a folder embeds; None if there is no such model."""
+    """Number of tokens that the model in a folder embeds; None if the folder has no model."""
     return policy.vocabulary(Path(folder)) if folder and (Path(folder) / "config.json").is_file() else None
 
 
@@ -271,7 +271,7 @@ def render(
     add_generation_prompt: bool = True,
     tools: Sequence[Any] = (),
 ) -> str:
-    """The text of messages in the model's chat template, which lists `tools`.
+    """Renders messages in the model's chat template, which lists `tools`.
 
     Raises:
         UserError: the template is missing, fails, takes longer than TEMPLATE_SECONDS, or writes more than

@@ -1,4 +1,4 @@
-"""Which training prompts a round samples: all in epochs, some of them, or drawn by how uncertain the policy is.
+"""Chooses the training prompts of a round: all in epochs, some of them, or drawn by the policy's uncertainty.
 
 With `dataset.select.weights` a round draws its prompts without replacement, with weights of E[p(1 − p)], the expected
 variance of a reward of 0 or 1 (Foster et al. 2025, arXiv 2502.12272, draw by p(1 − p)). The chance p that a completion
@@ -25,7 +25,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, rows_for_refill, rows_of_round
 
 KEPT = 0.5
-"""What earlier counts of a prompt are multiplied with when it is sampled again."""
+"""Factor on earlier counts of a prompt each time it is sampled again."""
 
 
 class PassRateFiles(NamedTuple):
@@ -34,7 +34,7 @@ class PassRateFiles(NamedTuple):
     policy_0: Sequence[Path] = ()
     """All shards of the stage `difficulty`."""
     latest: Path | None = None
-    """That of the round that made the policy which samples; None for policy 0."""
+    """Pass rates of the round that made the sampling policy; None for policy 0."""
 
 
 NO_PASS_RATES = PassRateFiles()
@@ -44,7 +44,7 @@ class RoundPrompts(NamedTuple):
     """Rows of the training prompts."""
 
     sampled: list[int]
-    """Those that the round samples in any case."""
+    """Prompts that the round samples in any case."""
     spare: list[int]
     """All others that may be trained on, in the order in which a refill takes them."""
 
@@ -53,10 +53,10 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
     """The training prompts of a round.
 
     Args:
-        config: of the stage `rollout`.
+        config: configuration of the stage `rollout`.
         train: all training prompts.
         round_: number of the round, from 1.
-        files: what `dataset.select` needs.
+        files: files that `dataset.select` needs.
 
     Raises:
         UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
@@ -83,12 +83,12 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
 
 
 def require_enough(config: Config, count: int, place: str) -> None:
-    """Checks that there are as many training prompts as a round samples.
+    """Checks that there are at least as many training prompts as a round samples.
 
     Args:
-        config: with the section `rollout`.
-        count: training prompts.
-        place: of the prompts, for the message.
+        config: needs the section `rollout`.
+        count: number of training prompts.
+        place: file or folder of the prompts, for the message.
 
     Raises:
         UserError: there are fewer.
@@ -122,7 +122,7 @@ def draw(weights: Mapping[str, float], count: int, seed: int) -> list[str]:
     Args:
         weights: positive, by prompt_id.
         count: prompts to draw; at most all.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     keys = {name: log((derive(seed, name) + 1) / (2**63 + 1)) / weight for name, weight in weights.items()}
     return sorted(keys, key=lambda name: (-keys[name], name))[:count]

@@ -78,9 +78,9 @@ def _loaded(source: Source, path: Path) -> list[Row]:
 
 
 def _by_datasets(source: Source, path: Path) -> list[Row]:
-    """The rows that `datasets.load_dataset` reads, so every dataset of the Hub is supported; text stays text.
+    """Reads rows with `datasets.load_dataset`, so every dataset of the Hub is supported; text stays text.
 
-    Of CSV, every column is text unless the dataset declares its types. JSON is read as a file of its own is.
+    CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
     """
     import datasets
 
@@ -100,7 +100,7 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
 
 
 def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
-    """The rows of a split, of all, or of an expression of splits such as `train[:100]`."""
+    """The rows of a split, of all splits, or of a split expression such as `train[:100]`."""
     import datasets
 
     parts = {
@@ -124,7 +124,7 @@ def _unpacked(file: str) -> Iterator[Path]:
 
 
 def _texts(builder: DatasetBuilder) -> Any:
-    """Features by which all columns of CSV files are text."""
+    """Features that make all columns of CSV files text."""
     import datasets
     import pandas as pd
 
@@ -134,7 +134,7 @@ def _texts(builder: DatasetBuilder) -> Any:
 
 
 def _as_declared(rows: list[Row], features: Any) -> list[Row]:
-    """The rows in the types that a dataset declares, if it does; an empty text is null in a column of other values."""
+    """Converts rows to the types that the dataset declares, if any; empty text in other columns becomes null."""
     if features is None:
         return rows
     import datasets

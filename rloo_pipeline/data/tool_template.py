@@ -44,7 +44,7 @@ class ToolTemplate:
         """Keeps what renderings need.
 
         Args:
-            tokenizer: of the model.
+            tokenizer: the model's tokenizer.
             dataset: section of the configuration, for `chat_template_kwargs`.
             stop_ids: tokens that end a turn.
         """
@@ -61,7 +61,7 @@ class ToolTemplate:
         """The token ids that follow the end token of a turn with calls: the answers, and the start of the next turn.
 
         Args:
-            names: of the tools that were called, in the order of the calls.
+            names: names of the called tools, in the order of the calls.
             texts: their answers.
         """
         before = [ASKED, call_message([(name, {}) for name in names], THOUGHT)]
@@ -69,7 +69,7 @@ class ToolTemplate:
 
     @cached_property
     def several_calls(self) -> bool:
-        """Whether the template can write several calls in one turn."""
+        """True if the template can write several calls in one turn."""
         try:
             self.continuation(["a", "b"], ["1", "2"])
         except UserError:
@@ -91,7 +91,7 @@ class ToolTemplate:
         """Checks that the template writes tools, calls and answers, and changes nothing that came before them.
 
         Args:
-            schemas: of the tools.
+            schemas: schemas of the tools.
 
         Raises:
             UserError: it does not.
@@ -129,7 +129,7 @@ class ToolTemplate:
         return whole[len(start) :]
 
     def ids(self, messages: Sequence[Message], next_turn: bool = False) -> list[int]:
-        """Token ids of messages, as `render`; what answers spell stays text."""
+        """Token ids of messages, rendered by `render`; special tokens that answers spell stay text."""
         ids = chat_ids(list(messages), self.dataset, self.tokenizer, self.name, next_turn)
         check_embedded(ids, self.tokenizer, self.name)
         return ids

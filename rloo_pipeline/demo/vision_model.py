@@ -18,7 +18,7 @@ from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-"""By their names in the tokenizer."""
+"""Gemma's image tokens by their names in the tokenizer."""
 NEWLINES = ("\n\n\n\n", "\n\n\n", "\n\n")
 """Tokens of Gemma 3, whose processor puts an empty line before and after an image."""
 WORDS = ("system", "user", "assistant", "\n", QUESTION, *COLOURS)
@@ -94,7 +94,7 @@ def _image_processor(model_type: str) -> dict[str, Any]:
 
 
 def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, spread: float) -> dict[str, Any]:
-    """What the configuration of the model sets."""
+    """Settings of the model's configuration."""
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     text: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, **layers, **ends}
@@ -125,7 +125,7 @@ def _of_qwen(
 def _of_gemma(
     _: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
 ) -> dict[str, Any]:
-    """As `_of_qwen`, in Gemma 3: a layer with a window and one without."""
+    """The counterpart of `_of_qwen` for Gemma 3: a layer with a window and one without."""
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE, "vision_use_head": False}
     text |= {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": GEMMA_PARTS + 4}
     text |= {"layer_types": ["sliding_attention", "full_attention"]}

@@ -40,7 +40,7 @@ class Symptom(NamedTuple):
     last: int
     """The latest round that showed it."""
     evidence: str
-    """As of the latest round that showed it."""
+    """Evidence from the latest round that showed the symptom."""
     cure: str
     """Keys to change."""
 

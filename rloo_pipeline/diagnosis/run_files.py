@@ -1,4 +1,4 @@
-"""What a run has written so far, read from its folder: finished, stopped, in flight or killed. Writes nothing.
+"""Reads what a run has written so far: finished, stopped, in flight or killed. Writes nothing.
 
 Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or goes on to
 more rounds, files of the training before are still there. They are older than what they would now be made from.
@@ -25,7 +25,7 @@ NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
     *("oom-kill", "oom_kill", "oom kill"),
 )
-"""What a line says, in lower case, that reports a lack of memory."""
+"""Lower-case parts of lines that report a lack of memory."""
 TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
@@ -46,7 +46,7 @@ class RunFiles(NamedTuple):
     """metrics.json of the finished rounds of this training, from the first without a gap."""
 
     def is_current(self, file: Path, policy: int | None) -> bool:
-        """Whether a file is there and was made from the policy of this number, not from that of an earlier training;
+        """True if a file is there and was made from the policy of this number, not from that of an earlier training;
         None stands for what is made from no policy.
         """
         if not policy:
@@ -81,7 +81,7 @@ class RunFiles(NamedTuple):
         return by_round or {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
 
     def out_of_memory(self) -> dict[int, str]:
-        """By round, the last out-of-memory line in a log of its stages. An unfinished round counts as the latest one,
+        """Maps rounds to the last out-of-memory line in their stages' logs. An unfinished round counts as the latest,
         and so does a stage outside of rounds.
         """
         lines, latest, logs = dict[int, str](), len(self.rounds), self.folder / "logs"
@@ -122,8 +122,8 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
     """Reads the run in a folder, without the rounds that are older than those before them.
 
     Args:
-        folder: of the run.
-        config: of the run; that in the folder if None.
+        folder: the run's folder.
+        config: the run's configuration; read from the folder if None.
 
     Raises:
         UserError: the folder has no run, or a file of it is damaged.
@@ -133,7 +133,7 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Whether the summary of all rounds and evaluations, as they are now, is there."""
+    """True if the summary of all rounds and evaluations, as they are now, is there."""
     evaluations = (folder / "evaluation" / name / "summary.json" for name in config.evaluated)
     made_from = [metrics_of(folder, config.rounds), *evaluations]
     return _not_older(folder / "summary.json", made_from) and (
@@ -142,7 +142,7 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def _before_rounds(folder: Path) -> list[Path]:
-    """What the first round is made from, as far as it is there: a copy of a run may lack weights."""
+    """Existing files that the first round is made from; a copy of a run may lack weights."""
     files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
     return [file for file in files if file.exists()]
 
@@ -200,7 +200,7 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, of another round, or not of the update that wrote the round's table.
+        UserError: it is missing, damaged, of another round, or not from the update that wrote the round's table.
     """
     metrics = read_artifact(metrics_of(folder, number), round=number)
     lineage.check_metrics(metrics_of(folder, number), metrics)
@@ -237,7 +237,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
     Args:
         run: folder of the run.
-        name: of the evaluation.
+        name: name of the evaluation.
         refused: which of the two is an error if it is of another policy. By default it counts as none, since an earlier
             training may have left it.
     """
@@ -253,7 +253,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
 
 def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
-    """Whether a file and those that it is made from are there, and none of them is newer."""
+    """True if a file and those that it is made from are there, and none of them is newer."""
     try:
         time = file.stat().st_mtime
         return all(time >= other.stat().st_mtime for other in made_from)

@@ -1,4 +1,4 @@
-"""What can go wrong with a run: one function per symptom, which returns its evidence as text, or None.
+"""Symptoms of a failing run: one function per symptom, which returns its evidence as text, or None.
 
 Each function judges a run up to some round. Its thresholds are the section of `gates` with the function's name. Most
 compare the latest rounds with the run's start, the median of its first three rounds. A metric that does not exist in a
@@ -95,7 +95,7 @@ def reward_collapse(history: RoundHistory, gate: gates.RewardCollapse) -> str | 
 
 
 def _solved(history: RoundHistory) -> bool:
-    """Whether rewards are equal because they are near their best everywhere, with little spread left."""
+    """True if rewards are equal because they are near their best everywhere, with little spread left."""
     rewards, spread, first = history.values("reward"), history.latest("reward_std"), history.start("reward_std")
     latest = history.latest("reward")
     if spread is None or first is None or latest is None:

@@ -37,7 +37,7 @@ PROCESSES = 16
 
 
 class Confinement(NamedTuple):
-    """Where the processes of tools and environments run."""
+    """The sandbox or image in which processes of tools and environments run."""
 
     sandbox: bool = False
     memory_mb: int = 2048
@@ -45,30 +45,30 @@ class Confinement(NamedTuple):
     image: str = ""
     read_only: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
-    """What they see in CUDA_VISIBLE_DEVICES."""
+    """Value of CUDA_VISIBLE_DEVICES for them."""
 
     @property
     def has_own_files(self) -> bool:
-        """Whether the processes see other files than this one."""
+        """True if the processes see other files than this one."""
         return self.sandbox or bool(self.image)
 
 
 class ForkServerCommand(NamedTuple):
-    """How the process is started."""
+    """The command line that starts the process."""
 
     argv: list[str]
     environment: dict[str, str]
     limits: dict[str, int] | None = None
-    """For `sandbox.inside.limits.apply`, in the sandbox."""
+    """Limits for `sandbox.inside.limits.apply`, in the sandbox."""
     schema_file: str = ""
-    """In an image, the file of transformers that makes the schemas of tools."""
+    """File of transformers that makes the schemas of tools; only in an image."""
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
     """An import string as the process needs it, which has another working folder in the sandbox and in an image.
 
     Raises:
-        UserError: there is no such file or module.
+        UserError: the file or module does not exist.
     """
     module, _, name = reference.rpartition(":")
     if not (confinement.has_own_files and module.endswith(".py")):
@@ -81,7 +81,7 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     """The command that starts `fork_server.main`.
 
     Args:
-        confinement: where it runs.
+        confinement: sandbox or image that it runs in.
         references: import strings of the environments and tools.
         file: file descriptor that `main` gets.
         workers: most episodes at a time.

@@ -13,7 +13,7 @@ from rloo_pipeline.scoring.messages import BadMessageError, MessageSocket, decod
 from rloo_pipeline.scoring.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
 
 MESSAGE_BYTES = 1 << 23
-"""Most bytes of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+"""Maximum size of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
 KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
 
 
@@ -24,17 +24,17 @@ class Answer(NamedTuple):
     request: str
     """`reset`, `call` or `finish`."""
     texts: tuple[str, ...] = ()
-    """What each call returned; of `reset`, the observation if there is one."""
+    """Result of each call; for `reset`, the observation if any."""
     errors: tuple[bool, ...] = ()
-    """Whether each text is an error."""
+    """True for each text that is an error."""
     reward: float | None = None
-    """What `get_reward` returned, in the answer to `finish`."""
+    """Result of `get_reward`, in the answer to `finish`."""
     state: str | None = None
     """The public attributes of the environment as JSON, in the answer to `finish`."""
     lost: str | None = None
     """Why the episode cannot go on: its process was killed at its deadline, died, or reset or get_reward raised."""
     seconds: float = 0.0
-    """From the request to its answer, without the time for which it waited for a process."""
+    """Seconds from the request to its answer, without waiting for a process."""
 
 
 class Connection:
@@ -49,9 +49,9 @@ class Connection:
         """The last message about it."""
         self.deadline = math.inf
         self.closed = False
-        """Whether the other end is closed or disturbed."""
+        """True if the other end is closed or disturbed."""
         self.fault: str | None = None
-        """What the code wrote to the socket, phrased to follow its name."""
+        """Description of the code's write to the socket, phrased to follow its name."""
         self._late = ""
         self._calls: list[tuple[str, Any]] = []
         self._texts: dict[int, ToolText] = {}
@@ -116,14 +116,14 @@ class Connection:
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
 
     def place_of_fault(self) -> str:
-        """What was called when the process died: a tool, reset, or get_reward."""
+        """Name of the call in which the process died: a tool, reset, or get_reward."""
         if self.request == "call":
             place = next((place for place in range(len(self._calls)) if place not in self._texts), 0)
             return str(self._calls[place][0])
         return {"finish": "get_reward"}.get(str(self.request), str(self.request))
 
     def late(self) -> str:
-        """How the process failed whose deadline is over, phrased to follow the name of what was called."""
+        """Description of a missed deadline, phrased to follow the name of the call."""
         return self._late if self.closed else f"took over {self._timeout:g} s"
 
     def failed(self, error: str, lost: str | None) -> Answer:

@@ -1,4 +1,4 @@
-"""What an environment and a tool must be: TRL's contract (`environment_factory` and `tools` of its GRPOTrainer 1.16).
+"""Contract of environments and tools, which is TRL's (`environment_factory` and `tools` of its GRPOTrainer 1.16).
 
 An environment is a class without constructor arguments, or a function that returns an instance. `reset(**row)` begins
 an episode and returns text for the end of the last user message, or None. Public methods are tools; `get_reward()` is
@@ -18,7 +18,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.reward_call import signature_of
 
 OWN_METHODS = ("reset", "get_reward")
-"""Public methods of an environment that are no tools."""
+"""Public methods of an environment that are not tools."""
 
 
 class EnvironmentCode(NamedTuple):
@@ -31,12 +31,12 @@ class EnvironmentCode(NamedTuple):
 
 
 class ToolSet(NamedTuple):
-    """What the model can call in one environment, or without one."""
+    """The tools that the model can call in one environment, or without one."""
 
     schemas: list[dict[str, Any]]
     """JSON schemas for the chat template, in the order of TRL: functions of `tools`, then methods by name."""
     gives_reward: bool
-    """Whether the environment has `get_reward`."""
+    """True if the environment has `get_reward`."""
 
 
 def by_name(environment: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -121,7 +121,7 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
     """A new instance of an environment.
 
     Raises:
-        UserError: the constructor needs arguments, or there is no method reset.
+        UserError: the constructor needs arguments, or the method reset is missing.
     """
     check_constructor(reference, factory)
     instance = factory()

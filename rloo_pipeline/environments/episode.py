@@ -29,9 +29,9 @@ from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores, si
 from rloo_pipeline.scoring.worker import only_in
 
 ANSWER_CHARACTERS = 1 << 16
-"""Most characters of an answer; the rest is cut, and the answer says so."""
+"""Maximum length of an answer in characters; the rest is cut, and the answer says so."""
 STATE_CHARACTERS = 1 << 18
-"""Most characters of an episode's state as JSON, and of one attribute."""
+"""Maximum length in characters of an episode's state as JSON, and of one attribute."""
 
 
 class BeginEpisode(NamedTuple):
@@ -215,7 +215,7 @@ class Episode:
         return RequestDone(score, state_of(self.environment))
 
     def _run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """What a function of the user returns, awaited if it is async, in this process alone."""
+        """Calls a user's function in this process, and awaits it if it is async."""
         with only_in(self.pid):
             result = function(*arguments, **named)
             if inspect.iscoroutine(result):
@@ -235,7 +235,7 @@ def seed_generators(seed: int) -> None:
     """Seeds `random` and, where they are imported, NumPy's and PyTorch's global generators.
 
     Args:
-        seed: of the episode.
+        seed: seed of the episode.
     """
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):

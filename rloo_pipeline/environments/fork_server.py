@@ -36,18 +36,18 @@ from rloo_pipeline.scoring.worker_process import adopt_orphans, end_orphans
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 RESERVE = 16
-"""In a sandbox: processes that episodes cannot start, so that one can be forked where they have taken all others."""
+"""Processes in a sandbox that episodes cannot use, so that one more can be forked when episodes use all others."""
 
 
 class ForkServerStart(NamedTuple):
-    """What to import."""
+    """The functions to import."""
 
     environments: dict[str, str]
     tools: list[str]
     parent: int | None
     """Process id of the parent; None in a sandbox or an image, which end with it by themselves."""
     limits: dict[str, int] | None = None
-    """In a sandbox: what `limits.apply` sets."""
+    """Limits that `limits.apply` sets; only in a sandbox."""
     read_only: tuple[str, ...] = ()
     """Paths that it must be able to read."""
 

@@ -20,7 +20,7 @@ from rloo_pipeline.sandbox import sandbox
 from rloo_pipeline.scoring.worker_process import EXIT_SECONDS, describe_exit
 
 SIGNALLED = 128
-"""What bubblewrap and Apptainer add to the number of a signal that ended a process, as its exit code."""
+"""Bubblewrap and Apptainer exit with this plus the number of the signal that ended the process."""
 
 
 class ForkServerProcess:
@@ -59,7 +59,7 @@ class ForkServerProcess:
         paths = tuple(confinement.read_only_paths(where))
         self.control.send(pickle.dumps(fork_server.ForkServerStart(names, functions, parent, command.limits, paths)))
         self.ready = False
-        """Whether the environments and tools are imported."""
+        """True if the environments and tools are imported."""
         self._unread: list[tuple[int, int]] = []
 
     def tell(self, order: str, process: int, files: Sequence[int] = ()) -> None:
@@ -110,7 +110,7 @@ class ForkServerProcess:
                     self._unread.append((rest[0], rest[1]))
 
     def _what_is_there(self) -> str:
-        """What the code may miss, after an error of its import."""
+        """Advice on what the code may lack, after an import error."""
         if not self.where.has_own_files:
             return ""
         packages = f"that {self.where.image} has" if self.where.image else "of Python"

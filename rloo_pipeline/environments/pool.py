@@ -33,7 +33,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.worker_process import describe_exit
 
 IMPORT_SECONDS = 600.0
-"""Longest time for the import of environments and tools, and for their schemas."""
+"""Time limit for importing environments and tools, and for making their schemas."""
 SCHEMAS = -1
 """Number of the process that makes schemas, in the place of an episode."""
 
@@ -106,7 +106,7 @@ class EnvironmentPool:
         return self._sets[self._environment_of(row) or ""].schemas
 
     def gives_reward(self, row: Mapping[str, Any]) -> bool:
-        """Whether the environment of a row has `get_reward`."""
+        """True if the environment of a row has `get_reward`."""
         self.check()
         return self._sets[self._environment_of(row) or ""].gives_reward
 
@@ -127,7 +127,7 @@ class EnvironmentPool:
         Args:
             episode: a number that no other open episode has.
             row: columns of the dataset, the arguments of the environment's `reset`.
-            seed: of the global random generators in the episode.
+            seed: seed of the global random generators in the episode.
 
         Raises:
             UserError: the row names no environment of the configuration.

@@ -1,4 +1,4 @@
-"""What processes in a sandbox or an image print: a thread copies it from a pipe to this process's standard error.
+"""Forwards output of processes in a sandbox or image: a thread copies it from a pipe to this process's stderr.
 
 They hold no file of this process: not its log, which they could cut, nor its terminal, which they could read.
 """
@@ -12,9 +12,9 @@ from typing import IO
 from rloo_pipeline.errors import printable
 
 MOST_BYTES = 1 << 24
-"""What is copied; the rest is read and dropped, so that nothing waits for the pipe."""
+"""Maximum number of bytes to copy; the rest is read and dropped, so that no process waits for the pipe."""
 END_SECONDS = 5.0
-"""Longest wait for the rest, where a process that outlives the others keeps the pipe open."""
+"""Longest wait for remaining output, if a process that outlives the others keeps the pipe open."""
 
 
 class PrintedText:

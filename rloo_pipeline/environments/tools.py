@@ -25,11 +25,11 @@ HARNESS = re.compile(
 )
 """Frames of a traceback that are not the program's."""
 OUTPUT_BYTES = 1 << 16
-"""Most bytes that a program may print."""
+"""Maximum number of bytes that a program may print."""
 MOST_BITS = 4096
-"""Most bits of a power, so that `9**9**9` is an error and takes no time."""
+"""Maximum number of bits of a power, so that `9**9**9` is an error and takes no time."""
 MOST_CHARACTERS = 1000
-"""Longest expression."""
+"""Maximum length of an expression in characters."""
 OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -1,19 +1,19 @@
-"""Accuracy over several trainings: what arms of an experiment show about training, not about one policy.
+"""Accuracy over several trainings: compares arms of an experiment, not single policies.
 
 The values of an arm are a table [seeds, prompts]: each seed is one training, and all are evaluated on the same prompts.
-Both are samples: of trainings, and of prompts of the kind.
+Seeds are a sample of trainings, and prompts a sample of prompts of the kind.
 
 - The squared margin of a mean is the sum of those of seeds and of prompts, each with its own Student's quantile.
   Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too narrow.
 - A share has the interval of Clopper and Pearson (1934) for the number of independent answers that would have this
-  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and is not empty at
-  either end.
+  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and keeps a width at
+  both ends.
 - Arms are compared in pairs of the same seed and prompt. The margin of a difference is at least that of the share won
   less the share lost (Zou and Donner 2008, MOVER), which is not 0 where all seeds agree.
 - p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
   (Fisher 1935), which assumes no distribution. With n seeds it is never below 2 / 2^n.
 - The interquartile mean has the standard error of Tukey and McLaughlin (1963, Sankhyā A 25, 331-352).
-- The chance of improvement is that of a training of one arm to be better than one of the other (Agarwal et al. 2021,
+- The chance of improvement is the probability that a training of one arm beats one of the other (Agarwal et al. 2021,
   arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and Student's
   quantile for few seeds.
 
@@ -32,7 +32,7 @@ from rloo_pipeline.evaluation.statistics import ROUNDING, TAIL, Array, Estimate,
 FEWEST = 3
 """Seeds from which something is said about training."""
 FEWEST_FOR_IQM = 5
-"""Seeds from which an interquartile mean leaves out the best and the worst seed and keeps at least three."""
+"""Fewest seeds with which an interquartile mean leaves out the best and the worst seed and keeps at least three."""
 
 
 class Summary(NamedTuple):
@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 
 
 class _Variance(NamedTuple):
-    """Variance of a mean over seeds and prompts, by source, with the number of values that each was estimated from."""
+    """Variance of a mean over seeds and prompts, by source, with the number of values behind each estimate."""
 
     of_seeds: float
     seeds: int
@@ -85,13 +85,13 @@ def summarize_arm(values: Array) -> Summary:
 
 
 def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Comparison:
-    """An arm less another one.
+    """The difference of one arm minus another.
 
     Args:
-        values: shares of right answers of the arm, [seeds, prompts].
-        others: those of the other arm, for the same seeds and prompts.
-        resamples: random sign patterns of the sign-flip test with more than 20 seeds.
-        seed: of these patterns.
+        values: the arm's shares of right answers, [seeds, prompts].
+        others: the other arm's shares, for the same seeds and prompts.
+        resamples: number of random sign patterns in the sign-flip test; used with more than 20 seeds.
+        seed: seed of these patterns.
     """
     differences = values - others
     value = float(differences.mean())
@@ -104,7 +104,7 @@ def compare_arms(values: Array, others: Array, resamples: int, seed: int) -> Com
 
 
 def smallest_p(seeds: int) -> float:
-    """The smallest p-value that so many seeds allow: that of differences which all have the same sign."""
+    """The smallest p-value that this number of seeds allows: all differences have the same sign."""
     return float(2.0 ** (1 - seeds))
 
 
@@ -134,8 +134,8 @@ def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
 
 
 def _variance(values: Array) -> _Variance:
-    """The variance of the mean of a table [seeds, prompts]. What differs in both counts twice, which errs to the side
-    of a wider interval.
+    """The variance of the mean of a table [seeds, prompts]. Variation within both counts twice, so intervals are rather
+    too wide than too narrow.
     """
     seeds, prompts = values.shape
     of_prompts = float(values.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
@@ -145,8 +145,8 @@ def _variance(values: Array) -> _Variance:
 def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
     """Korn and Graubard's interval of a share.
 
-    Without any variance, the independent answers are one per prompt, corrected for the freedom of the seeds: as many as
-    if answers to a prompt were always equal, and seeds differed by as much as the prompts let one see.
+    If the variance is 0, there is one independent answer per prompt, corrected for the degrees of freedom of the seeds:
+    as if answers to a prompt were always equal, and seeds differed as much as the prompts could show.
     """
     from scipy.special import betaincinv, stdtrit
 
@@ -163,7 +163,7 @@ def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
 
 
 def _interquartile_mean(values: Array) -> Estimate:
-    """The mean of the seeds between the quartiles, and its interval."""
+    """The mean over the seeds between the quartiles, and its interval."""
     seeds, cut = len(values), len(values) // 4
     kept = values[np.argsort(values.mean(axis=1), kind="stable")[cut : seeds - cut]]
     by_seed, mean, variance = kept.mean(axis=1), float(kept.mean()), _variance(kept)
@@ -184,7 +184,7 @@ def _difference_ci95(differences: Array) -> tuple[float, float]:
 
 
 def _p_of_margin(value: float, variance: _Variance) -> float:
-    """The largest p at which the interval of Banerjee does not contain 0."""
+    """The p-value at which Banerjee's interval just touches 0."""
     from scipy.optimize import brentq
 
     smallest = 1e-12
@@ -196,6 +196,6 @@ def _p_of_margin(value: float, variance: _Variance) -> float:
 
 
 def _improvement(levels: Array, others: Array) -> float:
-    """Share of pairs of a training of either arm in which the first is better; both [seeds]."""
+    """Share of pairs, one training from each arm, in which the first is better; both [seeds]."""
     pairs = np.subtract.outer(levels, others)
     return float(((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean())

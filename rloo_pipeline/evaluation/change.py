@@ -1,4 +1,4 @@
-"""How other rewards would have changed a round: rankings, informative groups, advantages.
+"""Measures how other rewards would have changed a round: rankings, informative groups, advantages.
 
 Rankings are compared within each prompt's completions, by Kendall's tau-b and Spearman's rho over the completions that
 both rewards score. A group in which all values of either reward are equal has no ranking and is left out. A group is

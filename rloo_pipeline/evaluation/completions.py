@@ -23,17 +23,17 @@ def scores_of(table: pa.Table, function: str, samples: int) -> NDArray[np.float6
 
 
 def score_names(rewards: list[Reward]) -> list[str]:
-    """What `scores_of` takes: the reward functions, and `reward`."""
+    """Names that `scores_of` takes: the reward functions, and `reward`."""
     return [*(reward.column for reward in rewards), "reward"]
 
 
 def is_correct(config: Config, scores: pa.Table, samples: int) -> NDArray[np.bool_]:
-    """Which completions count as right, [prompts, samples]; an unscorable completion does not."""
+    """True for completions that count as right, [prompts, samples]; unscorable completions do not."""
     return scores_of(scores, config.deciding_reward.column, samples) >= config.correct.threshold
 
 
 def counts_of(config: Config, scores: pa.Table, samples: int) -> dict[str, Counts]:
-    """By prompt_id, how many completions are right, of those that the reward for it scored."""
+    """For each prompt_id, the number of right completions among those that the reward scored."""
     right = is_correct(config, scores, samples).sum(axis=1, dtype=float).tolist()
     scored = np.isfinite(scores_of(scores, config.deciding_reward.column, samples)).sum(axis=1, dtype=float).tolist()
     return dict(zip(scores["prompt_id"].to_pylist()[::samples], map(Counts, right, scored), strict=True))

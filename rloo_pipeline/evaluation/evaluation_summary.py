@@ -21,7 +21,7 @@ def summarize_evaluation(
     """Accuracy, pass@k, rewards, lengths and breakdown of an evaluation's completions.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         table: completions with scores.
         samples, temperature: of the table, by default those of the configuration.
     """

@@ -84,7 +84,7 @@ def informative(rewards: Array) -> float:
 
 
 def is_share(*values: Array) -> bool:
-    """Whether scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
+    """True if scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
     return set(np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))) == {0.0, 1.0}
 
 
@@ -125,7 +125,7 @@ def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:
     Args:
         values: one per prompt, [prompts].
         resamples: number of bootstrap resamples.
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     from scipy.special import stdtrit
 
@@ -153,7 +153,7 @@ def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None
     Args:
         scores: [prompts, samples], NaN for none.
         resamples: number of bootstrap resamples.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     scored = scores[~np.isnan(scores).all(axis=1)]
     if not len(scored):
@@ -172,7 +172,7 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
         before: one value per prompt, [prompts]; a prompt that is NaN in either is left out.
         after: likewise.
         resamples: number of bootstrap resamples, and of random sign patterns if they cannot all be enumerated.
-        seed: of both.
+        seed: seed of both.
         samples: samples per prompt if the values are shares; None for other means.
     """
     both = ~(np.isnan(before) | np.isnan(after))
@@ -225,7 +225,7 @@ def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:
     Args:
         differences: one per prompt, [prompts].
         resamples: number of random patterns.
-        seed: of the random patterns.
+        seed: seed of the random patterns.
     """
     from scipy.stats import binom
 

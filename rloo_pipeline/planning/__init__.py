@@ -1,1 +1,1 @@
-"""What a run will take before anything is queued: memory, jobs, tokens, hours."""
+"""Estimates a run's memory, jobs, tokens and hours before anything is queued."""

@@ -28,8 +28,8 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
     what would fit with the optimizer, or the weights too, in the node's memory.
 
     Args:
-        config: of the run.
-        shape: of the model.
+        config: the run's configuration.
+        shape: the model's dimensions.
         room: bytes of a GPU that may be used.
     """
 
@@ -83,7 +83,7 @@ def _offloads(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def _is_allowed(config: Config) -> bool:
-    """Whether a configuration would be accepted."""
+    """True if a configuration would be accepted."""
     try:
         Config.model_validate(config.model_dump(mode="json"))
     except ValueError:
@@ -99,13 +99,7 @@ def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]
 
 
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
-    """Advice: the first number of GPUs whose KV cache holds a sequence.
-
-    Args:
-        config: of the run.
-        shape: of the model.
-        card: the GPU.
-    """
+    """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (2, 4, 8):
         wider = override(config, {"vllm.tensor_parallel_size": count})
         if memory.concurrent_sequences(wider, shape, memory.rollout(wider, shape, card)) >= 1:

@@ -30,8 +30,8 @@ def resolve_for(config: Config, shape: ModelDims, device: str, room: float, sft:
     """The configuration with true or false in place of `auto`.
 
     Args:
-        config: of the run, or of a stage that trains.
-        shape: of the model.
+        config: configuration of the run or of a stage that trains.
+        shape: the model's dimensions.
         device: cpu or cuda.
         room: bytes that a process may use.
         sft: the training is that of `warmstart.sft`, of all weights and with full micro-batches.

@@ -33,7 +33,7 @@ class Card(NamedTuple):
 
     @property
     def gpu(self) -> VisibleGpu:
-        """What vLLM sees of it."""
+        """The GPU as vLLM sees it."""
         return VisibleGpu(self.gigabytes * GB, self.name)
 
 
@@ -68,20 +68,20 @@ TABLE_BYTES = 30.0
 
 
 class Fit(NamedTuple):
-    """Whether a stage fits on a card."""
+    """The result of fitting a stage on a card."""
 
     stage: str
     terms: memory.Terms
     fits: bool
     advice: str = ""
-    """If it does not fit, the nearest setting that would."""
+    """Nearest setting that would fit, if this one does not."""
 
 
 def card_of(argument: str) -> Card:
     """Parses a card such as `h100` or `h100:80`, with its memory in GB.
 
     Raises:
-        UserError: the card is unknown, or its memory is no number above 0.
+        UserError: the card is unknown, or its memory is not a number above 0.
     """
     name, _, size = argument.lower().partition(":")
     if name not in CARDS:
@@ -104,7 +104,7 @@ def jobs_saved(runs: RunSet) -> int:
 
 
 def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
-    """What sharing saves: `cost` of the groups of files of all runs, less that of the groups that are made."""
+    """Saving by sharing: `cost` of all runs' groups of files, minus the cost of the groups that are made."""
     per_run = sum(cost(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
     groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
     return per_run - sum(cost(groups[home], config) for home, config in runs.shared.items())
@@ -136,7 +136,7 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
     """Completion tokens that an experiment does not sample because its runs share their files.
 
     Args:
-        runs: of the experiment.
+        runs: the experiment's runs.
         prompts: training prompts that `difficulty` samples.
     """
 
@@ -170,7 +170,7 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
 
 
 def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
-    """Whether each stage that uses a GPU fits on the card."""
+    """Checks if each stage that uses a GPU fits on the card."""
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room

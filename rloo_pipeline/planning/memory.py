@@ -1,8 +1,8 @@
 """Peak memory of a stage, as named terms in bytes that add up.
 
-Only the constants below must be fitted again when training or sampling changes. Those for CPUs were fitted to the peak
-resident set of `rloo update` and `rloo rollout` (tests/stages/test_plan_memory.py measures it). Those for GPUs follow
-DeepSpeed's and vLLM's documentation; the row `memory` of `make gpu` measures them.
+If training or sampling changes, fit only the constants below again. The CPU constants were fitted to the peak resident
+set of `rloo update` and `rloo rollout` (measured by tests/stages/test_plan_memory.py). The GPU constants follow
+DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class MicroBatch(NamedTuple):
     completion_tokens: int
     """Completion tokens."""
     several: bool
-    """Whether a step has several micro-batches, so that gradients exist while activations do."""
+    """True if a step has several micro-batches, so that gradients exist while activations do."""
 
 
 def micro_batch_of(config: Config) -> MicroBatch:
@@ -93,11 +93,11 @@ def update(
     the gradients over activations and logits counts.
 
     Args:
-        config: of the run.
-        shape: of the model.
+        config: the run's configuration.
+        shape: the model's dimensions.
         device: cpu or cuda.
         batch: the micro-batch; the largest one if None.
-        first: whether it is the first update, which has no optimizer state while activations exist.
+        first: True for the first update, which has no optimizer state while activations exist.
     """
     batch = batch or micro_batch_of(config)
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
@@ -222,13 +222,7 @@ def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> 
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
-    """Memory of a rollout, on a CPU or on each GPU of a tensor-parallel group.
-
-    Args:
-        config: of the run.
-        shape: of the model.
-        card: the GPU; None on CPUs.
-    """
+    """Memory of a rollout, on a CPU (`card` is None) or on each GPU of a tensor-parallel group."""
     parallel, dtype = config.vllm.tensor_parallel_size, config.model.dtype
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     if card is None:

@@ -1,4 +1,4 @@
-"""An engine that finds too little memory, as one sentence: what it wanted, what has the memory now, what would fit."""
+"""Explains an engine's lack of memory in one sentence: what it wanted, who holds the memory, what would fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.devices import GpuProcess
 
 ENGINES = {"sampler": "vLLM", "trainer": "the trainer", "logprobs": "the model for log-probs"}
-"""What the roles of workers compute with."""
+"""Engine of each worker role, in words."""
 TEXTS = (
     "out of memory",
     "No available memory for the cache blocks",
@@ -29,20 +29,20 @@ TEXTS = (
 )
 """Parts of the messages of torch, CUDA and vLLM that mean too little memory."""
 LESS = 0.05
-"""By how much a share of a GPU is lowered that was too large, although nothing else is on it."""
+"""Step by which to lower `gpu_memory_utilization` if it is too large although nothing else is on the GPU."""
 
 
 def refuse(error: Exception, role: str, config: Config, folder: Path | None) -> None:
-    """Raises an error that says more, if this one means that an engine found too little memory.
+    """Raises a more helpful error if this one means that an engine found too little memory.
 
     Args:
-        error: that ended the stage.
-        role: of its engine, as workers have it; one without an engine explains nothing.
-        config: of the run.
-        folder: of the policy or the model; None where there are several.
+        error: error that ended the stage.
+        role: worker role of the stage; nothing is raised for a role without an engine.
+        config: the run's configuration.
+        folder: folder of the policy or the model; None if there are several.
 
     Raises:
-        UserError: with `sentence`.
+        UserError: its message is `sentence`.
     """
     if role not in ENGINES or not is_out_of_memory(error):
         return
@@ -55,7 +55,7 @@ def refuse(error: Exception, role: str, config: Config, folder: Path | None) -> 
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that memory was too little."""
+    """True if the error means that memory ran out."""
     if isinstance(error, UserError):
         return False
     is_named_so = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -74,14 +74,14 @@ def _gpu() -> VisibleGpu | None:
 def sentence(
     role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, holders: list[GpuProcess]
 ) -> str:
-    """What the user reads.
+    """The sentence for the user.
 
     Args:
-        role: of the engine.
-        config: of the run.
-        dims: of the model; None where they are not known.
+        role: worker role of the engine.
+        config: the run's configuration.
+        dims: the model's dimensions; None if unknown.
         gpu: the GPU; None on CPUs.
-        holders: processes with memory of the GPU, this one among them.
+        holders: processes that hold memory of the GPU, including this one.
     """
     room = devices.machine_bytes() if gpu is None else gpu.memory
     place = "this machine or job" if gpu is None else f"the GPU ({gpu.name})"

@@ -1,4 +1,4 @@
-"""How long a round takes with `rollout.lag`, from the time of each side (docs/overlap.md)."""
+"""Estimates the duration of a round with `rollout.lag` from the time of each side (docs/overlap.md)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class SideSeconds(NamedTuple):
 
 
 def estimated(config: Config, hours: Mapping[str, float]) -> SideSeconds:
-    """From an estimate of GPU-hours over all rounds, with one sampler and without the time of scoring."""
+    """Seconds per side from estimated GPU-hours over all rounds, with one sampler and without scoring."""
     seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
     sampling = seconds["rollout"] / estimate.sampler_gpus(config) + seconds.get("reference", 0.0)
     return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
 
 
 def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:
-    """What a lag gives, for the plan.
+    """Lines of the plan about the gain of a lag.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         sides: seconds of a round.
         source: where they come from.
         unit: `GPU` or `core`.

@@ -42,7 +42,7 @@ def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]
     """Seconds of each stage one after the other, with all shards side by side.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         hours: GPU-hours of each stage.
     """
     return {stage: 3600 * value / gpus_of(config)[stage] for stage, value in hours.items()}
@@ -62,7 +62,7 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
     """Each stage as a job, and the whole run as one job.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         wait: seconds that a job waits in the queue.
     """
     counts = {stage: count for stage, count in estimate.jobs(config).items() if stage not in ON_SNAKEMAKES_MACHINE}
@@ -93,7 +93,7 @@ def advice(config: Config, wait: float, work: float | None) -> str:
     """The mode to take, and why, in one sentence.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take; None if not known.
     """

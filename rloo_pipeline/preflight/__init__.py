@@ -1,4 +1,4 @@
-"""What a node and a configuration need before a run is submitted; checked offline, without changing anything."""
+"""Checks a node and a configuration before a run is submitted; works offline and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Finding(NamedTuple):
     ok: bool
     message: str
     fix: str = ""
-    """What to do about a problem, if the message does not say it."""
+    """Advice on a problem, if the message does not give it."""
     note: bool = False
-    """Whether an ok finding needs attention: it may fail later, or could not be checked."""
+    """True if an ok finding needs attention: it may fail later, or could not be checked."""
 
 
 @contextmanager
 def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
-    """For a block of checks: the list gets a finding where a UserError ends the block, and a note where what the block
-    needs is not installed here.
+    """Context manager for checks: the list gets a finding if a UserError ends the block, and a note if a library that
+    the block needs is not installed here.
     """
     findings: list[Finding] = []
     try:

@@ -39,7 +39,7 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
 
 
 def data_place(config: Config, key: str, source: Source) -> str | None:
-    """Where the rows of a source are read: a file, a folder, the Hub's cache, or the import string of its generator.
+    """Place of a source's rows: a file, a folder, the Hub's cache, or the import string of its generator.
     None if they are not downloaded yet.
 
     Raises:

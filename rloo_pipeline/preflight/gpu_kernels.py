@@ -1,7 +1,7 @@
-"""`python -m rloo_pipeline.preflight.gpu_kernels NAME`: computes a little on the GPU in one of the ways that stages do.
+"""`python -m rloo_pipeline.preflight.gpu_kernels NAME`: runs one small kernel on the GPU, as stages do.
 
-A process of its own, which may crash, and after which the caller holds no GPU. It ends with status 0 and prints what
-worked, or with a traceback.
+It runs as a separate process so that it may crash, and so that the caller never holds the GPU. It prints what worked
+and exits with 0, or fails with a traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ tl: Any = None
 
 
 def flash_attention(device: str = "cuda") -> str:
-    """Forward and backward over two sequences, as in `training/kernels/attention.py`; each token's weights sum to 1."""
+    """Runs attention forward and backward over two sequences, as in `training/kernels/attention.py`."""
     import torch
     from torch.nn.attention import varlen
 
@@ -48,7 +48,7 @@ def flash_attention(device: str = "cuda") -> str:
 
 
 def triton(device: str = "cuda") -> str:
-    """A kernel that doubles numbers."""
+    """Runs a Triton kernel that doubles numbers."""
     global tl
     import torch
 
@@ -66,7 +66,7 @@ def triton(device: str = "cuda") -> str:
 
 
 def nvcc() -> str:
-    """A program with a kernel that doubles numbers, by the compiler that DeepSpeed and FlashInfer call."""
+    """Compiles and runs a CUDA program that doubles numbers, with the compiler that DeepSpeed and FlashInfer call."""
     from torch.utils.cpp_extension import CUDA_HOME
 
     if CUDA_HOME is None:
@@ -82,7 +82,7 @@ def nvcc() -> str:
 
 
 def _wheel() -> Path | None:
-    """Where a wheel of CUDA among the packages has nvcc; None if none has."""
+    """CUDA_HOME in an installed CUDA wheel that has nvcc; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     return next((file.parent.parent for folder in folders for file in folder.glob("*/bin/nvcc")), None)

@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs: driver, memory, links, kernels, and how long vLLM takes to start."""
+"""Checks of a node's GPUs: driver, memory, links, kernels, and vLLM's start."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.caches import cache_folder
 
 SECONDS = 180
-"""For the compilation and the run of one kernel."""
+"""Time limit for compiling and running one kernel."""
 NEEDED = {
     "FlashAttention": "needed for training in 16 bits; GPUs older than Ampere (compute capability 8.0) do without it",
     "Triton": "vLLM needs it: a C compiler (gcc) and the headers of Python must be on this node",
     "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
 }
-"""What to do about a kernel that does not run."""
+"""Advice for a kernel that does not run."""
 FIRST_START, LATER_STARTS = 73, 43
 """Seconds to vLLM's first token without and with its compile cache: 1.7 billion weights on an H200."""
 
 
 def findings(in_image: bool) -> Iterator[Finding]:
-    """All checks; none on a machine without a GPU.
+    """Runs all checks; does nothing on a machine without a GPU.
 
     Args:
-        in_image: stages will run in the image, whose kernels `apptainer test` runs.
+        in_image: stages run in the image, so its own `apptainer test` runs the kernels.
     """
     if not devices.has_gpu():
         return
@@ -57,18 +57,18 @@ def findings(in_image: bool) -> Iterator[Finding]:
 
 
 def links(topology: list[str]) -> str:
-    """How GPUs are linked, by the output of `nvidia-smi topo -m`."""
+    """Describes how GPUs are linked, from the output of `nvidia-smi topo -m`."""
     rows = [line.split() for line in topology if re.match(r"GPU\d", line)]
     kinds = {word for row in rows for word in row if re.fullmatch(r"NV\d+", word)}
     return f"NVLink between GPUs ({', '.join(sorted(kinds))})" if kinds else "no NVLink between GPUs"
 
 
 def driver(version: str, supported: tuple[int, int] | None) -> Finding:
-    """The driver supports the CUDA version of the pinned packages.
+    """Checks that the driver supports the CUDA version of the pinned packages.
 
     Args:
-        version: of the driver.
-        supported: highest CUDA version that it supports; None if it cannot be asked.
+        version: driver version.
+        supported: highest CUDA version that the driver supports; None if libcuda cannot be asked.
     """
     if supported is None:
         return Finding("driver", False, f"{version}, but libcuda.so.1 cannot be loaded", "reinstall the driver")
@@ -81,7 +81,7 @@ def driver(version: str, supported: tuple[int, int] | None) -> Finding:
 
 
 def _cuda_of_torch() -> int | None:
-    """Major version of the CUDA runtime among the installed packages; None where there is none."""
+    """Major version of the installed CUDA runtime; None if it is not installed."""
     try:
         return int(importlib.metadata.version("nvidia-cuda-runtime").split(".")[0])
     except importlib.metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def _is_installed(package: str) -> bool:
 
 
 def kernel(name: str) -> Finding:
-    """One of the kernels computes on a GPU of this process."""
+    """Runs one of the kernels on a GPU of this process."""
     command = [sys.executable, "-m", "rloo_pipeline.preflight.gpu_kernels", name]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -115,7 +115,7 @@ def _vllm_cache() -> Path:
 
 
 def start(cache: Path) -> Finding:
-    """How long vLLM takes to start, by its cache of compiled models."""
+    """Says how long vLLM takes to start, with and without its compile cache."""
     compiled = cache / "torch_compile_cache"
     count = sum(entry.is_dir() for entry in compiled.iterdir()) if compiled.is_dir() else 0
     holds = f"has {count} compiled models" if count else "is empty"

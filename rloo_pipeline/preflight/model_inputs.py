@@ -86,11 +86,11 @@ def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
 
 
 def check_model(config: Config, folder: Path) -> None:
-    """Checks by its config.json that a model can be sampled from and trained as configured.
+    """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
-        UserError: the folder has something else than files, training does not support the model, or its context is
-            too short for the completions alone.
+        UserError: the folder has a pipe, socket or device, training does not support the model, or its context is too
+            short even for the completions.
     """
     policy.check_files(folder)
     model_support.check_run(config, folder)
@@ -115,7 +115,7 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
     """Checks that prompts and completions fit into the model's context.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         hf_config: the model's config.json.
         longest_prompt: its length in tokens; 1 if unknown.
         path: for the message.

@@ -22,7 +22,7 @@ def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Findi
     """All checks of folders.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         needed: bytes that the run will write; None if unknown.
         fetch: the command that downloads model and data.
     """
@@ -52,7 +52,7 @@ def caches() -> Iterator[Finding]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be created in a folder, or in its nearest existing parent."""
+    """True if files can be created in a folder, or in its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -88,7 +88,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
 
 
 def machine(config: Config) -> Iterator[Finding]:
-    """What updates on this node need of it. Stages on other nodes check it there."""
+    """Checks that this node can run updates. Stages on other nodes check their own node."""
     from rloo_pipeline.training import nvme
 
     if config.model.dtype != "float32":
@@ -168,7 +168,7 @@ def quota(output: str, needed: float) -> Iterator[Finding]:
     """The quota suffices on each file system.
 
     Args:
-        output: of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
+        output: output of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
         needed: bytes that the run will write.
     """
     for line in output.splitlines():

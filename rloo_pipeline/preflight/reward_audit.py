@@ -1,8 +1,7 @@
-"""What the data tell about rewards before a run: gold answers that a reward cannot use, time limits, the data's own
-solutions.
+"""Tests rewards on the data before a run: gold answers that a reward cannot use, time limits, the data's solutions.
 
-Gold answers are audited by calling the reward itself: each gold answer is scored as a completion against itself and
-against its neighbour in the data.
+It audits gold answers with the reward itself: it scores each gold answer as a completion, against itself and against
+its neighbour in the data.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ GOLD_COLUMNS = {
     MATH_REWARD: ("answer", "solution"),
     "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",),
 }
-"""Rewards that compare with a gold answer, and the columns that may have it: the first that exists counts."""
+"""Rewards that compare with a gold answer, and columns that may hold it; the first existing column counts."""
 CODE_REWARD = "rloo_pipeline.rewards.code:code_reward"
 MOST_ROWS, MOST_PAIRS = 20_000, 200
 """Gold answers that are read, and those that are compared with a neighbour; evenly spaced where there are more."""
@@ -32,23 +31,23 @@ MOST_EXPRESSIONS = 16
 LONGEST_EXPRESSION = 100
 """Characters of an expression that is compared."""
 SHOWN = 3
-"""Rows that a sentence names."""
+"""Maximum number of rows that a sentence names."""
 
 
 class GoldAudit(NamedTuple):
-    """The gold answers of a dataset, by row, and the rows where something is wrong."""
+    """The gold answers of a dataset by row, and the rows with problems."""
 
     column: str
     golds: dict[int, Any]
-    """Those that were read; null is none."""
+    """Gold answers by row; nulls are left out."""
     unreadable: list[int]
-    """The reward gives no score."""
+    """Rows for which the reward gives no score."""
     not_themselves: list[int]
-    """The gold answer itself is not right."""
+    """Rows whose gold answer does not count as right."""
     accepting: list[tuple[int, int]]
-    """The gold answer of the second row is right too, though it is written otherwise."""
+    """Pairs of rows in which the second row's gold answer also counts as right, though it is written differently."""
     pairs: int
-    """Number of pairs that were compared."""
+    """Number of compared pairs."""
 
     def of_row(self, row: int) -> str:
         """A gold answer for a message."""
@@ -92,7 +91,7 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
 
 
 def findings(config: Config, datasets: Mapping[str, Sequence[Row]]) -> Iterator[Finding]:
-    """Findings on each reward and the rows of each dataset, and which reward decides, where there are several."""
+    """Findings on each reward for the rows of each dataset; if there are several rewards, names the deciding one."""
     for reward in config.rewards:
         for key, rows in datasets.items():
             if reward.function in GOLD_COLUMNS and rows:
@@ -106,7 +105,7 @@ def findings(config: Config, datasets: Mapping[str, Sequence[Row]]) -> Iterator[
 
 
 def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], wrong: Sequence[float | None]) -> str:
-    """What is odd about the scores of the data's own solutions and of wrong answers; empty if nothing is."""
+    """A warning about the scores of the data's own solutions and of wrong answers; empty if they look right."""
     threshold = config.correct.threshold
     low = sum(score is None or score < threshold for score in solutions)
     if reward is config.deciding_reward and low:
@@ -120,7 +119,7 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
 
 
 def _written(gold: Any) -> str:
-    """The answer in a gold answer that is a whole solution, without white space."""
+    """The final answer in a gold answer that may be a whole solution, without white space."""
     from rloo_pipeline.rewards import math
 
     answer = math.find(str(gold))
@@ -180,7 +179,7 @@ def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
 
 
 def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Time limits of code_reward that do not fit together, or do not leave each input its time."""
+    """Finds time limits of code_reward that contradict each other, or do not allow each input its time."""
     parameters = inspect.signature(import_string.load(reward.function)).parameters
     options = {name: parameter.default for name, parameter in parameters.items()} | reward.options
     seconds, of_row = options["timeout"], options["row_timeout"]
@@ -202,5 +201,5 @@ def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Fi
 
 
 def _spaced(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most so many of the items, evenly spaced."""
+    """At most `most` of the items, evenly spaced."""
     return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]

@@ -53,7 +53,7 @@ class ResourceRequest(NamedTuple):
 
 
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
-"""What to change in a profile of Snakemake's own SLURM executor."""
+"""Advice for a profile that uses Snakemake's own SLURM executor."""
 
 
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
@@ -62,7 +62,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
     Args:
         profile: folder of the Snakemake profile.
         rules: folder with the .smk files.
-        config: of the run.
+        config: the run's configuration.
 
     Raises:
         UserError: the profile cannot be read.
@@ -135,7 +135,7 @@ def minutes_of(time: str) -> float:
 
 
 def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
-    """What each rule requests in its first attempt: as set for it in the profile, else in the rule, else the default
+    """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
     of the profile.
     """
     engine_gpus = _engine_gpus(config)
@@ -153,7 +153,7 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
 
 
 def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
-    """By rule: the configuration key with the number of GPUs per node that its engine uses, and that number."""
+    """For each rule, the key that gives its engine's GPUs per node, and their number."""
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
@@ -267,7 +267,7 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
 
 
 def _has_gres(available: str, requested: str) -> bool:
-    """Whether a node has the requested GPUs: a type and a number, or a number alone."""
+    """True if a node has the requested GPUs: a type and a number, or a number alone."""
     request = GPUS.fullmatch(requested)
     if request is None:
         return True  # not GPUs

@@ -1,4 +1,4 @@
-"""Which warm engines take turns on GPUs: while one has its turn, the others wait in the memory of the machine."""
+"""Chooses which warm engines take turns on GPUs: while one has its turn, the others wait in host memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rloo_pipeline.preflight import model_inputs
 from rloo_pipeline.runtime import devices
 
 PROCESS = 4e9
-"""Bytes of the machine's memory that a worker with CUDA takes besides its engine. Not measured."""
+"""Bytes of host memory that a worker with CUDA takes besides its engine. Not measured."""
 SHARE = 0.8
-"""Share of the machine's memory that waiting engines may take; reward functions and the page cache need the rest."""
+"""Share of host memory for waiting engines; reward functions and the page cache need the rest."""
 
 
 def left_out(config: Config) -> frozenset[str]:
-    """Roles that get no warm worker, because the machine's memory does not hold all engines; none on machines without a
-    GPU, and with `workers: always`. Stages of these roles start engines of their own.
+    """Roles that get no warm worker because host memory does not hold all engines; their stages start engines of their
+    own. Empty without a GPU, and with `workers: always`.
     """
     if config.workers != "auto" or not devices.has_gpu():
         return frozenset()
@@ -50,7 +50,7 @@ def _fetched(config: Config) -> Path:
 
 
 def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
-    """The roles to leave out, by the bytes of the machine's memory: the largest first."""
+    """The roles to leave out so that the rest fit into `machine` bytes, the largest first."""
     waiting = waiting_bytes(config, dims)
     left: set[str] = set()
     for role in ("trainer", "logprobs", "sampler"):
@@ -61,7 +61,7 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
 
 
 def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
-    """Bytes of the machine's memory that each engine takes while it is off its GPU."""
+    """Bytes of host memory that each engine takes while it is off its GPU."""
     weights = dims.parameters * float(BYTES[config.model.dtype])
     of_trainer = memory.weight_bytes(config, dims) + memory.state(config, dims)
     return {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": PROCESS + of_trainer}

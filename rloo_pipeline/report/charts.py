@@ -22,15 +22,15 @@ class Chart(NamedTuple):
     spread: bool = False
     tickformat: str = ""
     from_zero: bool = True
-    """Whether the axis begins at 0."""
+    """True if the axis begins at 0."""
     log: bool = False
-    """Whether the axis is logarithmic, on which values of 0 and below are not drawn."""
+    """True if the axis is logarithmic, on which values of 0 and below are not drawn."""
     only_changing: bool = False
     """Left out if the values never change."""
 
     @property
     def first_metric(self) -> str:
-        """What is drawn for several runs."""
+        """The metric that is drawn for several runs."""
         return next(iter(self.lines))
 
 

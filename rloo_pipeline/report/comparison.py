@@ -30,7 +30,7 @@ class Fact(NamedTuple):
     text_of: Callable[[Any], str]
     """A short text for a value; different values may have the same text."""
     consequence: str
-    """What it means if the runs differ in it."""
+    """Meaning of a difference between the runs."""
 
 
 def _prompts(ids: list[str]) -> str:
@@ -102,7 +102,7 @@ COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "another version of the reward functions": lambda run: run.functions.get(run.deciding),
     "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
 }
-"""What two accuracies must share to be subtracted, by the reason that is given if they do not."""
+"""Facts that two accuracies must share to be subtracted, by the reason to give if they do not."""
 
 
 def compare(runs: Sequence[FinishedRun]) -> JSON:
@@ -163,7 +163,7 @@ def incomparable(runs: Sequence[FinishedRun]) -> str | None:
 
 
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
-    """Final accuracy less that of the first run, with 95% interval and p-value, or the reason why there is none."""
+    """Final accuracy minus the first run's, with 95% interval and p-value; or the reason why there is no difference."""
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
     settings = first.config.evaluation
@@ -174,7 +174,7 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
 
 
 def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
-    """Whether the runs share a fact: `said` names the shared value, or each run's value and the consequence."""
+    """Compares a fact between runs: `said` names the shared value, or each run's value and the consequence."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(fact.value_of(run), sort_keys=True), []).append(run)

@@ -40,7 +40,7 @@ def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
 
 
 def headline(comparison: JSON) -> str:
-    """Which run ended best, and which others differ from the first by more than the evaluation's sampling explains.
+    """Names the best run, and the runs that differ from the first by more than the evaluation's sampling explains.
 
     It makes no claim about the algorithms, which would take several training seeds of each.
     """

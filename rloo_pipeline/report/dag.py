@@ -10,13 +10,13 @@ from rloo_pipeline.stages.table import ROWS
 
 WIDTH, HEIGHT = 126, 48
 STEP = 152
-"""From one column to the next."""
+"""Distance from one column to the next."""
 MARGIN = 12
 PLACES = {row.rule: row.box for row in ROWS if row.box}
-"""Column and height of each rule's box; a column without a box takes no room."""
+"""Column and height of each rule's box; columns without boxes are skipped."""
 IN_ROUNDS = {row.rule for row in ROWS if row.in_frame}
 ALWAYS = {row.rule for row in ROWS if row.box and row.when is None}
-"""Rules that every run has; others are left out if the run had no job of them."""
+"""Rules that every run has; other rules are left out if the run had no jobs for them."""
 ARROWS = [(before, row.rule) for row in ROWS for before in row.after]
 BY_REFILL = {("score", "update"), ("score", "pass_rates")}
 """Arrows that a refill, which comes between, takes the place of."""
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
     stage: str
     x: float
-    """Of its centre, as `y`."""
+    """Centre of the box, like `y`."""
     y: float
     cost: Cost | None
     """None if the result came from a cache."""

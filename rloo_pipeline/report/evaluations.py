@@ -1,4 +1,4 @@
-"""The completions of an evaluation, and those of the warm start beside those of the final policy."""
+"""Completions of an evaluation, and pairs of completions from the warm start and the final policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_completions(run: Path, name: str, kind: str = "completions", columns: S
     """The completions of the evaluation `name`; the greedy ones with kind `greedy`.
 
     Raises:
-        UserError: the table is missing or damaged, or is that of another evaluation or policy than the summary.
+        UserError: the table is missing or damaged, or belongs to another evaluation or policy than the summary.
     """
     folder = run / "evaluation" / name
     policy = read_artifact(folder / "summary.json", evaluated=name)["policy"]

@@ -38,7 +38,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
     Args:
         summary: the result of `experiment_summary.summary_of`.
         experiment: the same experiment.
-        folder: of the experiment.
+        folder: the experiment's folder.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
     held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
@@ -66,7 +66,7 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
 
 
 def _estimate(row: JSON) -> JSON:
-    """An arm's interval, or the range of its seeds where there is none."""
+    """An arm's interval, or without one the range of its seeds."""
     values = row["accuracies"]
     return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
 
@@ -86,7 +86,7 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
 
 
 def headline(summary: JSON) -> str:
-    """Which arm ends best, and which differ from the baseline by more than seeds and prompts explain."""
+    """Names the best arm, and the arms that differ from the baseline by more than seeds and prompts explain."""
     rows: list[JSON] = summary["arms"]
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"
@@ -118,8 +118,8 @@ def headline(summary: JSON) -> str:
     elif tested and all(row["p_smallest"] > ALPHA for row in tested):
         smallest = frame.chance(min(row["p_smallest"] for row in tested))
         begin += (
-            f" There are too few seeds to show that an arm differs from {baseline}: whatever the accuracies are, no "
-            f"corrected p-value is below {smallest}."
+            f" There are too few seeds to show that an arm differs from {baseline}: no corrected p-value can be "
+            f"below {smallest}."
         )
     elif tested:
         begin += f" No arm differs from {baseline} by more than seeds and problems explain."

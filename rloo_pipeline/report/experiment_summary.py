@@ -1,4 +1,4 @@
-"""What an experiment shows so far: its arms over their seeds, all pairs of arms, each varied key, each run."""
+"""Summarizes an experiment so far: arms over their seeds, all pairs of arms, each varied key, each run."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class FinishedExperiment(NamedTuple):
     runs: Mapping[str, Mapping[int, FinishedRun]]
     """Arm → seed → run."""
     states: Sequence[JSON]
-    """Of every run: arm, seed, folder, rounds done and planned, whether a gate ended it early, whether it is finished,
+    """One object per run: arm, seed, folder, rounds done and planned, if a gate ended it early, if it is finished,
     its symptoms.
     """
     selection: JSON | None = None
     """selection.json, once `select` has chosen."""
     tests: Sequence[Array] = ()
-    """Of what was chosen: the share of right samples on the test rows, [prompts] for each seed."""
+    """The choice's share of right samples on the test rows, [prompts] for each seed."""
 
 
 def read(folder: Path) -> FinishedExperiment:
@@ -85,7 +85,7 @@ def read(folder: Path) -> FinishedExperiment:
 
 
 def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tuple[JSON | None, Sequence[Array]]:
-    """selection.json and the tests of what was chosen; nothing of both where the runs choose nothing or not yet.
+    """selection.json and the tests of the choice; empty if the runs choose nothing, or have not chosen yet.
 
     Raises:
         UserError: a test is missing or damaged, or not of what was chosen.
@@ -136,7 +136,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
 
 
 def without_baseline(summary: JSON) -> str:
-    """A sentence where the baseline has no finished run; nothing where it has one."""
+    """A sentence if the baseline has no finished run; empty otherwise."""
     baseline = summary["baseline"]
     if any(row["arm"] == baseline for row in summary["arms"]):
         return ""
@@ -144,7 +144,7 @@ def without_baseline(summary: JSON) -> str:
 
 
 def _selection(experiment: FinishedExperiment) -> JSON | None:
-    """What was chosen on dev, and its accuracy on test over seeds."""
+    """The choice on dev, and its accuracy on test over seeds."""
     if experiment.selection is None:
         return None
     values = np.stack(experiment.tests)
@@ -153,7 +153,7 @@ def _selection(experiment: FinishedExperiment) -> JSON | None:
 
 
 def _over_seeds(values: Array) -> JSON:
-    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; no interquartile mean where the seeds are few."""
+    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; with few seeds, no interquartile mean."""
     return {part: estimate and estimate._asdict() for part, estimate in summarize_arm(values)._asdict().items()}
 
 
@@ -191,7 +191,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, 
 
 
 def _sensitivity(experiment: FinishedExperiment, means: Mapping[str, float]) -> list[JSON]:
-    """For each varied key and value, the mean over the arms with that value."""
+    """Means over the arms with each value of each varied key."""
     rows = []
     for key, values in experiment.vary.items():
         for value in values:

@@ -67,7 +67,7 @@ def latex_table(summary: JSON) -> str:
 
 
 def _caption(summary: JSON) -> str:
-    """What the LaTeX table shows; without intervals where there are too few seeds for them."""
+    """Caption of the LaTeX table; leaves out intervals if there are too few seeds for them."""
     rows = "Dev" if summary["rows"] == "dev" else "Held-out"
     baseline = _tex(summary["baseline"])
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))

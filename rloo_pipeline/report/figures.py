@@ -75,7 +75,7 @@ def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: i
     Args:
         chart: whose first metric is drawn.
         arms: name → the rounds of each seed. A round that not all of them have is left out.
-        height: in pixels.
+        height: height in pixels.
     """
     curves, bands = list[Curve](), list[JSON]()
     for line, (arm, runs) in enumerate(arms.items()):
@@ -174,7 +174,7 @@ def _layout(chart: Chart, last: int, height: int, legend: bool) -> JSON:
 
 
 def _axes(chart: Chart, last: int) -> dict[str, Any]:
-    """Both axes; a tick for each round where the last one is no later than 8."""
+    """Both axes; up to round 8, each round has a tick."""
     grid = {
         "gridcolor": "rgba(128,128,128,0.2)",
         "zerolinecolor": "rgba(128,128,128,0.45)",
@@ -194,8 +194,8 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
     Args:
         x: the values.
         y: their counts or shares.
-        title: of the x axis.
-        tickformat: of the y axis.
+        title: title of the x axis.
+        tickformat: format of ticks on the y axis.
     """
     chart = Chart("", "", {}, tickformat=tickformat)
     layout = _layout(chart, len(x), HEIGHT, legend=False)
@@ -208,7 +208,7 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
 
 
 def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
-    """When each job ran, one row per stage, in minutes since the first began; None without jobs."""
+    """Timeline of the jobs, one row per stage, in minutes since the first job began; None without jobs."""
     if not jobs:
         return None
     zero = min(job.began for job in jobs)

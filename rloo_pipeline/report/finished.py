@@ -35,7 +35,7 @@ class FinishedRun(NamedTuple):
     accuracy: Array
     """The final policy's share of right samples, [held-out prompts]."""
     functions: dict[str, str]
-    """Digests of the code of the user's reward functions, by column, that scored the final policy."""
+    """Code digests, by column, of the user's reward functions that scored the final policy."""
     seconds: dict[str, float]
     """Wall seconds of all jobs of each stage."""
 

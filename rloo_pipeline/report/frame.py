@@ -1,4 +1,4 @@
-"""What all pages share: the template environment, the formatting of numbers, the packed plotly.js.
+"""Parts that all pages share: the template environment, the formatting of numbers, the packed plotly.js.
 
 A page is one file. It fetches nothing (a Content-Security-Policy in its head forbids it), it escapes all text from
 models, datasets and configurations, and its bytes depend on its content alone.

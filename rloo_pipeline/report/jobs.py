@@ -1,4 +1,4 @@
-"""When each job of a run ran, how long and on what, from its log and from Snakemake's benchmark file.
+"""Reads start, duration and machine of each job of a run from its log and Snakemake's benchmark file.
 
 All of this depends on the clock and the machine, so it is shown and never written into a result. A stage that came from
 a cache has no log. A job that ran twice counts as it ran last.
@@ -59,7 +59,7 @@ class Cost(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """How the time between the start of the first job and the end of the last one was spent."""
+    """Use of the time between the start of the first job and the end of the last."""
 
     wall: float
     """Seconds."""
@@ -134,7 +134,7 @@ def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
 
 
 def spent(jobs: Sequence[JobRecord]) -> Spent:
-    """How the time of a run was spent."""
+    """Use of a run's time."""
     wall = (max(job.ended for job in jobs) - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
     rollouts = [job for job in jobs if job.stage in ("rollout", "refill")]
     updates = [job for job in jobs if job.stage == "update"]

@@ -1,4 +1,4 @@
-"""What made a run besides its configuration: package versions, commit, image. Shown, and never part of a result."""
+"""Origin of a run: package versions, commit, image. Pages show it; it is never part of a result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COMMIT = "RLOO_COMMIT"
 
 
 class Origin(NamedTuple):
-    """Where the code came from; None where unknown."""
+    """Origin of the code; None if unknown."""
 
     commit: str | None
     changed: bool
-    """Whether files differed from that commit."""
+    """True if files differed from that commit."""
     image: str | None
     """The image file's name."""
     image_digest: str | None

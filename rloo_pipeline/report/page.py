@@ -1,4 +1,4 @@
-"""report.html: one self-contained page about a run, made from its files, at its end or as far as it has come.
+"""report.html: one self-contained page about a run, made from its files at its end or while it is in flight.
 
 Times, costs and machines on it come from logs and benchmarks; all else is the same wherever and whenever it is made.
 """
@@ -52,9 +52,9 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     """The page as HTML.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         run: the run's folder.
-        summary: of a finished run, or what `so_far` gives of one in flight.
+        summary: summary of a finished run, or the result of `so_far` for a run in flight.
 
     Raises:
         UserError: a file of the run is missing or damaged.
@@ -142,7 +142,7 @@ def by_round(
     """Held-out accuracy as rows of metrics, one per policy.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         evaluations: by name.
         held_out: on the first problems, of the policies before each round; if there are any, the interval is theirs.
     """

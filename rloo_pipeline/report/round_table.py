@@ -12,11 +12,11 @@ from rloo_pipeline.config import Rollout
 
 
 def read_round(folder: Path, settings: Rollout) -> pa.Table:
-    """Joins the tables of a round that are there, one row per completion.
+    """Joins the existing tables of a round, one row per completion.
 
     Args:
         folder: results/<run>/rounds/<round>.
-        settings: of the run.
+        settings: the run's settings.
 
     Returns:
         The columns of rollouts and scores, and those of train.parquet once it exists, which are null for completions

@@ -1,4 +1,4 @@
-"""How far a run has come, from its files alone: jobs done, running and to come, time per round, a completion.
+"""Reads a run's progress from its files: jobs done, running and to come, time per round, a completion.
 
 A job's log appears when it starts, and its complete output when it ends. So a log without the output belongs to a job
 that is running, that failed (its last line is the error), or that was killed (its log stays silent).
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a run has come."""
+    """Progress of a run."""
 
     stages: list[Stage]
     working: list[Working]
@@ -71,7 +71,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(run: RunFiles, now: float | None = None) -> Progress:
-    """How far the run has come.
+    """Progress of the run.
 
     Args:
         run: its files.
@@ -148,7 +148,7 @@ def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None
 
 
 def seconds_left(pace: float, rounds: int, passed: float) -> float:
-    """Seconds until the last round is done. They fall while a round lasts, and no further than to those of the next.
+    """Seconds until the last round is done. They fall during a round, at most to the value for the next round.
 
     Args:
         pace: seconds per round.

@@ -36,7 +36,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 class Run:
-    """A run, as far as it has come."""
+    """A run, finished or in flight."""
 
     def __init__(self, folder: Path) -> None:
         """Reads the configuration and nothing else.
@@ -127,7 +127,7 @@ class Run:
             name: `warmstart`, `final`, or a round's number such as `00010`.
 
         Raises:
-            UserError: there is no evaluation of that name.
+            UserError: the evaluation does not exist.
         """
         self._json(f"evaluation/{name}/summary.json", f"evaluations: {', '.join(self.evaluations) or 'none yet'}")
         return run_files.read_evaluation(self.folder, name)

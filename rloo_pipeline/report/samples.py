@@ -33,7 +33,7 @@ MAX_CHARACTERS = 6000
 """Characters shown of a prompt or a completion; of a longer one its two ends, of several messages those of each."""
 
 THUMBNAIL, IMAGES = 160, 4
-"""Longest side of an image on the page in pixels, and images shown of a prompt, the first ones."""
+"""Longest side of an image on the page in pixels, and maximum number of images shown for a prompt."""
 
 Messages = list[dict[str, Any]]
 """Role and content of each message, and `images` as data URIs."""
@@ -52,7 +52,7 @@ class ShownCompletion(NamedTuple):
     """One completion as the page shows it."""
 
     turns: list[ShownTurn]
-    """Of a completion without tools one turn with its text."""
+    """The turns; a completion without tools is one turn."""
     right: bool
     rewards: dict[str, float | None]
     finish_reason: str

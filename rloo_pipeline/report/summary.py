@@ -61,7 +61,7 @@ def _tokens(evaluations: Iterable[JSON]) -> int:
 
 
 def _choice(config: Config, run: Path) -> dict[str, Any]:
-    """What a single run chose on dev, and its test; an experiment has both in its own folder."""
+    """The choice of a single run on dev, and its test; an experiment has both in its own folder."""
     file = run / "selection.json"
     if config.select is None or not file.exists():
         return {}
@@ -117,7 +117,7 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
-    """What is compared of a policy: a value per prompt, [prompts], NaN for a reward that none of its samples has."""
+    """The compared values of a policy, one per prompt, [prompts]; NaN for a reward that none of its samples has."""
     values = {f"pass@{k}": passes for k, passes in pass_at_ks(is_correct(config, table, samples)).items()}
     for name in score_names(config.rewards):
         scores = scores_of(table, name, samples)

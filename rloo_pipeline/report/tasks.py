@@ -1,4 +1,4 @@
-"""Rewards by task, for datasets that mix several tasks: what each reward function gave on each of them.
+"""Rewards by task, for datasets that mix several tasks: the mean of each reward function on each task.
 
 A function that does not apply to a task returns None there, so its mean over all rows says little. The share of None
 shows to which tasks it applies.
@@ -64,7 +64,7 @@ def by_task(before: pa.Table, after: pa.Table, tasks: Sequence[str], functions: 
 
     Args:
         before: completions of the warm start.
-        after: those of the final policy, in the same order.
+        after: completions of the final policy, in the same order.
         tasks: each row's task.
         functions: reward functions; `reward` is their weighted sum.
 

@@ -23,29 +23,29 @@ COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
 
 
 class Row(NamedTuple):
-    """One round; None where it was not measured."""
+    """One round; None for values that were not measured."""
 
     round: int
     reward: float | None
     held_out: float | None
     """Accuracy on held-out prompts, from 0 to 1."""
     kl: float | None
-    """From the reference policy, nats a token."""
+    """KL from the reference policy, nats per token."""
     length: float | None
     """Mean tokens of a completion."""
     tokens_per_second: float | None
     """Completion tokens of the round over its seconds."""
     seconds: float | None
-    """From the begin of its first job to the end of its last one."""
+    """Seconds from the start of the round's first job to the end of its last."""
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows."""
+        """The cells of a line."""
         formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
 
 def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
-    """Names and values: the run, its model, data, rounds, where the page will be and Snakemake's log is."""
+    """Names and values: the run, its model, data, rounds, the paths of the page and of Snakemake's log."""
     model, train = config.model, config.dataset.train
     rollout = config.rollout
     rounds = f"{config.rounds} of {rollout.generation_batch_size} completions, {rollout.num_generations} a prompt"
@@ -60,10 +60,10 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
 
 
 class Measurements:
-    """What a run has measured so far; a finished job adds to it, so that files are read once."""
+    """Measurements of a run so far; each finished job adds to them, so files are read only once."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        """Reads what is there.
+        """Reads the existing files.
 
         Args:
             config: the run's configuration.
@@ -81,7 +81,7 @@ class Measurements:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the rounds to come will take, by those that are done; None before the first is."""
+        """Seconds for the remaining rounds, estimated from finished ones; None before the first is finished."""
         if not self._pace or not self.rounds_left:
             return None
         return run_progress.seconds_left(self._pace, self.rounds_left, time.time() - self._since)

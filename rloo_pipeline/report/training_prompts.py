@@ -1,4 +1,4 @@
-"""Which training prompts a run uses, and how hard they are for policy 0 (`dataset.select`)."""
+"""Shows the training prompts that a run uses, and their difficulty for policy 0 (`dataset.select`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
     """The facts for summary.json and the page.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         run: folder of the run.
 
     Returns:

@@ -13,7 +13,7 @@ def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> lis
     where the answer is null.
 
     Raises:
-        UserError: an answer is no text.
+        UserError: an answer is not text.
     """
     for expected in answer:
         if not isinstance(expected, str | None):

@@ -80,29 +80,29 @@ def code_reward(
     allow_unconfined: bool = False,
     **columns: Any,
 ) -> list[float | None]:
-    """1 where a completion's program passes all tests of its row, else 0; None where the row has no usable tests.
+    """1 if a completion's program passes all tests of its row, else 0; None if the row has no usable tests.
 
-    A program that takes too long has failed. So `row_timeout` and one `timeout` more must fit into the `timeout` of the
-    reward in the configuration, at which a row gets no score.
+    A program that takes too long fails. So `row_timeout` plus `timeout` must stay below the reward's `timeout` in the
+    configuration, after which a row gets no score.
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         tests_column: the column with the tests.
         entry_point_column: the column with the name of the function for `check`, where the tests define `check`.
         timeout: seconds of wall time and of CPU time for a run of the program: all asserts of a row, or one input.
-        row_timeout: seconds for all runs of a row; the inputs that are left then count as failed.
+        row_timeout: seconds for all runs of a row; inputs that are left after it count as failed.
         memory_mb: limit in MiB for each process.
         file_mb: limit in MiB for a file, and for /tmp as a whole, which may have 256 files for each MiB.
-        processes: most concurrent processes and threads.
+        processes: maximum number of concurrent processes and threads.
         partial: return the share of passed tests instead of 0 or 1.
         workers: rows that run concurrently.
         read_only: further paths that programs may read; folders are added to Python's path.
         image: an Apptainer image with a python3.
-        allow_unconfined: where no sandbox works, run programs with the user's rights.
+        allow_unconfined: if no sandbox works, run programs with the user's rights.
         columns: every column of the dataset.
 
     Raises:
-        UserError: there is no sandbox or it fails its self-test, no such column, or a row's tests have neither form.
+        UserError: the sandbox or a column is missing, the sandbox fails its self-test, or tests have neither form.
     """
     if tests_column not in columns:
         raise UserError(f"code_reward finds no column '{tests_column}': name the one with the tests in 'tests_column'")

@@ -20,7 +20,7 @@ def format_reward(completions: list[Any], pattern: str) -> list[float]:
     r"""1 where the whole completion matches a pattern, else 0.
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         pattern: a regular expression in the syntax of Python's `re`, whose dot matches newlines too, such as
             `.*\n#### -?\d+\s*`.
 
@@ -40,7 +40,7 @@ def think_format_reward(completions: list[Any], opened: bool = False) -> list[fl
     """1 where the completion is `<think>…</think>` once and then an answer, else 0 (TRL's name).
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         opened: the chat template ends the prompt with `<think>`, so the completion must not repeat it.
     """
     return [float(bool((match := _match(c, opened)) and match["answer"].strip())) for c in completions]

@@ -48,7 +48,7 @@ PATTERN = r"(?i)score[\s:=*_]{0,6}(-?\d+(?:\.\d+)?)"
 
 
 class Endpoint(NamedTuple):
-    """How the judge is called."""
+    """Address and options of the judge."""
 
     model: str
     max_tokens: int
@@ -81,7 +81,7 @@ async def judge_reward(
 
     Args:
         prompts: messages or strings, as in the dataset.
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         base_url: URL of the endpoint, ending in `/v1`.
         model: name under which the endpoint serves the judge.
         template: the judge's prompt, with {prompt}, {completion} and any dataset column in braces.
@@ -142,7 +142,7 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
         project="",
         timeout=timeout,
         max_retries=attempts - 1,
-        http_client=client(timeout=timeout, follow_redirects=False),  # completions go to no other host
+        http_client=client(timeout=timeout, follow_redirects=False),  # never send completions to another host
     )
 
 

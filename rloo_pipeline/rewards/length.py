@@ -64,7 +64,7 @@ def medium_length_reward(
     mark or a question mark.
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         completion_ids: token ids of each completion.
         shortest: fewest tokens of a medium length.
         longest: most tokens of a medium length.

@@ -1,15 +1,15 @@
-r"""Mathematical answers, compared by value: numbers as exact fractions, everything else by math-verify.
+r"""Compares mathematical answers by value: numbers as exact fractions, everything else with math-verify.
 
-Where the answer of a completion is: in its last `\boxed{…}` (several that only a comma, `and` or `or` separates are a
-list), in its last `<answer>…</answer>`, or after its last `####`, whichever comes last. Without such a mark it is the
-text after the last `A: `, `Answer: ` or `the answer is `; else the last number. A completion without a readable answer
-scores 0. Only the text after the thinking counts, and a thinking that does not end has no answer.
+The answer is in the completion's last `\boxed{…}` (boxes that only a comma, `and` or `or` separates form a list), in
+its last `<answer>…</answer>`, or after its last `####`, whichever comes last. Without such a mark, it is the text after
+the last `A: `, `Answer: ` or `the answer is `; otherwise the last number. A completion without a readable answer
+scores 0. Only the text after the thinking counts; thinking that does not end has no answer.
 
-How it is compared: numbers may carry currency, thousands separators, units, a percent sign (50% equals 50 and 0.5) or
-a word such as million, and may be mixed (`2 1/2`). `x = 5` and `2 + 3 = 5` are 5; other equations are equations. Where
-the gold answer is a letter, the answer is the letter with which the text begins: `B`, `(B)` or `B) Paris`, and not
-`A or B`. Words, times (`3:30`) and numbers with a base (`101_2`) are compared as text. The rest is math-verify's
-verdict on the LaTeX, within limits of time and size.
+Numbers may have currency, thousands separators, units, a percent sign (50% equals 50 and 0.5) or a word such as
+million, and may be mixed (`2 1/2`). `x = 5` and `2 + 3 = 5` are 5; other equations stay equations. If the gold answer
+is a letter, the answer is the letter with which the text begins: `B`, `(B)` or `B) Paris`, but not `A or B`. Words,
+times (`3:30`) and numbers with a base (`101_2`) are compared as text. For the rest, math-verify judges the LaTeX,
+within limits of time and size.
 
 The gold answer is read in the same way, so it may be a bare expression, a `\boxed{…}` or a whole GSM8K solution that
 ends with `#### 42`. A gold answer that cannot be read gives None; `rloo check` counts these before a run.
@@ -28,13 +28,13 @@ from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_o
 from rloo_pipeline.scoring.number_parsing import Number
 
 _HEADING = r"[^\S\n]*[*_]*[A-Za-z]{2}[^\n]*\n\s*\S"
-"""What follows the `####` of a Markdown heading. One that begins with a number cannot be told from an answer."""
+"""Text after the `####` of a Markdown heading. A heading that begins with a number looks like an answer."""
 _MARK = re.compile(rf"\\(?:boxed|fbox)\s*(?=\{{)|(?<=[^\n#])#{{4,}}+|(?<![^\n])#{{4,}}+(?!{_HEADING})|<answer>")
 _SEPARATOR = re.compile(r"[\s$]*(?:,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b)[\s$]*(?:[A-Za-z]\w{0,3}\s?=\s?)?")
 """Text between two boxes that are one list."""
 _MINUS = re.compile(r"(?:[$(=]\s?-\s?|(?:\s|\A)-)\Z")
 _POWER = re.compile(r"\s*\\?%|\^\{?\w{1,9}\}?|\s*\\pi\b")
-"""What may follow a box and belongs to its value."""
+"""Text after a box that belongs to its value."""
 _ANSWER_IS = re.compile(
     r"^[^\S\n]*A:|\banswer\W{0,4}(?:\s+is)?\W{0,3}:"
     r"|\banswer(?:\s+(?:to|in)\b[^\n.:]{0,80}?)?\s+(?:is|(?:w|sh)ould be|(?:will|must) be)\b",
@@ -65,7 +65,7 @@ _CHOICE = re.compile(
 _EQUALS = re.compile(r"(?<![<>!\\])=|\\approx\b|≈|\\Rightarrow\b|⇒")
 _NAME = re.compile(r"[\s$]*((?:\\?[A-Za-z]+(?:_\{?\w{1,9}\}?)?)(?:\([\w, ]{1,9}\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*")
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?!(?<=\d)\s?[xX]\s?\d|(?<=\d\s)[xX]\s?\d|[mgLlhs])[A-Za-z](?![A-Za-z])")
-"""A letter that stands for a number, and not the `x` of `3 x 4` or the unit of `5 m`."""
+"""A letter that stands for a number, but not the `x` of `3 x 4` or the unit of `5 m`."""
 _VERBATIM = re.compile(r"\d{1,2}:\d\d(?!\d).*|\w+_\{?\d+\}?", re.DOTALL)
 """A time, or a number with its base: math-verify reads them as a quotient and as a number of base 10."""
 
@@ -74,32 +74,32 @@ class MathAnswer(NamedTuple):
     """The answer in a text."""
 
     text: str
-    """Without LaTeX around its words and numbers."""
+    """The answer without LaTeX around its words and numbers."""
     latex: str
-    """As math-verify gets it."""
+    """The answer as math-verify gets it."""
     number: Number | None = None
     """Its value where it is one plain number."""
     only: bool = False
-    """The number has only units and punctuation beside it."""
+    """True if only units and punctuation stand beside the number."""
     name: str = ""
-    """`x` where the answer is `x = 5`; `text` and `latex` are then those of `5`."""
+    """`x` if the answer is `x = 5`; `text` and `latex` then hold `5`."""
     sentence: bool = False
-    """The expression is somewhere in `latex`, which has words around it."""
+    """True if `latex` has words around the expression."""
 
     @property
     def key(self) -> str:
-        """What two answers that are written alike have in common."""
+        """Key that is equal for two answers that are written alike."""
         letter = _LETTER.fullmatch(self.text)
         return letter[1].casefold() if letter else re.sub(r"[\s{}]", "", self.text.casefold())
 
     @property
     def has_words(self) -> bool:
-        """There is language in the text, and no LaTeX."""
+        """True if the text has words and no LaTeX."""
         return "\\" not in self.text and bool(_WORDS.search(self.text))
 
     @property
     def is_text(self) -> bool:
-        """The answer is language, not mathematics."""
+        """True if the answer is words, not mathematics."""
         return self.number is None and self.has_words and not re.search(r"[\d=^<>+*]", self.text)
 
 
@@ -114,9 +114,9 @@ def math_reward(
     The metric `rewards/<name>/none` in metrics.json is the number of None.
 
     Args:
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         answer: the gold answers.
-        solution: the gold answers where there is no column `answer` (TRL's name).
+        solution: the gold answers, if the column `answer` is missing (TRL's name).
         after_thinking: a completion without `</think>` has no answer; for chat templates that write `<think>`.
 
     Raises:
@@ -165,7 +165,7 @@ def _gold(text: str) -> MathAnswer | None:
 
 
 def find(text: str, gold: MathAnswer | None = None) -> MathAnswer | None:
-    """The answer in a text; None where there is none. `gold` is the gold answer, where the text is a completion."""
+    """The answer in a text, or None. `gold` is the gold answer, if the text is a completion."""
     text = number_parsing.ascii_mathematics(text)
     wanted = None if gold is None or gold.number else gold
     letter = wanted is not None and bool(_LETTER.fullmatch(wanted.text))
@@ -196,8 +196,8 @@ def find(text: str, gold: MathAnswer | None = None) -> MathAnswer | None:
 
 
 def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
-    """The text that belongs to the last mark (the content of the box, with those it makes a list with, or of the
-    element, or the rest of the line), and whether it is a box.
+    """The text of the last mark, and True if the mark is a box. The text is the content of the box (with the boxes of
+    its list), the content of the element, or the rest of the line.
     """
     mark = marks[-1]
     if mark[0] == "<answer>":
@@ -205,7 +205,7 @@ def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
     if mark[0].startswith("#"):
         return text[mark.end() :].lstrip().partition("\n")[0], False
     end = _closing(text, mark.end())
-    content = text[mark.end() + 1 : max(end, 0)]  # empty where the closing brace is missing
+    content = text[mark.end() + 1 : max(end, 0)]  # empty if the closing brace is missing
     if content and (after := _POWER.match(text, end + 1)):
         content += after[0]
     if content and _MINUS.search(text[max(0, mark.start() - 4) : mark.start()]):
@@ -220,7 +220,7 @@ def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
 
 
 def _closing(text: str, start: int) -> int:
-    """The place of the brace that closes the one at `start`; -1 where there is none."""
+    """Index of the brace that closes the one at `start`; -1 if it is missing."""
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
@@ -230,7 +230,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _read(span: str, prose: bool = True) -> MathAnswer | None:
-    """The answer in a short text: its leading number or expression, or its last number. In prose, `18!` is 18."""
+    """The answer in a short text: its leading number or expression, else its last number. In prose, `18!` is 18."""
     name, latex = _sides(span)
     text = number_parsing.plain(latex).strip().rstrip(".,;:! " if prose else ".,;: ")
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
@@ -249,7 +249,7 @@ def _read(span: str, prose: bool = True) -> MathAnswer | None:
 
 
 def _sides(text: str) -> tuple[str, str]:
-    """The name and the value in `x = 5`, `2 + 3 = 5`, `x = 2 + 3 = 5`; no name and all of the text elsewhere."""
+    """Splits `x = 5`, `2 + 3 = 5` or `x = 2 + 3 = 5` into name and value; other texts are a value without a name."""
     *left, value = _EQUALS.split(text)
     names = [name[1] for side in left if (name := _NAME.fullmatch(side))]
     if all(_NAME.fullmatch(side) or _WORDS.search(side) or not _UNKNOWN.search(side) for side in left):

@@ -1,10 +1,9 @@
-"""A learned reward: any Hugging Face model for sequence classification, applied to the whole conversation in its own
+"""A learned reward: any Hugging Face model for sequence classification. It scores the whole conversation in its own
 chat template, as in TRL.
 
 The model is loaded once per process, from a folder or the Hub's cache and never from the network. Conversations of
-similar length share a batch, padded on the right; padding does not change a score. A special token that prompt or
-completion spell is encoded as the text that it is. Weights are bfloat16 on a GPU and
-float32 on a CPU. In the configuration:
+similar length share a batch, padded on the right; padding does not change a score. Special tokens that a prompt or
+completion spells are encoded as plain text. Weights are bfloat16 on a GPU and float32 on a CPU. In the configuration:
 
     - function: rloo_pipeline.rewards.model:reward_model
       batch: all      # one process, one model, batches from the whole table
@@ -39,7 +38,7 @@ class LoadedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     limit: int
-    """Longest conversation in tokens."""
+    """Maximum length of a conversation in tokens."""
     pad: int | None
     """The padding token; a model without one gets one conversation at a time."""
 
@@ -179,8 +178,8 @@ def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
 
 
 def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, Any]) -> list[int]:
-    """Token ids of a text, or of messages in the model's chat template. A special token that they spell is text: a
-    policy could end its turn with it and write the user's.
+    """Token ids of a text, or of messages in the model's chat template. Special tokens that they spell are encoded as
+    plain text; otherwise a policy could end its turn and write the user's.
     """
 
     def rendered(messages: Any) -> str:

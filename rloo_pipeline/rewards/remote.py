@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REWARD = "remote_reward"
 TRANSIENT_STATUS = (408, 425, 429)
 LONGEST_WAIT = 60.0
-"""Most seconds between two attempts."""
+"""Longest time between two attempts, in seconds."""
 
 
 class TransientError(Exception):
@@ -31,7 +31,7 @@ class TransientError(Exception):
 
 
 class Target(NamedTuple):
-    """Where and how requests are sent."""
+    """Target and options of requests."""
 
     url: str
     shown_url: str
@@ -61,7 +61,7 @@ async def remote_reward(
 
     Args:
         prompts: messages or strings, as in the dataset.
-        completions: strings, or lists of messages of which the last one counts.
+        completions: strings, or lists of messages; the last message counts.
         url: URL to POST to.
         columns: names of dataset columns to send as well.
         batch_size: completions per request.

@@ -1,7 +1,7 @@
-"""LoRA adapters in a vLLM engine: the settings that it is started with, and the check that it applies all modules.
+"""LoRA adapters in a vLLM engine: the engine's settings, and a check that it applies all modules.
 
 vLLM finds layers by the last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and
-leaves out without a word what none of its layers takes. So the adapter's modules are counted after it is loaded.
+silently drops modules that none of its layers takes. So we compare the modules after the adapter is loaded.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of max_lora_rank that vLLM allows."""
 PREFIX = "base_model.model."
-"""Of the names of tensors in PEFT's files."""
+"""Prefix of tensor names in PEFT's files."""
 
 
 def settings(folder: Path) -> dict[str, Any]:
     """vLLM's settings for the adapter in a folder.
 
-    vLLM leaves modules that no adapter changes as they are. Otherwise it would also prepare layers of experts for
-    adapters, which it cannot on CPUs. It takes last names: PEFT writes whole paths for `all-linear`, of which vLLM
-    would find those of unfused layers alone.
+    They name the modules that the adapter changes. Otherwise vLLM would also prepare layers of experts for adapters,
+    which fails on CPUs. The names are last parts: PEFT writes whole paths for `all-linear`, from which vLLM would find
+    only the unfused layers.
     """
     names = sorted({module.rpartition(".")[2] for module in modules(folder)})
     rank = read_json(folder / ADAPTER)["r"]
@@ -39,10 +39,10 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def modules(folder: Path) -> list[str]:
-    """The modules that an adapter changes, by their names in transformers, from its tensors.
+    """Names in transformers of the modules that an adapter changes, read from its tensors.
 
     Raises:
-        UserError: it also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
+        UserError: the adapter also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
     """
     from safetensors import safe_open
 
@@ -58,7 +58,7 @@ def modules(folder: Path) -> list[str]:
 
 
 def vllm_lora_rank(rank: int) -> int:
-    """The smallest LoRA rank of vLLM that is at least `rank`."""
+    """The smallest `max_lora_rank` of vLLM that is at least `rank`."""
     return next(allowed for allowed in LORA_RANKS if allowed >= rank)
 
 
@@ -86,7 +86,7 @@ ADVICE = "leave these modules out of update.lora.target_modules, or train all we
 
 
 def _not_applied(model: Any, number: int) -> list[str]:
-    """The names of modules of a loaded adapter that no layer of an engine's model has taken."""
+    """Names of a loaded adapter's modules that no layer of the engine's model has taken."""
     manager = model.lora_manager
     adapter = manager.get_adapter(number)
     taken = {id(manager._get_lora_layer_weights(adapter, name)) for name in manager.modules}
@@ -94,6 +94,6 @@ def _not_applied(model: Any, number: int) -> list[str]:
 
 
 def _named(names: Iterable[str]) -> str:
-    """Modules by their last names, with how many there are of each."""
+    """Lists modules by the last part of their names, with the number of each."""
     last = [name.rpartition(".")[2] for name in names]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))

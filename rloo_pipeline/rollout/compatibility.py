@@ -1,4 +1,4 @@
-"""Which policies one vLLM engine can hold one after the other."""
+"""Decides which policies one vLLM engine can hold, one after the other."""
 
 from __future__ import annotations
 

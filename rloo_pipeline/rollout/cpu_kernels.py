@@ -102,7 +102,7 @@ def _parts(first: int, length: int, images: Iterable[tuple[int, int]]) -> Iterat
 
     Args:
         first: position of the first new token; those before are in the cache.
-        length: of the sequence.
+        length: length of the sequence.
         images: positions of the first and the last token of each.
     """
     for start, last in sorted(images):

@@ -1,4 +1,4 @@
-"""What vLLM cannot sample on CPUs, refused in one sentence: by itself it fails deep inside an engine, or not at all."""
+"""Refuses models that vLLM cannot sample on CPUs; vLLM itself fails deep inside an engine, or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATENT = 576
 DELTA_HEADS = (64, 128)
 """Sizes of a head of DeltaNet that it is compiled for."""
 MULTIPLE = 32
-"""What the hidden size of a model with experts must be a multiple of. vLLM pads the width of experts, except that of
+"""The hidden size of a model with experts must be a multiple of this. vLLM pads the width of experts, except in
 gpt-oss.
 """
 
@@ -72,10 +72,10 @@ def check_heads(file: Path, model: ModelConfig) -> None:
 
 
 def check_configured_heads(file: Path, hf_config: Mapping[str, Any]) -> None:
-    """As `check_heads` by config.json, without an engine; models whose heads it does not tell are not checked.
+    """Applies `check_heads` to config.json, without an engine; skips models whose config.json does not give the heads.
 
     Raises:
-        UserError: vLLM cannot compute them on a CPU.
+        UserError: vLLM cannot compute these heads on a CPU.
     """
     text = text_config(hf_config)
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")

@@ -1,4 +1,4 @@
-"""Sizes that a vLLM engine is started with: context, KV cache, images of a prompt."""
+"""Sizes of a vLLM engine at its start: context, KV cache, images per prompt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CPU_MAX_SEQS = 256
 CPU_BLOCK_SIZE = 128
 """Tokens in one block of the KV cache on CPUs."""
 GPU_BLOCK_SIZE = 128
-"""Tokens that the length of a sequence is rounded up to on GPUs, where most kernels have blocks of 16."""
+"""Sequence lengths are rounded up to multiples of this many tokens on GPUs; most kernels have blocks of 16."""
 LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
-"""Values per token that vLLM has at once in a layer, as multiples of its widths."""
+"""Values per token that vLLM holds at once in a layer, as multiples of the layer's widths."""
 LOGITS = 4
-"""Copies of the logits in float32 that vLLM has at once while it samples."""
+"""Copies of the float32 logits that vLLM holds at once while it samples."""
 GB = 1e9
 
 
@@ -48,8 +48,8 @@ def cache_bytes(dims: ModelDims | None, dtype: Dtype, most_gib: int, longest: in
     and a quarter more for prompts that several sequences share.
 
     Args:
-        dims: of the model; None where they are not known, which gives `most_gib`.
-        dtype: of the model.
+        dims: the model's dimensions; if None (unknown), the result is `most_gib`.
+        dtype: the model's number format.
         most_gib: upper limit in GiB.
         longest: tokens of a prompt and its completion.
     """
@@ -69,34 +69,34 @@ class VisibleGpu(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether vLLM's defaults for a batch are the larger ones."""
+        """True if vLLM uses its larger batch defaults."""
         return self.memory >= 70 * 2**30 and "a100" not in self.name.lower()
 
     @property
     def sequences(self) -> int:
-        """Largest number of sequences in one batch."""
+        """Maximum number of sequences in one batch."""
         return 1024 if self.is_large else 256
 
     @property
     def tokens(self) -> int:
-        """Largest number of tokens in one step."""
+        """Maximum number of tokens in one step."""
         return 16384 if self.is_large else 8192
 
 
 class GpuBudget(NamedTuple):
-    """Bytes of each GPU that a vLLM engine has, known before it starts."""
+    """Bytes that a vLLM engine takes on each GPU, computed before it starts."""
 
     engine: float
     """CUDA context, graphs and workspaces."""
     weights: float
     activations: float
-    """Of the largest batch, with its logits."""
+    """Activations of the largest batch, with its logits."""
     cache: int
     """The KV cache."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return sum(self)
 
 
@@ -109,22 +109,22 @@ def gpu_budget(
     longest: int,
     recurrent: bool = False,
 ) -> GpuBudget:
-    """Divides the share of a GPU that vLLM may have.
+    """Divides vLLM's share of a GPU.
 
-    The cache gets what a full batch of the longest sequences takes, and a quarter more, as far as there is room; so
-    nothing has to be measured on a GPU on which something else may start or end meanwhile.
+    The cache gets 1.25 times the size of a full batch of the longest sequences, as far as there is room. So vLLM need
+    not measure memory, which would go wrong if other processes on the GPU start or end meanwhile.
 
     Args:
-        dims: of the model.
-        dtype: of the model.
+        dims: the model's dimensions.
+        dtype: the model's number format.
         card: the GPU.
         utilization: `vllm.gpu_memory_utilization`, an upper limit.
         parallel: number of GPUs over which the model is split.
-        longest: tokens of a prompt and its completion.
-        recurrent: layers have states, whose blocks have other sizes; the cache then gets all of the room.
+        longest: maximum number of tokens of a prompt with its completion.
+        recurrent: True if layers have recurrent states, whose blocks have other sizes; the cache then gets all room.
 
     Returns:
-        The budget; its cache is 0 or less where there is no room for one.
+        The budget; its cache is 0 or less if there is no room for one.
     """
     size = BYTES[dtype]
     widths = dims._asdict()
@@ -145,11 +145,11 @@ def gpu_budget(
 def gpu_settings(
     base: Path, dtype: Dtype, gpu: VisibleGpu, utilization: float, parallel: int, longest: int
 ) -> dict[str, Any]:
-    """vLLM's settings for its share of a GPU; the arguments are those of `gpu_budget`.
+    """vLLM's settings for its share of a GPU; takes the arguments of `gpu_budget`.
 
     With `kv_cache_memory_bytes`, vLLM does not measure memory, which fails while other processes on the GPU start or
-    end. Of `gpu_memory_utilization` it then only demands at its start that so much is free. Where config.json has no
-    sizes that we know, vLLM measures.
+    end. vLLM then only requires that `gpu_memory_utilization` is free at its start. If config.json lacks sizes that we
+    know, vLLM measures.
 
     Raises:
         UserError: the cache cannot hold a sequence.

@@ -38,7 +38,7 @@ UNREADABLE = "call"
 
 
 class EpisodeContext(NamedTuple):
-    """What all episodes of a job share."""
+    """State that all episodes of a job share."""
 
     settings: Rollout
     pool: EnvironmentPool
@@ -124,7 +124,7 @@ class Episodes:
         """Prepares the episodes.
 
         Args:
-            context: what they share.
+            context: state that the episodes share.
             rows: for each one, the row of its prompt with all columns.
             requests: for each one, the first turn.
         """

@@ -27,14 +27,14 @@ class Turn(NamedTuple):
 
     calls: Calls
     answers: list[str] | None
-    """What was answered; None where there was no room for it, so that it is not in the file."""
+    """The answers; None if there was no room for them, so that the file lacks them."""
 
 
 class ReplayDifference(NamedTuple):
     """Something that came out differently."""
 
     row: int
-    """Of the table."""
+    """Row of the table."""
     name: str
     """A tool with its arguments, `reward` or `state`."""
     stored: str
@@ -42,21 +42,21 @@ class ReplayDifference(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What a replay found."""
+    """Result of a replay."""
 
     calls: int
     """Number of calls that were made."""
     differences: list[ReplayDifference]
-    """By row."""
+    """Differences by row."""
 
 
 def turns_of(messages: Sequence[Message], finish_reason: str) -> Iterator[Turn]:
     """The turns of an episode whose calls were made; calls that could not be read were not.
 
     Args:
-        messages: what follows the prompt.
-        finish_reason: of the episode. After `stop`, a last turn has calls that were one too many and not made; after
-            `length` they were made, and there was no room for their answers.
+        messages: messages after the prompt.
+        finish_reason: finish reason of the episode. After `stop`, the calls of a last turn exceeded the limit and were
+            not made; after `length`, they were made, but their answers did not fit.
     """
     calls: Calls = []
     for role, group in groupby(messages, key=lambda message: message["role"]):

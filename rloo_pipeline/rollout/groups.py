@@ -34,9 +34,9 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
-        folder: of the policy.
-        config: of the stage.
-        prompts: what it will sample from.
+        folder: the policy's folder.
+        config: the stage's configuration.
+        prompts: prompts to sample from.
         max_completion_length: tokens that the context must have room for beside the longest prompt.
 
     Raises:
@@ -73,14 +73,14 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
 
 
 def call_reader(folder: Path, config: Config) -> CallReader:
-    """What reads calls of tools in the turns of a model; its `template` renders their answers.
+    """The reader of tool calls in a model's turns; its `template` renders the tools' answers.
 
     Args:
-        folder: of the model, not of an adapter.
+        folder: the model's folder, not an adapter's.
         config: with the sections `model`, `dataset` and `rollout`.
 
     Raises:
-        UserError: rollout.tool_parser is no parser of vLLM, or none reads a call as the chat template writes it.
+        UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 
@@ -97,7 +97,7 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
 
 
 def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
-    """How samples were drawn, for the footer of their table."""
+    """Sampling settings for the footer of a table."""
     return {
         "dtype": model.dtype,
         "logprobs_mode": LOGPROBS_MODE,
@@ -106,7 +106,7 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
 
 
 def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -> dict[str, Any]:
-    """What the footer of a table of rollouts says; the digest is that of the policy that samples."""
+    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples."""
     return {
         "run": config.run,
         "round": round_,
@@ -149,8 +149,8 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
 
     Args:
         sampler: with the policy.
-        config: of the stage.
-        draws: what to sample.
+        config: the stage's configuration.
+        draws: draws to sample.
 
     Returns:
         For each draw, a table of rollouts without a footer, ordered by (prompt, sample).

@@ -58,7 +58,7 @@ class Completion(NamedTuple):
     finish_reason: str
     """`stop`, `length` or `abort`."""
     experts: list[int] | None = None
-    """Experts of all tokens but the last of prompt and completion, layer by layer; None if they were not asked for."""
+    """Experts, layer by layer, of every token of prompt and completion but the last; None unless requested."""
 
     def columns(self) -> dict[str, Any]:
         """Its columns in the table, but for the keys and the prompt."""
@@ -143,8 +143,8 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
 
     Args:
         tokenizer: vLLM's.
-        request: what was asked for.
-        params: of the request; the seed is not read.
+        request: the request.
+        params: parameters of the request; its seed is not read.
         output: a finished RequestOutput with one completion.
 
     Raises:
@@ -165,7 +165,7 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
 
 
 def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
-    """The experts of vLLM, [tokens, layers, choices], as a list; None where it returns none."""
+    """vLLM's experts, [tokens, layers, choices], as a flat list; None if it returned none."""
     if chosen is None:
         return None
     if len(chosen) < tokens:
@@ -176,7 +176,7 @@ def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled: Any) -> str:
-    """The text of `policy.shown_ids`; without special tokens in it, identical to vLLM's own with detokenize=True."""
+    """The text of `policy.shown_ids`; without special tokens, identical to vLLM's own text (detokenize=True)."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), list(sampled.token_ids))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
 """Columns of the prompt sets that `reset` does not get."""
 POLL_SECONDS = 1.0
-"""Longest wait for an answer before dead processes are looked for."""
+"""Longest wait for an answer before looking for dead processes."""
 
 
 def pool_of(settings: Rollout) -> EnvironmentPool:

@@ -43,7 +43,7 @@ class EngineSettings(NamedTuple):
     most_images: int = 0
     """Images that a prompt may have."""
     router_replay: bool = False
-    """Completions have the experts that were chosen."""
+    """True if completions get the experts that vLLM chose."""
 
 
 class Sampler:
@@ -52,11 +52,11 @@ class Sampler:
     def __init__(
         self, folder: Path, engine: EngineSettings, max_model_len: int, seed: int, digest: str | None = None
     ) -> None:
-        """Loads the policy (a full model, or an adapter with its base); `digest` is its digest if it is verified.
+        """Loads the policy: a full model, or an adapter with its base. `digest` is its digest, if already verified.
 
         Raises:
-            UserError: the policy is not complete, prompt and completion do not fit the model's context, or vLLM does
-                not apply all modules of its adapter.
+            UserError: the policy is incomplete, prompt and completion do not fit the model's context, or vLLM does not
+                apply all modules of the adapter.
         """
         base = policy.base_of(folder)
         policy.check(base)
@@ -66,7 +66,7 @@ class Sampler:
                 "sample on a GPU"
             )
         self.folder = folder
-        """Of the policy; settings["model"] is its base if it is an adapter."""
+        """The policy's folder; settings["model"] is its base if it is an adapter."""
         self.digest = digest or policy.digest(folder)
         if policy.is_adapter(folder):
             policy.verify(base)
@@ -87,9 +87,9 @@ class Sampler:
                 base, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
             )
         self.sleeping = False
-        """Whether vLLM has moved the weights to host memory and dropped the KV cache."""
+        """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
-        """Whether a swap of this engine's weights has passed `swap_check`."""
+        """True if a swap of this engine's weights has passed `swap_check`."""
         self.lora = _lora_request(folder, 1) if policy.is_adapter(folder) else None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
@@ -135,19 +135,19 @@ class Sampler:
         return engine
 
     def swap(self, folder: Path, max_model_len: int, digest: str | None = None) -> None:
-        """Loads another policy with the same `compatibility_key`; completions are those of a new engine.
+        """Loads another policy with the same `compatibility_key`; completions equal those of a new engine.
 
-        A policy with the digest of the current one is not read again.
+        If its digest is the current policy's, nothing is read again.
 
         Args:
-            folder: of the policy.
-            max_model_len: tokens that the context must have room for.
-            digest: of the policy, if it is verified.
+            folder: folder of the policy.
+            max_model_len: number of tokens that must fit into the context.
+            digest: the policy's digest, if already verified.
 
         Raises:
             IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
                 compute with the new weights.
-            UserError: it does not compute with the new adapter, which a new engine would load in the same way.
+            UserError: it does not compute with the new adapter; a new engine would not either.
         """
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
@@ -205,7 +205,7 @@ class Sampler:
 
         Args:
             requests: token ids, seeds and sampling parameters.
-            label: of the progress line.
+            label: label of the progress line.
 
         Returns:
             The completions in the order of the requests.
@@ -220,7 +220,7 @@ class Sampler:
 
         Args:
             turns: the requests.
-            label: of the progress line.
+            label: label of the progress line.
         """
         began = time.monotonic()
         if turns.total:
@@ -298,7 +298,7 @@ def _reset_cache(llm: LLM) -> None:
 
 
 def visible_gpu(parallel: int) -> VisibleGpu:
-    """The first GPU of this process. For several, vLLM forks its processes, so CUDA must not start here."""
+    """The first GPU of this process. With several GPUs, vLLM forks processes, so CUDA must not start here."""
     from vllm.platforms import current_platform
 
     if parallel > 1:

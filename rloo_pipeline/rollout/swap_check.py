@@ -50,7 +50,7 @@ class EngineReply(NamedTuple):
     """An engine's answer to the fixed prompts."""
 
     logps: list[dict[int, float]]
-    """For each prompt, log-probs of the most likely next tokens."""
+    """Log-probs of the most likely next tokens, for each prompt."""
     cached: int
     """Number of prompt tokens that came from its prefix cache."""
     engine: VllmConfig | None = None
@@ -109,9 +109,9 @@ def transformers_logps(
     """Log-probs of all next tokens under the policy as transformers load it.
 
     Args:
-        folder: of the policy.
+        folder: the policy's folder.
         dtype: to compute in.
-        trust_remote_code: whether to run code that comes with the model.
+        trust_remote_code: run code that comes with the model.
         prompts: token ids to continue.
         engine: configuration of the vLLM engine in this process, if there is one.
 
@@ -139,7 +139,7 @@ def transformers_logps(
 
 
 def _shown(base: Path, trust_remote_code: bool, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
-    """What a model of images gets beside a prompt: the fixed image, where the prompt has placeholders for it."""
+    """Inputs of a vision-language model besides a prompt: the fixed image, if the prompt has placeholders for it."""
     import torch
 
     from rloo_pipeline.training import row_images
@@ -170,23 +170,23 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
 
 
 def is_cheap(folder: Path) -> bool:
-    """Whether the weights are small enough to check every swap."""
+    """True if the weights are small enough to check every swap."""
     size = sum(file.stat().st_size for file in policy.base_of(folder).glob("*.safetensors"))
     return size <= ALWAYS_CHECKED_BYTES
 
 
 def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool) -> None:
-    """Checks that an engine computes with the weights in `folder`, and tells the user where it does not.
+    """Checks that an engine computes with the weights in `folder`.
 
     Args:
-        reply: of the engine to the prompts.
-        folder: of the policy that the engine was given.
-        dtype: of the engine.
-        trust_remote_code: whether to run code that comes with the model.
+        reply: the engine's reply to the prompts.
+        folder: the policy that the engine was given.
+        dtype: the engine's number format.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
-        UserError: it does not compute with an adapter, which a new engine would load in the same way.
+        UserError: it does not compute with an adapter; a new engine would not either.
     """
     try:
         expected = transformers_logps(folder, dtype, trust_remote_code, reply.prompts, reply.engine)

@@ -39,18 +39,18 @@ class Templater:
 
         Args:
             dataset: section of the configuration.
-            tokenizer: of the model.
+            tokenizer: the model's tokenizer.
             stop_ids: tokens that end a turn.
             pool: processes for tools and environments; None in a run without tools.
             several: the column `environment` says which environment a row has.
-            processor: of the model, in a run with images.
+            processor: the model's processor, in a run with images.
         """
         self.dataset, self.tokenizer, self.pool, self.several = dataset, tokenizer, pool, several
         self.processor = processor
         self.files: dict[str, bytes] = {}
         """Image files of all rows so far, by digest."""
         self.single = True
-        """Whether the rows have one image each, not lists of images."""
+        """True if the rows have one image each, not lists of images."""
         self.template = ToolTemplate(tokenizer, dataset, stop_ids)
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
@@ -59,7 +59,7 @@ class Templater:
         """The rows with all their columns and prompt, prompt_ids and prompt_id.
 
         Args:
-            rows: of the dataset.
+            rows: rows of the dataset.
             path: of their file, for messages.
 
         Raises:

@@ -28,10 +28,10 @@ TOO_MANY = "error: one call at a time"
 
 
 class ToolCalls(NamedTuple):
-    """What a turn of the model calls."""
+    """The tool calls in a turn of the model."""
 
     content: str
-    """Text before the calls; all of it where there are none."""
+    """Text before the calls; all of it without calls."""
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Name and arguments of each."""
     malformed: bool = False
@@ -45,16 +45,16 @@ class CallReader:
         """Chooses the parser.
 
         Args:
-            template: of the model.
+            template: the model's template.
             parser: a name of vLLM, or `auto`.
 
         Raises:
-            UserError: there is no such parser, or it does not read calls as the template writes them.
+            UserError: the parser does not exist, or it does not read calls as the template writes them.
         """
         import_shims.import_vllm()
         from vllm.tool_parsers import ToolParserManager
 
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # a malformed call is no error of the program
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not the program's error
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
         names = sorted(ToolParserManager.list_registered())
@@ -74,14 +74,14 @@ class CallReader:
             )
         first, other = (after_thinking(text).split() for text in self.texts)
         self.mark = (first[0].partition("{")[0] or first[0]) if first[0] == other[0] else ""
-        """What every call begins with."""
+        """Text with which every call begins."""
 
     def read(self, text: str, schemas: Sequence[dict[str, Any]]) -> ToolCalls:
         """Reads a turn.
 
         Args:
-            text: of the turn, with special tokens, without its end token.
-            schemas: of the tools that the model may call.
+            text: text of the turn, with special tokens, without its end token.
+            schemas: schemas of the tools that the model may call.
         """
         answer = after_thinking(text)
         thinking = text[: len(text) - len(answer)]
@@ -115,7 +115,7 @@ class CallReader:
         return self.readers[key]
 
     def _reads(self, name: str) -> bool:
-        """Whether a parser reads the examples as the template writes them."""
+        """True if a parser reads the examples as the template writes them."""
         properties = {key: {"type": "string"} for _, arguments in EXAMPLES for key in arguments}
         parameters = {"type": "object", "properties": properties}
         schemas = [

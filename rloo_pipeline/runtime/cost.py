@@ -1,4 +1,4 @@
-"""What a stage took: wall seconds, CPU seconds and peak memory, logged when it ends."""
+"""Logs the cost of a stage when it ends: wall seconds, CPU seconds and peak memory."""
 
 from __future__ import annotations
 

@@ -13,24 +13,24 @@ from weakref import WeakSet
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU, without importing a library."""
+    """True if this machine has an NVIDIA GPU, without importing a library."""
     return Path("/dev/nvidiactl").exists()
 
 
 def visible_gpus() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; SLURM sets that variable too.
 
-    Without it all that the driver shows: indices, or the UUIDs of the slices of a GPU in MIG mode, of which CUDA would
-    otherwise use the first one only.
+    Without the variable, returns all that the driver shows: indices, or UUIDs of MIG slices, since CUDA would otherwise
+    use only the first slice.
     """
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        # CUDA ignores what follows a name that it does not know
+        # CUDA ignores everything after a name that it does not know
         return [*takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, names.split(",")))]
     return _listed(nvidia_smi("-L")) if has_gpu() else []
 
 
 def _listed(lines: list[str]) -> list[str]:
-    """The GPUs in the output of `nvidia-smi -L`, in which the MIG slices of a GPU follow it."""
+    """The GPUs in the output of `nvidia-smi -L`, which lists the MIG slices of a GPU after it."""
     names: dict[str, list[str]] = {}
     for line in lines:
         if gpu := re.match(r"GPU (\d+):", line):
@@ -48,22 +48,20 @@ def device_type() -> str:
 
 
 IDLE = {"sampler": 2.5e9, "logprobs": 1e9, "trainer": 1e9}
-"""Bytes of a GPU that the engine of a warm worker keeps between its stages: the CUDA context, and the graphs and
-workspaces of a sampler. Not measured.
+"""GPU bytes that a warm worker's engine keeps between its stages: the CUDA context, and a sampler's graphs and
+workspaces. Not measured.
 """
 WARM = "RLOO_WARM"
-"""Environment variable with the roles of the warm workers that take turns on a GPU."""
+"""Environment variable: the roles of the warm workers that take turns on a GPU."""
 
 
 def idle_bytes(role: str) -> float:
-    """Bytes of a GPU that the other warm workers keep while one of this role has its turn."""
+    """GPU bytes that the other warm workers keep while a worker of this role has its turn."""
     return sum(IDLE[other] for other in os.environ.get(WARM, "").split() if other != role)
 
 
 def training_bytes() -> float:
-    """Memory that a process of an update may fill: of its GPU what warm workers leave, or its share of
-    `machine_bytes`.
-    """
+    """Bytes that an update process may use: what warm workers leave of its GPU, or its share of `machine_bytes`."""
     import torch
 
     if torch.cuda.is_available():
@@ -122,18 +120,18 @@ def free_gpu() -> None:
 
 
 class GpuProcess(NamedTuple):
-    """A process that holds memory of a GPU."""
+    """A process that holds GPU memory."""
 
     pid: int
     name: str
-    """What it runs, in words for the user."""
+    """The process in words for the user."""
     used: float
-    """Bytes of the GPU."""
+    """GPU memory in bytes."""
 
 
 def gpu_processes() -> list[GpuProcess]:
-    """Processes with memory of the GPUs that this one may use, the largest first; none where the driver does not tell,
-    as for some containers.
+    """Processes that hold memory of the GPUs visible here, the largest first; empty if the driver does not tell, as in
+    some containers.
     """
     whole = [name for name in visible_gpus() if not name.startswith("MIG-")]
     only = ["-i", ",".join(whole)] if whole else []
@@ -144,7 +142,7 @@ def gpu_processes() -> list[GpuProcess]:
 
 
 def _process_name(pid: int) -> str:
-    """Such as `process 41 (rloo rollout)`."""
+    """Name for messages, such as `process 41 (rloo rollout)`."""
     if pid == os.getpid():
         return "this process"
     try:
@@ -164,7 +162,7 @@ def gpu_facts(facts: str) -> list[str]:
 
 
 def nvidia_smi(*options: str) -> list[str]:
-    """Lines that nvidia-smi prints, which opens no CUDA context; none where it fails."""
+    """Lines that nvidia-smi prints; empty if it fails. It does not open a CUDA context."""
     try:
         output = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):

@@ -1,9 +1,9 @@
-"""Which GPUs of a machine a stage takes, so that stages that run at once have different ones; how many it has had.
+"""Claims GPUs of a machine for a stage, so that concurrent stages have different ones.
 
-Snakemake counts the GPUs of the stages that run (`gpu_stages`), but does not say which GPUs are whose, and left alone
-each would take the first. So a stage takes a name for each GPU, that of an abstract Unix socket, and puts these GPUs in
-CUDA_VISIBLE_DEVICES. The kernel releases the names, however the stage ends, and they leave no file. A job of SLURM sees
-only its own GPUs, which in each job can have the same numbers, so the names contain the job's.
+Snakemake counts the GPUs of running stages (`gpu_stages`) but does not assign them, so each stage would take the first
+GPU. Therefore a stage binds an abstract Unix socket per GPU and puts these GPUs in CUDA_VISIBLE_DEVICES. The kernel
+releases the sockets however the stage ends, and they leave no file. A SLURM job sees only its own GPUs, and different
+jobs may give them the same numbers, so the socket names contain the job's id.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def require_callable(owner: object, name: str, signature: str) -> None:
 
     Args:
         owner: its module or class.
-        name: of the attribute.
+        name: name of the attribute.
         signature: its parameters without annotations and defaults, such as `(self, job)`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the workflow lies that belongs to this package: Snakefile, workflow/, profiles/, containers/, config/ and
+"""Finds the workflow that belongs to this package: Snakefile, workflow/, profiles/, containers/, config/ and
 requirements/. `python -m rloo_pipeline.runtime.installation` prints it.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 DEFAULT_CONFIG = Path("config/config.yaml")
 """The configuration of a project, relative to its folder, where none is named: Snakemake's usual place."""
 NO_PROJECT = " in this folder; name one, go to the folder of a project, or make one with `rloo init`"
-"""End of the sentence where there is none."""
+"""End of the error message if there is none."""
 PACKAGE = Path(str(files("rloo_pipeline")))
 
 

@@ -18,7 +18,7 @@ def readable_after(pid: int) -> int:
     """A file descriptor that can be read from once a process has ended, whether or not its parent has waited for it.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        ProcessLookupError: the process does not exist.
     """
     try:
         return os.pidfd_open(pid)

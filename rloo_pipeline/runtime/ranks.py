@@ -32,7 +32,7 @@ class Rank(NamedTuple):
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes the files."""
+        """True if this is rank 0, which writes the files."""
         return self.number == 0
 
 
@@ -43,7 +43,7 @@ def current() -> Rank:
 
 
 def is_rank() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
+    """True if a launcher started this process as one of several ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ or RENDEZVOUS in os.environ
 
 
@@ -59,7 +59,7 @@ def use_single_process() -> None:
 
 
 def tell_launcher(message: str) -> None:
-    """Reports why this rank failed to the process that launched it; does nothing in a process that is no rank."""
+    """Reports why this rank failed to the process that launched it; does nothing in a process that is not a rank."""
     if is_rank() and FAILED in os.environ:
         with contextlib.suppress(OSError), open(os.environ[FAILED], "x") as file:
             file.write(message)

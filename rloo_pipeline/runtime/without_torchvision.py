@@ -1,4 +1,4 @@
-"""Lets models of images run where there is no torchvision, as with PyTorch's CPU build from PyPI.
+"""Lets vision-language models run without torchvision, as with PyTorch's CPU build from PyPI.
 
 Qwen-VL's processors need torchvision for videos only. vLLM imports modules that import it: for one function on sizes
 (Qwen-VL), or for the name of a class (Gemma 3). Images are processed by transformers' processors on PIL then. Where
@@ -35,7 +35,7 @@ def _is_missing() -> bool:
 
 
 def prepare_processors() -> None:
-    """Has transformers load the processors of PROCESSORS without their part for videos."""
+    """Makes transformers load the processors of PROCESSORS without their video part."""
     if not _is_missing():
         return
     import transformers
@@ -48,7 +48,7 @@ def prepare_processors() -> None:
 
 
 def _no_videos(processor: Any) -> SimpleNamespace:
-    """What vLLM reads of the video processor, though no prompt has a video."""
+    """A stand-in for the video processor, which vLLM reads though no prompt has a video."""
     from transformers.processing_utils import VideosKwargs
 
     images = processor.image_processor
@@ -57,7 +57,7 @@ def _no_videos(processor: Any) -> SimpleNamespace:
 
 
 def register_in_vllm(architecture: str) -> None:
-    """Has vLLM take an architecture of IN_VLLM from this process; by itself it would import it in another one."""
+    """Makes vLLM take an architecture of IN_VLLM from this process; otherwise it imports it in another process."""
     if architecture not in IN_VLLM or not _is_missing():
         return
     prepare_processors()

@@ -68,7 +68,7 @@ def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[Scr
 
 
 def _text(test: Mapping[str, Any], key: str) -> str:
-    """The input or output of a test; a number can be written in several ways, so it is no text."""
+    """The input or output of a test; a number can be written in several ways, so it is not text."""
     value = test.get(key)
     if value is None or isinstance(value, str):
         return value or ""
@@ -109,7 +109,7 @@ def _split(texts: list[str], entry_point: str | None) -> Asserts:
 
 def _tested_builtin(texts: list[str]) -> str:
     """The builtin that the program is asked to write, as in MBPP's `assert sum(10, 15) == 6`: the one name that the
-    tests use and do not define. Empty where they use names that are no builtins.
+    tests use and do not define. Empty if they use names that are not builtins.
     """
     scopes = [scope for text in texts for scope in _scopes(symtable(text, "tests.py", "exec"))]
     names = [name for scope in scopes for name in scope.get_symbols() if name.is_global()]
@@ -133,7 +133,7 @@ def _is_test(statement: ast.stmt, helpers: set[str]) -> bool:
 
 
 def _contains_assert(node: ast.AST, helpers: set[str]) -> bool:
-    """Whether a node contains an assert, or calls a function that asserts."""
+    """True if a node contains an assert, or calls a function that asserts."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Assert):
             return True

@@ -48,7 +48,7 @@ OF_SYSTEM = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/sha
 OF_SYSTEM_OR_LINKS = ("/lib", "/lib32", "/lib64")
 OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 FILES_PER_MB = 256
-"""Most files for each MiB of /tmp: one a page. An empty file takes 1.4 kB of the kernel's memory."""
+"""Maximum number of files for each MiB of /tmp: one per page. An empty file takes 1.4 kB of kernel memory."""
 OWN_PROCESSES = {"bubblewrap": 3, "apptainer": 24, "none": 1}
 """Processes and threads of the sandbox itself, which the kernel counts too. Apptainer has many, being written in Go."""
 
@@ -70,11 +70,11 @@ class Sandbox(NamedTuple):
     """bubblewrap, apptainer, or none."""
     command: str = ""
     sized: bool = False
-    """Whether /tmp can be limited as a whole."""
+    """True if /tmp can be limited as a whole."""
     read_only: tuple[str, ...] = ()
     image: str = ""
     counted: bool = False
-    """Whether the number of files in /tmp can be limited."""
+    """True if the number of files in /tmp can be limited."""
 
 
 def environment() -> dict[str, str]:
@@ -154,7 +154,7 @@ def python_arguments(
 
 
 def limits_of_process(sandbox: Sandbox, limits: SandboxLimits) -> dict[str, int]:
-    """What `inside.limits.apply` sets in the sandboxed process."""
+    """Limits that `inside.limits.apply` sets in the sandboxed process."""
     return {
         "uid": random.randrange(0x60000000, 0x70000000) if _drops_root(sandbox) else 0,
         "files": limits.file_mb * FILES_PER_MB if sandbox.counted else 0,
@@ -178,12 +178,12 @@ def _interpreter() -> Path:
 
 @functools.cache
 def is_real_root() -> bool:
-    """Whether this process is root of the machine, not of a user namespace."""
+    """True if this process is root of the machine, not of a user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
 
 
 def _drops_root(sandbox: Sandbox) -> bool:
-    """Whether the process switches from root to an unused uid, drawn anew for each process."""
+    """True if the process switches from root to an unused uid, drawn anew for each process."""
     return sandbox.kind == "bubblewrap" and is_real_root()
 
 

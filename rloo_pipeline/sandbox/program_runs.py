@@ -22,18 +22,18 @@ from rloo_pipeline.sandbox.inside import examiner, program, remote_program, scri
 from rloo_pipeline.sandbox.inside.limits import READY
 
 OUTPUT_LIMIT = 1 << 20
-"""Most bytes that a program may print; 4 times the expected output where that is more."""
+"""Maximum number of bytes that a program may print; 4 times the expected output if that is more."""
 
 
 class RunSettings(NamedTuple):
-    """How programs are run."""
+    """Sandbox and limits for running programs."""
 
     confinement: Sandbox
     limits: SandboxLimits
     partial: bool
     """Run all tests, also after one has failed."""
     row_seconds: float = math.inf
-    """Time for all runs of a row; the cases that are left then have failed."""
+    """Time limit for all runs of a row; cases that are left after it count as failed."""
 
 
 class ProgramRun(NamedTuple):
@@ -45,8 +45,8 @@ class ProgramRun(NamedTuple):
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
-    """How many cases a program passes as a script. Stops at the first failure unless `partial`, and when the time of
-    the row is over.
+    """Counts the cases that a program passes as a script. Stops at the first failure unless `partial`, and when the
+    row's time is over.
     """
     passed, end = 0, time.monotonic() + settings.row_seconds
     for case in cases:
@@ -75,9 +75,9 @@ def run_program(
         settings: sandbox and limits.
         text: the program.
         stdin_text: its standard input.
-        most: most bytes that it may print.
-        with_errors: what it writes to its standard error belongs to what it prints.
-        seconds: time limit of this run, where it is below that of the settings.
+        most: maximum number of bytes that it may print.
+        with_errors: count its standard error as output.
+        seconds: time limit of this run, if it is below the settings' limit.
 
     Raises:
         UnusableTestsError: the sandbox does not start.
@@ -106,7 +106,7 @@ def run_program(
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
-    """How many asserts a program passes. Stops at the first failure unless `partial`.
+    """Counts the asserts that a program passes. Stops at the first failure unless `partial`.
 
     The examiner's standard input carries the program and the tests, from this process, and then the replies of the
     program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.

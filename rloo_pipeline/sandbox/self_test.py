@@ -60,7 +60,7 @@ def self_test(sandbox: Sandbox, limits: SandboxLimits) -> None:
 
 
 def _importable() -> list[str]:
-    """Those of MODULES that this Python can import itself."""
+    """The MODULES that this Python can import itself."""
     importable = []
     for name in MODULES:
         with suppress(ImportError):

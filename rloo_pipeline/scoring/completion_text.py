@@ -18,5 +18,5 @@ def as_completion(text: str, prompt: Any) -> Any:
 
 
 def after_thinking(text: str) -> str:
-    """The text after the last `</think>`; all of it where there is none."""
+    """The text after the last `</think>`; all of it without the tag."""
     return text.rpartition(THINK_END)[2]

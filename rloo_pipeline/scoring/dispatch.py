@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
 
 IMPORT_SECONDS = 600.0
-"""Longest time for the import of a function."""
+"""Time limit for importing a function."""
 POLL_SECONDS = 1.0
-"""Longest wait for messages before dead processes are looked for."""
+"""Longest wait for messages before looking for dead processes."""
 
 
 class WorkerPools:
@@ -81,7 +81,7 @@ class WorkerPools:
             batch: the rows.
             samples: number of neighbouring rows of each prompt; they share a call.
             constants: further arguments, the same for all rows, for functions that name them; options override them.
-            more: whether there is a next batch, for which the workers stay.
+            more: True if another batch follows, so workers stay.
 
         Raises:
             UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
@@ -134,7 +134,7 @@ class WorkerPools:
         return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
-        """Whether one more process of this function may compute. A process that still starts counts as busy."""
+        """True if one more process of this function may compute. A process that still starts counts as busy."""
         busy = sum(
             other.reward.threads
             for other, workers in self.workers.items()

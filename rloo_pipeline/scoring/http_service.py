@@ -24,11 +24,11 @@ REFUSED_CONTENT = (400, 413, 422)
 
 
 MOST_BYTES = 4 << 20
-"""Most bytes of an answer, decompressed. Scores of 1,000 completions take 20 kB, a reply of 32,000 tokens 150 kB."""
+"""Maximum decompressed size of a response. 1,000 scores take 20 kB, a reply of 32,000 tokens 150 kB."""
 
 
 class TooLongError(Exception):
-    """An answer is longer than `MOST_BYTES`."""
+    """A response is longer than `MOST_BYTES`."""
 
     def __init__(self) -> None:
         super().__init__(f"an answer of more than {MOST_BYTES >> 20} MiB")
@@ -79,12 +79,11 @@ async def shared_client(
 
 
 def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:
-    """The class of HTTP clients with bounds for a request as a whole, which httpx does not have.
+    """A class of HTTP clients that limit a request as a whole; httpx limits only each read, so a trickle never ends.
 
     Raises:
-        TooLongError: from a request whose answer has more than `MOST_BYTES`.
-        httpx2.ReadTimeout: from a request that takes more than `seconds`; httpx limits each read, so a trickle never
-            ends.
+        TooLongError: from a request whose response has more than `MOST_BYTES`.
+        httpx2.ReadTimeout: from a request that takes more than `seconds`.
     """
     import httpx2
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
 """Estimated work that a worker is sent at once. It still makes the calls one by one."""
 MOST_ROWS = 8192
-"""Most rows that a worker is sent at once."""
+"""Maximum number of rows sent to a worker at once."""
 
 
 class WorkerError(Exception):
@@ -76,7 +76,7 @@ class ScoringJob:
         if reward.batch == "all":
             ends = [0, ends[-1]]
         self.waiting = [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
-        """In the order of the table, so that errors name the first row that fails."""
+        """Waiting calls in the order of the table, so that errors name the first row that fails."""
         self.under_way: dict[int, PlannedCall] = {}
         self.signature: Signature | None = None
         self._number = 1
@@ -107,7 +107,7 @@ class ScoringJob:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether several calls run concurrently in one process."""
+        """True if several calls run concurrently in one process."""
         return self.signature is not None and self.signature.asynchronous
 
     def take(self, workers: int) -> CallBatch:
@@ -135,7 +135,7 @@ class ScoringJob:
         return max(1, int(min(share, most)))
 
     def _contiguous(self, most: int) -> int:
-        """How many of the first `most` waiting calls have no gap between their rows."""
+        """Counts the waiting calls, up to `most`, that have no gap between their rows."""
         for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
             if call.rows.stop != following.rows.start:
                 return count

@@ -83,7 +83,7 @@ class Failed(NamedTuple):
     number: int
     seconds: float
     raised: str | None = None
-    """How the function failed, phrased to follow its name: raised an exception, ended its process."""
+    """Description of the failure, phrased to follow the function's name: raised an exception, ended its process."""
     bad: str | None = None
     """Invalid output or a UserError: no retry row by row can help."""
     late: bool = False
@@ -93,15 +93,15 @@ class Failed(NamedTuple):
 
 Message = Ready | Broken | Began | Done | Failed
 KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
-"""What a worker sends, by name."""
+"""Messages that a worker sends, by name."""
 TRACEBACK_CHARACTERS = 20_000
-"""Most characters of a traceback that are sent, from its end."""
+"""Maximum number of characters that are sent of a traceback, from its end."""
 READ_SECONDS = 1.0
-"""Longest time in which the parent reads from one worker without a break."""
+"""Longest time for which the parent reads from one worker without a break."""
 
 
 class BadMessageError(Exception):
-    """What came from a worker is no message: its function wrote to the worker's descriptor."""
+    """A worker sent something other than a message: its function wrote to the worker's descriptor."""
 
 
 def encode_report(messages: Sequence[NamedTuple]) -> bytes:
@@ -113,7 +113,7 @@ def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) ->
     """The messages that were encoded.
 
     Args:
-        data: what came.
+        data: received bytes.
         kinds: types of messages by name.
 
     Raises:
@@ -186,7 +186,7 @@ class MessageSocket:
 
     @property
     def in_message(self) -> bool:
-        """Whether the beginning of a message is here and its end is not."""
+        """True if the beginning of a message is here and its end is not."""
         return bool(self._unread)
 
     def _read(self) -> None:

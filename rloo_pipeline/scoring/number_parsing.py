@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 LONGEST = 60
-"""Most digits of a number that is read; a longer one comes from a model that repeats itself, and is slow to compute."""
+"""Maximum digits of a number; longer numbers come from models that repeat themselves, and are slow to compute."""
 
 _CURRENCY = r"(?:US|[CA])?[$€£¥₹]|\b(?:USD|EUR|GBP|INR|Rs\.?)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,2}(?!\w|\.\d))?"
@@ -68,11 +68,11 @@ class Number(NamedTuple):
     values: tuple[Fraction, ...]
     """The value as written, and the value with its percent sign or its word such as million applied."""
     end: int
-    """Where the text goes on behind it."""
+    """Index in the text after the number."""
 
 
 def ascii_mathematics(text: str) -> str:
-    """The text with LaTeX for symbols such as `√` and `½`, and a fraction for `0.1\\overline{6}`."""
+    """Replaces symbols such as `√` and `½` by LaTeX, and `0.1\\overline{6}` by a fraction."""
 
     def fraction(match: re.Match[str]) -> str:
         whole, fixed, repeated = match.groups()
@@ -105,7 +105,7 @@ def first(text: str) -> Number | None:
 
 
 def same(gold: Number, answer: Number) -> bool:
-    """Whether two numbers share one of their values, to 6 decimals where one of them is not an integer."""
+    """True if two numbers share one of their values, to 6 decimals where one of them is not an integer."""
     return any(abs(a - b) <= _tolerance(a, b) for a in gold.values for b in answer.values)
 
 

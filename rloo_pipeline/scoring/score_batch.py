@@ -1,4 +1,4 @@
-"""What reward functions get, and their results.
+"""Inputs and results of reward functions.
 
 A reward function is `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async (TRL's
 convention). Without `**kwargs` it gets only the arguments that it names. `tokenizer_path`, the folder of the policy's

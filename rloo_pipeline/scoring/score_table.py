@@ -25,7 +25,7 @@ from rloo_pipeline.scoring.reward_call import OWN_ARGUMENTS
 from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch, log_summary
 
 OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
-"""Columns of prompt sets that are no columns of the dataset."""
+"""Columns of prompt sets that are not columns of the dataset."""
 
 
 def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
@@ -52,7 +52,7 @@ def score_columns(
         rollouts: the rollouts.
         prompts: the prompt set that they were sampled from, whose columns the functions get.
         policy_folder: a policy with the tokenizer of the policy that sampled.
-        more: whether the pools score another table after this one.
+        more: True if the pools score another table after this one.
         only_failures: the rows come after those of another table: log no line of a function that scored all of them,
             and let one score none.
 
@@ -112,7 +112,7 @@ def as_table(
 
 
 def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """What the footer of a table of scores says of the functions: weights, and digests of the code of the user's."""
+    """Footer facts of a score table: weights of the reward functions, and code digests of the user's."""
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}

@@ -1,8 +1,7 @@
-r"""Expressions in LaTeX, parsed and compared by math-verify within limits of time and size.
+r"""Parses and compares LaTeX expressions with math-verify, within limits of time and size.
 
 A time limit does not stop everything: an integer such as `9^{9^9}` is one call in C, and takes the memory of its
-digits. So every parsed expression is bounded by the digits of the integers that its evaluation would compute, from the
-values in it.
+digits. So we also bound the digits of the integers that evaluating a parsed expression would compute.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from functools import lru_cache
 from typing import Any
 
 SECONDS = 5
-"""Time limit of math-verify for parsing an expression, and for comparing two."""
+"""math-verify's time limit for parsing an expression, and for comparing two."""
 LONGEST = 400
-"""Most characters of an expression; answers are short."""
+"""Maximum number of characters of an expression; answers are short."""
 MOST_DIGITS = 20_000
-"""Most digits of an integer in an expression: `2^{2024}` has 610."""
+"""Maximum number of digits of an integer in an expression; `2^{2024}` has 610."""
 
 _EVALUATED_AT_ONCE = re.compile(
     r"\d{400}|\d[eE][-+]?\d{4}|\\(?:[dt]?binom|[Gg]amma|gcd|lcm|det|operatorname)\b.*(?:\d{4}|\^|!)", re.DOTALL
 )
-"""What the parser computes while it parses, with numbers that may be large."""
+"""Expressions that the parser evaluates while it parses, if their numbers may be large."""
 
 
 @lru_cache(maxsize=1024)
 def parsed(latex: str, sentence: bool = False) -> list[Any]:
-    """An expression as math-verify parses it; empty where it cannot be parsed or exceeds a limit.
+    """Parses an expression with math-verify; empty if it cannot be parsed or exceeds a limit.
 
     Args:
         latex: the expression.
-        sentence: the expression is between dollars or brackets somewhere in the text.
+        sentence: True if the expression is between dollars or brackets somewhere in the text.
     """
     from math_verify import LatexExtractionConfig, parse
 
@@ -47,7 +46,7 @@ def parsed(latex: str, sentence: bool = False) -> list[Any]:
 
 
 def numbers(values: Sequence[Fraction]) -> list[Any]:
-    """Numbers as math-verify compares them with expressions: those of few digits also as decimals, which it rounds."""
+    """Numbers in the form that math-verify compares with expressions; short ones also as decimals, which it rounds."""
     from sympy import Float, Rational
 
     few = [v for v in values if 10**6 % v.denominator == 0 and len(str(v.numerator).rstrip("0")) < 15]
@@ -57,7 +56,7 @@ def numbers(values: Sequence[Fraction]) -> list[Any]:
 def equal(gold: list[Any], answer: list[Any]) -> bool:
     """True if math-verify finds two parsed expressions equal.
 
-    It lets an equation stand for its right-hand side. That holds for `x = 5`, and not for `x + y = 5`.
+    math-verify takes an equation for its right-hand side. That is right for `x = 5`, but not for `x + y = 5`.
     """
     from math_verify import verify
 
@@ -75,7 +74,7 @@ def _is_equation(expression: Any) -> bool:
 
 
 def digits(expression: Any) -> float:
-    """A bound on the digits of the integers that the evaluation of a sympy expression computes; a symbol counts 1."""
+    """Upper bound on the digits of the integers that evaluating a sympy expression computes; a symbol counts 1."""
     from sympy import Float, Pow, Rational, factorial
     from sympy.concrete.expr_with_intlimits import ExprWithIntLimits
 
@@ -100,12 +99,12 @@ def _value(digits: float) -> float:
 
 
 def _seconds() -> int | None:
-    """math-verify implements its time limits with alarms, which only a main thread can use."""
+    """The time limit, or None outside the main thread, since math-verify's time limits are alarms."""
     return SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
 def _not_of_timeouts(record: logging.LogRecord) -> bool:
-    """A logging filter that drops math-verify's lines about time limits, one for each expression."""
+    """Logging filter that drops math-verify's lines about time limits, which it prints for each expression."""
     return not record.getMessage().startswith("Timeout")
 
 

@@ -159,7 +159,7 @@ def _copy(value: Any) -> Any:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies: a worker in an endless loop would not notice."""
+    """Makes the kernel kill this process when its parent dies, since a worker in an endless loop would not notice."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

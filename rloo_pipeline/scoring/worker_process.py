@@ -52,10 +52,10 @@ MARK = "RLOO_SCORED_BY"
 GRACE = 2.0
 """Seconds after its deadline in which an async call may stop itself, unless it blocks the event loop."""
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
-"""How a function failed that disturbed the connection, phrased to follow the function's name."""
+"""Description of a function that disturbed the connection, phrased to follow the function's name."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
 MESSAGE_BYTES, CALL_BYTES, ROW_BYTES = 1 << 20, 1 << 18, 1 << 13
-"""Most bytes of a message: of any one, and more for each call (a traceback) and row (a reason) that it may report."""
+"""Maximum size of a message in bytes: a base, plus more for each call (a traceback) and row (a reason) in it."""
 EXIT_SECONDS = 5.0
 """Seconds in which a dismissed worker may exit by itself."""
 
@@ -92,13 +92,13 @@ class WorkerProcess:
         """The rows of each call that was sent."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
         self.fault: str | None = None
-        """What the function did to the connection, which is of no use any more."""
+        """Description of how the function broke the connection; None while it works."""
         self.since = time.monotonic()
         self._send(pickle.dumps(Start(function, options, os.getpid())))
 
     @property
     def idle(self) -> bool:
-        """Whether the worker waits for calls."""
+        """True if the worker waits for calls."""
         return self.signature is not None and not self.calls
 
     def assign(self, batch: CallBatch) -> None:
@@ -147,7 +147,7 @@ class WorkerProcess:
         return None if (ended or self.fault) and not messages else messages
 
     def _has_exited(self) -> bool:
-        """Whether the process ends, after its end of the connection was closed."""
+        """True if the process ends, after its end of the connection was closed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_SECONDS)
         return self.process.returncode is not None
@@ -179,11 +179,11 @@ class WorkerProcess:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the function wrote to the connection or closed it, so that results may have been lost."""
+        """True if the function wrote to the connection or closed it, so that results may have been lost."""
         return self.fault is not None or self.channel.in_message
 
     def next_end(self) -> float:
-        """When the next call will be too late, on the monotonic clock."""
+        """Next deadline of a call, on the monotonic clock."""
         ends = (began + self.calls[number] for number, began in self.began().items())
         last = self._end if self.calls else float("inf")
         return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
@@ -219,7 +219,7 @@ class WorkerProcess:
 
 
 def adopt_orphans() -> frozenset[int]:
-    """Has this process become the parent of what its workers leave behind. Returns its present children."""
+    """Makes this process the parent of processes that its workers leave behind. Returns its present children."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     return frozenset(_children())
 
@@ -258,7 +258,7 @@ def _children() -> dict[int, tuple[int, bytes]]:
 
 
 def describe_exit(code: int) -> str:
-    """How a worker ended, from its exit code, phrased to follow the function's name."""
+    """Describes a worker's exit code, phrased to follow the function's name."""
     if code >= 0:
         return f"ended its process with exit code {code}"
     name = signal.Signals(-code).name

@@ -20,7 +20,7 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
     Args:
         workflow: Snakemake's, as a Snakefile has it.
-        runs: what it works on.
+        runs: runs to work on.
 
     Returns:
         The runs, of an experiment without the rounds that a gate has spared; and the process's controller.
@@ -37,7 +37,7 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
 
 def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
-    """Gives the values of `--config` in a workflow's configuration the meaning that they have in a file.
+    """Gives values of `--config` in a workflow's configuration the types that they would have in a file.
 
     Raises:
         UserError: a value is not YAML.
@@ -49,7 +49,7 @@ def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
 
 
 def start() -> None:
-    """For `onstart` of a Snakefile with this workflow as a module, whose own `onstart` Snakemake does not call.
+    """Call it in `onstart` of a Snakefile that has this workflow as a module; Snakemake does not call the module's own.
 
     Raises:
         WorkflowError: the run cannot work as it is configured.
@@ -64,7 +64,7 @@ def start() -> None:
 
 
 def fail() -> None:
-    """For `onerror` of such a Snakefile: a run that a gate has ended gets its evaluation and report.
+    """Call it in `onerror` of such a Snakefile, so that a run that a gate has ended gets its evaluation and report.
 
     Raises:
         SystemExit: 0, where that went well.

@@ -1,8 +1,8 @@
-"""`rloo adopt`: files of a run that was copied or moved are taken as they are, if their content says that they may be.
+"""`rloo adopt`: accepts the files of a copied or moved run as they are, after checking their content.
 
 A copy has other times than the run, and often no .snakemake, so Snakemake would make all files again or know nothing of
-them. Its option `--touch` gives them new times in the right order and records how they were made. Here the content is
-checked first: every digest, and what belongs together. Missing files stay missing, and the next call makes them.
+them. Snakemake's option `--touch` gives them new times in the right order and records how they were made. This module
+first checks their content: every digest, and that the files belong together. The next call makes missing files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def check(runs: RunSet, results: Path) -> None:
     """Checks all files of the runs.
 
     Args:
-        runs: as configured.
-        results: the folder that theirs are in.
+        runs: the configured runs.
+        results: folder that holds their folders.
 
     Raises:
         UserError: a file is damaged or of another run, or the configuration is not the one that a run was made with.
@@ -76,7 +76,7 @@ def check_files(folder: Path, config: Config) -> None:
 
 
 def _artifacts(folder: Path) -> Iterator[Path]:
-    """Files of a run that have a digest, by rooms of its folder; links of an experiment's run lead to shared ones."""
+    """Yields the files of a run that have a digest; links in an experiment's run lead to shared files."""
     for room in ("assets", "prompts", "policies", "trainer"):
         yield from sorted(folder.glob(f"{room}/manifest.json")) + sorted(folder.glob(f"{room}/[0-9]*/manifest.json"))
     for room in ("warmstart", "rounds", "evaluation"):

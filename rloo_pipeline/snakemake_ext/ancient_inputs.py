@@ -5,7 +5,7 @@ it. But a job whose input from it is `ancient` will not, so one that must run fo
 parameter or an older input, is overlooked, and the call ends as if all were done (snakemake#4166 describes the same).
 Here jobs behind an `ancient` input are looked at like all others.
 
-Gates are such inputs: what a gate says of a round is no reason to sample or train again.
+Gates are such inputs: a gate's verdict on a round does not make it sample or train again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The configuration on Snakemake's command line: the files of `--configfile` and the keys of `--config`.
+"""Checks the configuration on Snakemake's command line: the files of `--configfile` and the keys of `--config`.
 
-Snakemake reads both before it reads the Snakefile. For a missing file or a malformed key it prints a traceback, and for
-a broken file a sentence without the file's name. Values inside a section of `--config` reach the workflow as text.
+Snakemake reads both before the Snakefile. It prints a traceback for a missing file or a malformed key, and a sentence
+without the file's name for a broken file. Values inside a section of `--config` reach the workflow as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check(argv: Sequence[str] | None = None) -> None:
     """Checks the configuration files and the changed keys of a command line.
 
     Args:
-        argv: the command line; this process's if not given. One of another program is not looked at.
+        argv: the command line, by default this process's; ignored if it is another program's.
 
     Raises:
         CliException: a file is missing, not YAML or not a mapping, or a change is not KEY=VALUE; Snakemake prints this
@@ -49,17 +49,17 @@ def check(argv: Sequence[str] | None = None) -> None:
 
 
 def is_snakemake(program: str) -> bool:
-    """Whether argv[0] is the command `snakemake` or `python -m snakemake`."""
+    """True if argv[0] is the command `snakemake` or `python -m snakemake`."""
     return Path(program).name == "snakemake" or Path(program).parent.name == "snakemake"
 
 
 def restore_values(config: MutableMapping[str, Any], as_text: Mapping[str, Any], changes: Sequence[str]) -> None:
-    """Gives the values of `--config` the meaning that they have in a file.
+    """Gives values of `--config` the types that they would have in a file.
 
     Args:
-        config: the workflow's configuration, which is changed. That of a module may lack the keys of `--config`.
-        as_text: what Snakemake has read from `--config`, with text for each value inside a section.
-        changes: `--config` as it was typed.
+        config: the workflow's configuration, changed in place. A module's may lack the keys of `--config`.
+        as_text: `--config` as Snakemake has read it, with text for each value inside a section.
+        changes: `--config` as typed.
 
     Raises:
         UserError: a change is not KEY=VALUE, or its value is not YAML.

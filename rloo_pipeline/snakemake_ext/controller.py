@@ -1,9 +1,9 @@
-"""What a Snakemake process does for a run besides its jobs: the one place where the Snakefile has side effects.
+"""Work of a Snakemake process besides a run's jobs: all side effects of the Snakefile are here.
 
-`install` is called once, by workflow/rules/common.smk; `start` and `fail` are Snakemake's `onstart` and `onerror`. Of a
-workflow that is used as a `module:` Snakemake calls neither hook; a Snakefile can call them (`rloo init` writes one
-that does). Where it does not, `install` writes the configuration, stages start engines of their own, and a run that a
-gate ended is finished by a call with `rounds` at the round reached.
+workflow/rules/common.smk calls `install` once; `start` and `fail` are Snakemake's `onstart` and `onerror`. Snakemake
+does not call these hooks of a workflow that is used as a `module:`; a Snakefile can call them (`rloo init` writes one
+that does). If it does not, `install` writes the configuration, stages start engines of their own, and a call with
+`rounds` set to the reached round finishes a run that a gate ended.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Controller:
-    """One Snakemake process and the run, or the runs of an experiment, that it works on."""
+    """One Snakemake process and its runs: a single run, or the runs of an experiment."""
 
     def __init__(self, workflow: Any, runs: RunSet) -> None:
         """Args: Snakemake's workflow, and the runs as configured."""
@@ -85,7 +85,7 @@ class Controller:
         self._before: Mapping[str, Config] = {}
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
         self.several_nodes = self._main and not workflow.dryrun and steps.nodes() > 1
-        """Whether this is the Snakemake of one SLURM job of several nodes: its stages become steps of the job."""
+        """True in the Snakemake of a SLURM job of several nodes; its stages become steps of the job."""
 
     def run_folder(self, run: str) -> Path:
         """The folder of a run, by its path below results/."""
@@ -95,20 +95,20 @@ class Controller:
         return early_stop.stopped_after(self._results / run)
 
     def threads_beside(self, threads: int) -> int:
-        """Threads of a stage that only observes: none where it runs beside the rounds on this machine, so that it never
-        takes the core that a round waits for; elsewhere `threads`.
+        """Threads of a stage that only observes: 0 if it runs beside the rounds on this machine, so that it never takes
+        a core that a round waits for; otherwise `threads`.
         """
         return 0 if self._on_this_machine() else threads
 
     def _on_this_machine(self) -> bool:
-        """Whether jobs run beside this process, rather than as jobs or steps of SLURM."""
+        """True if jobs run beside this process, not as SLURM jobs or steps."""
         return self._main and not self.several_nodes and self._workflow.resource_settings.nodes is None
 
     def prepare(self) -> None:
         """Prepares this process: changes to Snakemake, the environment of its jobs, the run's lock.
 
         Raises:
-            UserError: the image or a tracker's package is not there, or Snakemake is not the version this is made for.
+            UserError: the image or a tracker's package is missing, or this version of Snakemake is not supported.
         """
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
@@ -148,22 +148,22 @@ class Controller:
             self._hold_run()
 
     def _displays(self) -> list[RunDisplay]:
-        """That of the logger plugin, where it is used, shows anything itself, and this is no job."""
+        """Our logger plugin's display, if the plugin is active and shows anything, and this process is not a job."""
         handlers = self._workflow.logger_manager.get_log_handlers()
         return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
 
     def _only_logger(self) -> bool:
-        """Whether nothing but such a display gets what Snakemake reports."""
+        """True if only such a display gets Snakemake's reports."""
         return 0 < len(self._displays()) == len(self._workflow.logger_manager.get_log_handlers())
 
     def _require_inputs(self) -> None:
-        """Checks the inputs of each run, once where they are the same."""
+        """Checks the inputs of each run; identical inputs are checked once."""
         alike = {config.arm_json: config for config in self.runs.configs.values()}
         for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
             logger.warning(note)
 
     def _hold_run(self) -> None:
-        """Before Snakemake looks at its own lock."""
+        """Takes the run's lock before Snakemake looks at its own."""
         origin.note_commit()
         self._held = locks.hold(Path.cwd(), self.runs.name)
         if self._held.alone and self._held.message:
@@ -175,10 +175,10 @@ class Controller:
             self._write_configs()
 
     def rules_read(self) -> None:
-        """After all rules: limits stages to the GPUs of this machine, or makes them steps of a job of several nodes.
+        """Runs after all rules are read. Limits stages to this machine's GPUs, or makes them steps of a multi-node job.
 
         Raises:
-            UserError: a profile sets threads or resources of a rule that is not here; Snakemake itself ignores that.
+            UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that.
         """
         settings, rules = self._workflow.resource_settings, {rule.name for rule in self._workflow.rules}
         unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
@@ -199,9 +199,9 @@ class Controller:
             gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
     def start(self) -> None:
-        """Before the first job: checks what the run needs, writes its configuration, starts its workers.
+        """Runs before the first job: checks what the run needs, writes its configuration, starts its workers.
 
-        A dry run, a picture of the DAG and a finished run do not come here, so they write nothing.
+        Dry runs, pictures of the DAG and finished runs do not call it, so they write nothing.
 
         Raises:
             UserError: the run cannot work as it is configured.
@@ -213,7 +213,7 @@ class Controller:
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
-        if not self._held.alone:  # Snakemake's own lock was left out, cleared or not yet taken by the other process
+        if not self._held.alone:  # the other process has skipped or cleared Snakemake's own lock, or not taken it yet
             locks.leave_to_owner(self._workflow.persistence)
             raise UserError(self._held.message)
         if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
@@ -248,7 +248,7 @@ class Controller:
             manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without)
 
     def _kept(self) -> str | None:
-        """A sentence if a file stays that the configuration does not describe, or that is of another model."""
+        """A sentence if a file would stay that does not match the configuration or the model."""
         made = set(self._outputs())
         assets = (self._results / run / "assets" for run in self.runs.by_folder)
         replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in made)
@@ -257,7 +257,7 @@ class Controller:
         return kept or next(filter(None, replaced), None)
 
     def _missing(self) -> str | None:
-        """A sentence if a finished run lacks what its user wants of it; Snakemake needs it no more."""
+        """A sentence if a finished run lacks a file that its user wants; Snakemake no longer needs the file."""
         for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
             if not is_finished(self._results / run, config):  # a module's user, or --until, may want less of it
                 continue
@@ -273,14 +273,14 @@ class Controller:
         return None
 
     def _on_message(self, record: logging.LogRecord) -> bool:
-        """A filter for Snakemake's messages, which mark moments without a hook; the thread calls it that logs.
+        """Filters Snakemake's messages, since some mark moments that have no hook. Runs in the thread that logs.
 
-        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. Where the folder is
-        locked, says by whom, in place of the advice to unlock it. Where there is no job to run, looks for files that
-        another configuration has made.
+        Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
+        names the owner instead of advising to unlock it. If no job is left to run, looks for files that another
+        configuration made.
 
         Raises:
-            WorkflowError: it finds none, although a file is not what the configuration describes.
+            WorkflowError: no job is left to run, although a file is not what the configuration describes.
         """
         message = str(record.msg)
         if message.startswith("Building DAG"):
@@ -295,7 +295,7 @@ class Controller:
         return True
 
     def _freeze_config(self) -> None:
-        """From here on jobs, and the call that finishes a run after a gate, read the configuration from copies."""
+        """Copies the configuration; from now on, jobs and the call that finishes a run after a gate read the copies."""
         file = next(iter(self._workflow.config_settings.configfiles), None)
         self._config_copy = frozen_config.write(
             self._workflow.config, self.runs, file, frozen_config.FOLDER / self.runs.name
@@ -309,7 +309,7 @@ class Controller:
             yield from map(str, job.output)
 
     def _longer(self, runs: Iterable[str]) -> Iterator[str]:
-        """A sentence for each of these runs whose evaluation would be overwritten by that of fewer rounds."""
+        """A sentence for each run whose evaluation would be overwritten by one of fewer rounds."""
         for run in runs:
             if longer := longer_run.overwritten(self._results / run, self.runs.configs[run].rounds):
                 yield longer
@@ -320,12 +320,12 @@ class Controller:
             raise UserError(longer)
 
     def fail(self) -> None:
-        """After a job failed: where a gate has ended the run, finishes it as a run of the rounds that it has.
+        """Runs after a job failed. If a gate has ended the run, finishes it as a run of the rounds that it has.
 
-        That takes a second call of Snakemake (diagnosis/diagnosis.py says why). This process holds the run meanwhile.
+        That takes a second call of Snakemake (diagnosis/diagnosis.py says why). This process keeps the run's lock.
 
         Raises:
-            SystemExit: 0, where that went well.
+            SystemExit: with 0 on success.
         """
         self._show_experiment()
         ended = {
@@ -356,13 +356,13 @@ class Controller:
             raise SystemExit(0)
 
     def _show_experiment(self) -> None:
-        """Makes the page of an experiment from the runs that are finished; the others may have failed."""
+        """Makes the page of an experiment from its finished runs; others may have failed."""
         finished = (is_finished(self._results / run, config) for run, config in self.runs.configs.items())
         if self.runs.experiment and any(finished):
             subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(self.folder)], check=False)
 
     def _write_configs(self) -> None:
-        """The configuration of each folder in which stages run, and of an experiment its own and the links."""
+        """Writes the configuration of each run; for an experiment, also its own configuration and the links."""
         for run, config in self.runs.by_folder.items():
             run_folders.write_config(self._results / run, config)
         run_folders.write_experiment(self._configured, self._results)

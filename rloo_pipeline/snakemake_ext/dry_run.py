@@ -20,7 +20,7 @@ class DryRun:
         self._jobs.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
 
     def lines(self, runs: Sequence[Path]) -> Iterator[str]:
-        """What is printed of the jobs; nothing if there are none.
+        """Lines to print about the jobs; empty without jobs.
 
         Args:
             runs: folders of the runs that they belong to.
@@ -35,7 +35,7 @@ class DryRun:
         yield "--logger-rloo-plain shows each job with its files and its command."
 
     def _logs(self, runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-        """Run and log of each job; those that are no stages, and rules of the user, have no such log."""
+        """Run and log of each job; jobs that are not stages, and rules of the user, have no such log."""
         by_name = {str(run): run for run in runs}
         for job in self._jobs:
             if job.log and (run := by_name.get(job.log.partition("/logs/")[0])):

@@ -1,4 +1,4 @@
-"""When a gate has ended a run early, the controller finishes it as a run of the rounds that it has."""
+"""Finishes a run that a gate has ended early, as a run of the rounds that it has."""
 
 from __future__ import annotations
 

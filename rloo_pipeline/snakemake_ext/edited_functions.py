@@ -1,6 +1,6 @@
-"""Functions of the user that were edited after a run began: its next start notices it and never mixes two versions.
+"""Detects user functions that were edited after a run began, so that a run never mixes two versions.
 
-`functions` of the configuration says what to do: end with an error, keep the run's copies, or take the edited files.
+The key `functions` says what to do: end with an error, keep the run's copies, or take the edited files.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rloo_pipeline.snakemake_ext.failures import RULES
 
 
 class EditedFunctions:
-    """The functions of a run, or of an experiment, as they are now and as it has frozen them."""
+    """The functions of a run or an experiment: the files as they are now, and the frozen copies."""
 
     def __init__(self, runs: RunSet, folder: Path, in_job: bool = False) -> None:
-        """Chooses what this process uses: the copies if nothing was edited or they are kept, else the files.
+        """Uses the copies if nothing was edited or they are kept, otherwise the files.
 
         Args:
-            runs: as configured.
-            folder: of the run or experiment.
-            in_job: whether this process is a job's, which always uses the copies.
+            runs: the configured runs.
+            folder: folder of the run or experiment.
+            in_job: True in a job, which always uses the copies.
 
         Raises:
-            UserError: a copy was changed, or a file is missing that has a copy.
+            UserError: a copy was changed, or a file that has a copy is missing.
         """
         self._runs, self._run = runs, folder
         self._copies = function_copies.folder_of(folder)
@@ -82,7 +82,7 @@ class EditedFunctions:
         return os.path.relpath(self._copies)
 
     def notice(self) -> str | None:
-        """A sentence about edited functions for a call that runs nothing, or that keeps the copies."""
+        """A sentence about edited functions, for calls that run nothing or keep the copies."""
         if not self.edited or self._settled:
             return None
         files = ", ".join(self.edited)
@@ -91,14 +91,14 @@ class EditedFunctions:
         return f"{files}: edited after the run began; {self._choice()}"
 
     def settle(self, workflow: Any = None) -> None:
-        """Before the first job: copies the functions, or ends where the user has to choose first.
+        """Copies the functions before the first job, unless the user has to choose first.
 
         Args:
-            workflow: Snakemake's, which knows by now which jobs it needs; None where it does not.
+            workflow: Snakemake's workflow if it already knows its jobs, else None.
 
         Raises:
-            UserError: functions were edited that finished jobs have used, and the configuration does not say what to
-                do; or files would stay that the old functions made.
+            UserError: functions that finished jobs have used were edited, and the configuration does not say what to
+                do; or files that the old functions made would stay.
         """
         if self.edited and not self._keeps:
             again = list(self._again(workflow)) if workflow else []
@@ -112,7 +112,7 @@ class EditedFunctions:
         function_copies.write(self._copies, self._runs.configs.values())
 
     def kept(self, workflow: Any) -> str | None:
-        """A sentence if a file would stay that the functions before the edit have made."""
+        """A sentence if a file that the functions made before the edit would stay."""
         for stage, needed, file in self._affected(workflow) if self._stages and workflow else ():
             if not needed:
                 return (
@@ -130,14 +130,14 @@ class EditedFunctions:
         )
 
     def _again(self, workflow: Any) -> Iterator[str]:
-        """The stages of finished jobs that run again, if one of them has used an edited function."""
+        """The stages of finished jobs that run again because a job has used an edited function."""
         if any(needed for _, needed, _ in self._affected(workflow)):
             for job in workflow.dag.needrun_jobs():
                 if job.output and all(map(os.path.exists, job.output)):
                     yield RULES.get(job.rule.name, job.rule.name)
 
     def _affected(self, workflow: Any) -> Iterator[tuple[str, bool, str]]:
-        """The finished jobs that have used an edited function: stage, whether it runs again, an output."""
+        """The finished jobs that have used an edited function: stage, True if it runs again, an output."""
         for job in workflow.dag.jobs:
             program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
             stages = self._stages.get(getattr(job.wildcards, "run", self._runs.name), ())
@@ -157,7 +157,7 @@ def _digests(configs: dict[str, Config]) -> dict[tuple[str, str], str]:
 
 
 def _count(again: list[str]) -> str:
-    """What runs again, as the beginning of a sentence."""
+    """Beginning of a sentence that counts the jobs that run again."""
     if not again:
         return "`rloo why` says what would run again with the edited file: "
     counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in Counter(again).items())

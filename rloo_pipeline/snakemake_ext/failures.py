@@ -1,4 +1,4 @@
-"""What is shown of a job that failed: its name, the sentence of its stage, its log, the command that continues."""
+"""Shows a failed job: its name, the stage's error, its log, and the command that continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_STATUS = re.compile(
     r" returned non-zero exit status (?P<status>\d+)\.$",
     re.DOTALL,
 )
-"""What Snakemake says of a command that failed, besides the job's error."""
+"""Snakemake's message about a failed command, which it prints besides the job's error."""
 MOST = 5
 """Failed jobs that are named at the end."""
 
@@ -75,7 +75,7 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, since: fl
 
 
 def _ending(status: int) -> str:
-    """How a command ended, by its exit status; a shell gives 128 more than the signal that killed its command."""
+    """Describes an exit status; a shell adds 128 to the signal that killed its command."""
     if status > 128:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(status - 128).name}"
@@ -104,18 +104,18 @@ def block(failures: Sequence[Failure]) -> list[str]:
 
 
 def go_on() -> str:
-    """How the run is continued: by what started it."""
+    """The command that continues the run, which is the one that started it."""
     return "the same command continues from here" + (f": {command}" if (command := typed()) else ".")
 
 
 def typed() -> str:
-    """What the user has typed: the command line of this process, or as COMMAND has it; empty where neither is known."""
+    """The command that the user typed: from COMMAND, or this process's command line; empty if neither is known."""
     own = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
     return os.environ.get(COMMAND, own)
 
 
 def _text(log: Path, since: float) -> str | None:
-    """What a log says, if it was written after the job began."""
+    """Text of a log, if it was written after the job began."""
     try:
         return log.read_text(encoding="utf-8", errors="replace") if log.stat().st_mtime >= since else None
     except OSError:

@@ -33,14 +33,14 @@ def write(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folder: Path)
 
     Args:
         raw: its whole configuration, as Snakemake has it.
-        runs: what it describes.
+        runs: runs that the configuration describes.
         file: where it was read from; None if not known.
         folder: for the copy.
 
     Returns:
         The copy; None for an experiment in a part of the configuration, whose base is not found from elsewhere.
     """
-    raw = {**raw, "functions": "keep"}  # the functions are frozen with it
+    raw = {**raw, "functions": "keep"}  # freezes the functions too
     if runs.experiment:
         if not is_experiment(raw):
             return None

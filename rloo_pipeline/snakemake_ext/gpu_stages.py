@@ -1,7 +1,7 @@
-"""Stages with GPUs that run at once on this machine have no more GPUs together than it has.
+"""Limits concurrent GPU stages on this machine to the GPUs that it has.
 
-`gpu_stages` is the resource of Snakemake that limits them. Where the user gives none, it counts GPUs: a stage takes as
-many as its engine needs (`runtime/gpu_claims.py` says which). A number that the user gives counts stages.
+The limit is Snakemake's resource `gpu_stages`. By default it counts GPUs: a stage takes as many as its engine needs
+(`runtime/gpu_claims.py` chooses them). If the user sets a number, it counts stages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ RESOURCE = "gpu_stages"
 
 
 def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
-    """Limits the stages to the GPUs that this process may use; does nothing without GPUs, or where a limit is given.
+    """Limits the stages to the GPUs that this process may use; does nothing without GPUs, or if a limit is set.
 
     Args:
         rules: Snakemake's rules.
-        limits: what all jobs that run at once may use.
-        configs: of the runs.
+        limits: resources that all concurrent jobs may use together.
+        configs: configurations of the runs.
     """
     gpus = len(devices.visible_gpus()) if devices.has_gpu() else 0
     if not gpus or RESOURCE in limits:

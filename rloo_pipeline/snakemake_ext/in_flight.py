@@ -1,4 +1,4 @@
-"""What is measured and shown of a run in flight: for which rounds Snakemake makes these files.
+"""Decides for which rounds Snakemake makes the files that measure and show a run in flight.
 
 A finished round has no reason to run again for them: what a finished run lacks, since it was made without them, is not
 made afterwards. What a killed run lacks is.
@@ -16,9 +16,9 @@ def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int
     """Rounds with held-out accuracy: all that measure it if the run is not finished, else those where it is there.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         run: its folder.
-        in_job: whether this is a job's process on another machine, before which all that was planned for it is there.
+        in_job: True in a job on another machine, whose planned inputs all exist already.
             The summary says no more whether the run was finished when that was planned.
     """
     rounds = range(1, config.rounds + 1)

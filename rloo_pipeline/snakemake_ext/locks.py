@@ -27,21 +27,21 @@ _held: list[int] = []
 
 
 class Hold(NamedTuple):
-    """Whether this process may write to the run, and a message about it for the terminal."""
+    """The lock's state: if this process may write to the run, and a message about it for the terminal."""
 
     alone: bool
     message: str = ""
 
 
 def hold(folder: Path, run: str) -> Hold:
-    """Takes the lock of a run for the life of this process, and removes markers that are provably stale.
+    """Takes the lock of a run for the life of this process, and removes provably stale markers.
 
     Args:
         folder: Snakemake's working folder; several runs may use it at once.
         run: the run's name.
 
     Raises:
-        UserError: nothing can be written there, its name has a line break, or the lock is another user's.
+        UserError: the folder is not writable, its name has a line break, or the lock is another user's.
     """
     if "\n" in str(folder):
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
@@ -81,10 +81,10 @@ def hold(folder: Path, run: str) -> Hold:
 
 
 def leave_to_owner(persistence: Any) -> None:
-    """Makes Snakemake's end remove no markers but those that this process has written: they are the owner's.
+    """Makes Snakemake remove only the markers of this process at its end; the others are the owner's.
 
     Args:
-        persistence: Snakemake's, of a process that may not write to the run.
+        persistence: Snakemake's persistence, in a process that may not write to the run.
     """
     for marker in getattr(persistence, "_lockfile", {}).values():
         Path(marker).unlink(missing_ok=True)
@@ -103,14 +103,14 @@ def _this_process() -> str:
 
 
 def _has_ended(owner: str, locked: bool | None) -> bool:
-    """Whether an owner has provably ended, given whether the file could be locked."""
+    """True if an owner has provably ended, given whether the file could be locked."""
     if owner.startswith(f"{socket.gethostname()} "):
         return bool(locked) or not Path("/proc", owner.split()[2]).exists()
     return _job_ended(owner)
 
 
 def _job_ended(owner: str) -> bool:
-    """Whether the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
+    """True if the owner ran in a SLURM job that has ended, or in this process's own job before it was requeued."""
     match = re.search(r" of SLURM job (\d+)$", owner)
     if match is None:
         return False
@@ -132,7 +132,7 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process holds a run's lock, as far as this host's file system and SLURM can tell."""
+    """True if no process holds a run's lock, as far as this host's file system and SLURM can tell."""
     with path.open(errors="replace") as file:
         locked = _lock(file.fileno(), fcntl.LOCK_SH)
         owner = file.read()

@@ -42,10 +42,10 @@ ERROR = re.compile(
     re.DOTALL,
 )
 RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/__init__\.py"')
-"""Files that turn a UserError, which names its file and key, into an error of Snakemake: that they did is no help."""
+"""Files that turn a UserError into an error of Snakemake; their names would not help the user."""
 
 
-# Snakemake takes the type of an option from the annotation itself, so annotations of this module are no strings.
+# Snakemake takes the type of an option from the annotation itself, so annotations of this module are not strings.
 @dataclass
 class LogHandlerSettings(LogHandlerSettingsBase):
     """Options of the plugin, `--logger-rloo-…`."""
@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self.display: RunDisplay | None = None
-        """What shows the events; None where Snakemake's own output is asked for."""
+        """The display of events; None if the user asked for Snakemake's own output."""
         if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
             from rloo_pipeline.snakemake_ext import run_display
 
@@ -81,17 +81,17 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self) -> bool:
-        """Whether Snakemake prints nothing itself."""
+        """True if Snakemake prints nothing itself."""
         return self.display is not None
 
     @property
     def writes_to_file(self) -> bool:
-        """Snakemake's own log has everything."""
+        """False, since Snakemake's own log has everything."""
         return False
 
     @property
     def has_filter(self) -> bool:
-        """Snakemake's filter is for its options that say what to print."""
+        """False, so that Snakemake filters by its own output options."""
         return False
 
     @property

@@ -47,10 +47,10 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
 
 
 def ignore_damaged_records(persistence: Any) -> None:
-    """Makes Snakemake take a record that is not a JSON object for a missing one; of most it ends with a traceback.
+    """Makes Snakemake treat a record that is not a JSON object as missing; otherwise it ends with a traceback.
 
     Args:
-        persistence: Snakemake's, which reads the records of this process.
+        persistence: Snakemake's persistence, which reads the records of this process.
     """
     read = getattr(persistence, "_io_read", None)
     if read is None:  # records in a database
@@ -94,6 +94,6 @@ def _written(run: Path) -> Config | None:
 
 
 def _decides(config: Config, stage: str) -> JSON:
-    """What decides a stage, by its keys; the rule of the rollouts has the lag, too."""
+    """The values that decide a stage, by key; the rollout rule has the lag, too."""
     lag = {"rollout.lag": config.rollout.lag} if stage == "rollout" else {}
     return flatten(config.params(stage)) | lag

@@ -1,4 +1,4 @@
-"""How long the jobs of a dry run will take, judging by jobs of their kind in the same run."""
+"""Estimates the time of a dry run's jobs from jobs of their kind in the same run."""
 
 from __future__ import annotations
 

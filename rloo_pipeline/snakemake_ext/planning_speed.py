@@ -38,7 +38,7 @@ def _functions(rule: Any) -> Iterator[Any]:
 
 
 def report_briefly() -> None:
-    """Of a dry run's jobs, only the first of each rule is reported in full; of the others only what `rloo` shows.
+    """Makes a dry run report only the first job of each rule in full, and of the others only what `rloo` shows.
 
     The first one's command is formatted, so a mistake in a rule's command is found as before.
 

@@ -80,7 +80,7 @@ def _why(reason: str) -> Iterator[str]:
 
 
 def _changes(text: str) -> Iterator[str]:
-    """What differs between `before: A,B now: C,D`, lists of parameters as Python writes them."""
+    """Differences in `before: A,B now: C,D`, lists of parameters as Python writes them."""
     sides = text.removeprefix("before: ").split(" now: ")
     for cut in range(1, len(sides)):
         try:

@@ -1,4 +1,4 @@
-"""What the logger plugin shows of a Snakemake call: its jobs and runs, on a terminal or as plain lines."""
+"""Display of the logger plugin: shows a Snakemake call's jobs and runs, on a terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_JOBS = 6
 MOST_RUNS = 2
 """Runs of which a terminal shows every round; of more runs, as in an experiment, it shows the latest round of each."""
 LINES_BESIDE_ROUNDS = 5
-"""Of the terminal's height, besides running jobs: the table's head, the bar, what was printed last."""
+"""Lines of the terminal besides rounds and running jobs: the table's head, the bar, the last printed line."""
 
 
 class RunningJob(NamedTuple):
@@ -43,7 +43,7 @@ class RunningJob(NamedTuple):
 
     title: str
     began: float
-    """In seconds since 1970."""
+    """Start of the job in seconds since 1970."""
     outputs: Sequence[str] = ()
 
     @property
@@ -83,7 +83,7 @@ class RunDisplay:
 
     @property
     def explains_failure(self) -> bool:
-        """Whether the last lines will say why the call failed."""
+        """True if the last lines will say why the call failed."""
         return bool(self._failures) or self._interrupted
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What Snakemake's process writes into the folders of runs before the first job: configurations, and links.
+"""Prepares the folders of runs before the first job: writes configurations and links.
 
 In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
 share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.
@@ -20,9 +20,9 @@ from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_gro
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
-    """Writes the configuration as the stages read it, with every default filled in; touched only when it changes.
+    """Writes the configuration as the stages read it, with all defaults; touches the file only if it changes.
 
-    It lacks `functions`, which is about one start of the run.
+    Leaves out `functions`, which concerns a single start of the run.
     """
     _write_yaml(folder / "config.yaml", config.model_dump(mode="json", exclude={"functions"}) | changes)
 
@@ -37,7 +37,7 @@ def write_experiment(runs: RunSet, results: Path) -> None:
     """Writes what an experiment is, and the links of its runs.
 
     Args:
-        runs: of the experiment as configured, with the rounds that a gate has spared too.
+        runs: runs as configured, including rounds that a gate has skipped.
         results: the folder that theirs are in.
     """
     if runs.experiment is None:

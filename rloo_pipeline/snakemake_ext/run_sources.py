@@ -1,4 +1,4 @@
-"""What stage-assets reads: local files, and repositories of the Hub, whose commits pin them.
+"""Inputs of stage-assets: local files, and repositories of the Hub, pinned by their commits.
 
 Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
 merely newer. Where another file of a model is, `replaced` says so.
@@ -57,7 +57,7 @@ def replaced(folder: Path) -> str | None:
 
 
 def are_pinned(config: Config) -> bool:
-    """Whether the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
+    """True if the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
     return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
 
 

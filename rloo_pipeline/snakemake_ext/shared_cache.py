@@ -1,9 +1,9 @@
-"""Snakemake's cache between workflows, for runs that begin at the same time and for entries that were damaged.
+"""Makes Snakemake's cache between workflows safe for concurrent runs and against damaged entries.
 
-Of two runs that store the same entry at once, Snakemake 9.27 moves the second one's folder into that of the first. Here
-the first stays, and the second run uses it: what decides an entry is in its name. An entry is checked before a run
-takes it; a damaged one is removed and made again. In a run, a folder of the cache is a folder of links to files: no run
-changes the time of another's folder, and readers that do not follow links find the folders below it.
+If two runs store the same entry at once, Snakemake 9.27 moves the second one's folder into the first one's. Here, the
+first entry stays and the second run uses it, since an entry's name has everything that decides its content. An entry
+is checked before a run uses it; a damaged one is removed and made again. A run gets a folder of links to the files of
+an entry: no run changes the time of another's folder, and readers that do not follow links find its subfolders.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TIMESTAMP = ".snakemake_timestamp"
 
 
 def make_safe() -> None:
-    """Changes Snakemake's cache in this process.
+    """Patches Snakemake's cache in this process.
 
     Raises:
-        UserError: its methods take other parameters than those known here.
+        UserError: Snakemake's methods do not have the expected parameters.
     """
     from snakemake.caching.local import OutputFileCache
 
@@ -58,7 +58,7 @@ def make_safe() -> None:
 
 
 def keep(output: Path, entry: Path, set_permissions: Any) -> None:
-    """Moves a job's output into the cache, unless another run has stored a whole one meanwhile.
+    """Moves a job's output into the cache, unless another run has stored a complete entry meanwhile.
 
     Args:
         output: file or folder.
@@ -71,9 +71,9 @@ def keep(output: Path, entry: Path, set_permissions: Any) -> None:
         set_permissions(moved)
         while True:
             try:
-                moved.rename(entry)  # never into a folder that is there
+                moved.rename(entry)  # never into an existing folder
                 return
-            except OSError:  # of a folder whose place is taken; a file takes the place of an equal one
+            except OSError:  # the folder exists by now; a file would replace an equal one
                 if not entry.is_dir():
                     raise
                 if not is_damaged(entry):
@@ -86,8 +86,8 @@ def link(output: Path, entry: Path, symlink: Any) -> None:
 
     Args:
         output: file or folder to make.
-        entry: in the cache.
-        symlink: makes a link that is new.
+        entry: path in the cache.
+        symlink: function that makes a new link.
     """
     if not entry.is_dir():
         symlink(entry, output)
@@ -99,7 +99,7 @@ def link(output: Path, entry: Path, symlink: Any) -> None:
 
 
 def is_damaged(entry: Path) -> bool:
-    """Whether an entry of the cache is not what a stage wrote; by sizes alone where there is no blake3."""
+    """True if a cache entry is not what a stage wrote; compares only sizes if blake3 is not installed."""
     try:
         if entry.is_dir():
             manifest.verify_manifest(entry)
@@ -126,7 +126,7 @@ def _sizes_differ(entry: Path) -> bool:
 
 
 def discard(entry: Path) -> None:
-    """Removes an entry at once for all who look for it."""
+    """Removes an entry atomically."""
     with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
         try:
             entry.rename(Path(folder, entry.name))

@@ -1,4 +1,4 @@
-"""What the state that SLURM shows for a job means for the run. No SLURM and no Snakemake in here."""
+"""Interprets the states that SLURM shows for a job. Depends neither on SLURM nor on Snakemake."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ this long by default (MinJobAge)."""
 
 
 class Outcome(Enum):
-    """What Snakemake is told of a job."""
+    """Outcome of a job as told to Snakemake."""
 
     ACTIVE = auto()
     SUCCEEDED = auto()
     FAILED = auto()
     """Submitted again, as often as `retries` says."""
     CANCELLED = auto()
-    """By a person: not submitted again."""
+    """Cancelled by a person; not submitted again."""
     NEVER = auto()
     """Would wait for ever: to be cancelled, and not submitted again."""
 

@@ -1,4 +1,4 @@
-"""What jobs write to the terminal, while a live display is on it: taken from them and shown above the display.
+"""Captures jobs' output to the terminal while a live display is on it, and shows it above the display.
 
 Jobs inherit the terminal from Snakemake, and a line in the middle of a display tears it. So as long as the display is
 on, standard output and error of this process, and of all that it starts, are a file without a name. A file and not a

@@ -37,12 +37,12 @@ def nodes() -> int:
 
 
 def spread(rules: Iterable[Any], limits: Any) -> None:
-    """Has Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short ones
-    that ask for no time (`runtime`).
+    """Makes Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short
+    ones that do not ask for time (`runtime`).
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
-        limits: what all jobs that run at once may use; `gpu_stages`, which is meant for one node, is multiplied.
+        limits: resources that all concurrent jobs may use together; multiplies `gpu_stages`, which is meant per node.
     """
     if "gpu_stages" in limits:
         limits["gpu_stages"] = limits["gpu_stages"].value * nodes()

@@ -51,12 +51,12 @@ def checks(
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy, or `assets` for the base model.
         probed: its probe.
-        trial: whether failed checks do not stop the run.
+        trial: True if failed checks do not stop the run.
         output: checks.json.
 
     Raises:
@@ -133,7 +133,7 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
 
 
 def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
-    """Log-probs of the tokens of some demonstrations: those that SFT trains on, and the held-out ones."""
+    """Log-probs of the tokens of some demonstrations: first those that SFT trains on, then held-out ones."""
     section = config.warmstart.sft
     if section is None:
         return None, None
@@ -155,7 +155,7 @@ def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any
 
 
 def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_] | None:
-    """Which completions have the required format, [prompts, samples]; None where no reward function measures it."""
+    """True for completions in the required format, [prompts, samples]; None if no reward function measures it."""
     functions = [reward.column for reward in config.rewards]
     name = config.checks.format_reward or ("format" if "format" in functions else None)
     return None if name is None else np.nan_to_num(scores_of(table, name, samples)) >= 1.0

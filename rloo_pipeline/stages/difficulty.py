@@ -25,7 +25,7 @@ def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, o
     """Samples and scores completions of one shard of the training prompts.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: policy 0.
         shard: number of the shard, from 0, of `rollout.shards`.

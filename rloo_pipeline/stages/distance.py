@@ -1,12 +1,11 @@
 """distance: KL of a policy from policy 0, on its own held-out completions → distance.json.
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
-when both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
-temperature 1, which is no KL. Both log-probs come from the trainer's model, so no difference between engines is in
-them.
+if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
+temperature 1, not a KL. Both log-probs come from the trainer's model, so they contain no difference between engines.
 
-The trainer's log-probs under π also prove the evaluation: they must be those of the sampler (`sampler_proof`). The
-stage `evaluate` has no trainer's model, which may not fit beside the engine. Policy 0 is proven by `checks`.
+The trainer's log-probs under π also prove the evaluation: they must agree with the sampler's (`sampler_proof`). The
+stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ def distance(
     """Writes the mean KL per completion, with a 95% interval over prompts, and the mean KL per token.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         completions: table of an evaluation of the policy.
         policy_folder: the policy.
         reference: policy 0.
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
-        checks: checks.json of the run, to prove that the completions are of the policy; without it nothing is proven.
+        checks: checks.json of the run; if given, proves that the policy sampled the completions.
 
     Raises:
-        UserError: by their log-probs the completions are of another policy.
+        UserError: the log-probs show that another policy sampled the completions.
     """
     torch.set_num_threads(config.deepspeed.threads)
     digest = policy.digest(policy_folder)
@@ -82,7 +81,7 @@ def distance(
 
 
 def _logps(config: Config, folder: Path, sequences: Sequences, label: str) -> list[list[float]]:
-    """log π of each token of each completion under a policy."""
+    """log π of each token, by completion, under a policy."""
     model = forward_only.load_configured(folder, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
     return forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps

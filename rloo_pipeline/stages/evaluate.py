@@ -34,10 +34,10 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     """Evaluates a policy; writes its completions and their summary.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder of the held-out prompts.
         policy_folder: the policy.
-        name: of the evaluation, such as `warmstart`, `final` or `test`.
+        name: name of the evaluation, such as `warmstart`, `final` or `test`.
         outputs: files to write.
     """
     settings = config.evaluation

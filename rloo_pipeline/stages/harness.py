@@ -31,9 +31,9 @@ def harness(config: Config, policy_folder: Path, name: str, output: Path) -> Non
     """Evaluates a policy on the tasks of `evaluation.harness`.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         policy_folder: the policy.
-        name: of the evaluation.
+        name: name of the evaluation.
         output: harness.json.
 
     Raises:

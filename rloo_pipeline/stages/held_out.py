@@ -29,7 +29,7 @@ def held_out(
     where one that counts in it needs a GPU.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         files: tables that the round's rollout and score jobs wrote.
         round_: number of the round, from 1.
         output: JSON file with the policy's number and what an evaluation's summary has.

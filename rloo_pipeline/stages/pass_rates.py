@@ -16,7 +16,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
     """Adds a round to the counts.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         round_: number of the round, from 1.
         scores: all shards of its scores, in order.
         earlier: the table of the round before; in round 1 the shards of the stage `difficulty`, if it ran.

@@ -21,7 +21,7 @@ def probe(config: Config, prompts: Path, policy_folder: Path, earlier: Path | No
     """Samples and scores completions of some training prompts.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: a policy, or the folder of `stage-assets` for the base model.
         earlier: a probe of the base model, which is copied if the policy is the base model.

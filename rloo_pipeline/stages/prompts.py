@@ -38,7 +38,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     """Writes the prompts of a run.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         assets: folder that `stage-assets` wrote.
         output: folder to write.
 
@@ -76,29 +76,29 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
 
 
 class PromptParts:
-    """The prompts of a run, part by part: templated, without duplicates, prompts that are too long, and held-out ones.
+    """Makes the prompts of a run, part by part: templates rows, and drops duplicates, long and held-out prompts.
 
-    `rloo check` and `rloo init` count prompts with it too.
+    `rloo check` and `rloo init` use it to count prompts.
     """
 
     def __init__(self, templater: Templater, hf_config: Mapping[str, Any] | None = None) -> None:
-        """Keeps what all parts need.
+        """Starts without parts.
 
         Args:
-            templater: makes the rows.
-            hf_config: the model's config.json; None for a model that takes no images.
+            templater: makes prompts from rows.
+            hf_config: the model's config.json; None for a model without images.
         """
         self.templater, self.dataset = templater, templater.dataset
         self.hf_config = hf_config or {}
         self.rows: dict[str, list[Row]] = {}
-        """Of each part, those that are kept."""
+        """Kept rows of each part."""
         self.counts: dict[str, dict[str, int]] = {}
-        """Of each part, the numbers of rows read, kept, and dropped by reason."""
+        """For each part, the numbers of rows read, kept, and dropped by reason."""
         self.held_out: dict[Identity, str] = {}
 
     @property
     def order(self) -> list[str]:
-        """The parts in the order in which they are added: training rows come last."""
+        """Names of the parts in the order to add them; training rows come last."""
         return [*reversed(self.dataset.parts)]
 
     @property
@@ -110,9 +110,9 @@ class PromptParts:
         """Templates a part.
 
         Args:
-            name: of the part.
-            rows: of its data.
-            path: of its data, for messages.
+            name: name of the part.
+            rows: rows of its data.
+            path: path of its data, for messages.
 
         Raises:
             UserError: a column is missing, a prompt cannot be made, or no prompt is left.
@@ -148,12 +148,12 @@ class PromptParts:
 
 
 def shown(counts: Mapping[str, int]) -> str:
-    """Numbers of rows by reason, as text."""
+    """The numbers of rows by reason, as text."""
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, shortest: int | None) -> str:
-    """The sentence for a part of which no prompt is left."""
+    """The error message for a part in which no prompt is left."""
     why = {reason: count for reason, count in counts.items() if reason not in ("rows", "kept")}
     if "too long" in why:
         advice = f"raise dataset.max_prompt_length ({limit}): the shortest prompt has {shortest} tokens"
@@ -164,7 +164,7 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
 
 
 def identity(row: Row) -> Identity:
-    """What makes two prompts one: their token ids and images."""
+    """The identity of a prompt: its token ids and images."""
     return tuple(row["prompt_ids"]), tuple(row.get(image_store.IDS, ()))
 
 

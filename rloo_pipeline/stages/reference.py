@@ -22,7 +22,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         policy_folder: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.

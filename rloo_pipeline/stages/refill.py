@@ -36,7 +36,7 @@ def refill(
     """Samples until as many groups teach as the update trains on, prompts run out, or the limit is reached.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy that sampled the shards.
         round_: number of the round, from 1.
@@ -79,7 +79,7 @@ def prompts_needed(config: Config, teaching: Sequence[bool]) -> int:
 def _write(
     config: Config, round_: int, digest: str, parts: Sequence[RoundTables], rollouts: Path, scores: Path
 ) -> None:
-    """Writes the tables as those of one more shard."""
+    """Writes the tables as one more shard."""
     schema = groups.schema(config)
     rollout_table = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
     about = groups.rollout_facts(config, round_, config.rollout.shards, digest)

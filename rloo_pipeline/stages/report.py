@@ -17,7 +17,7 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     """Writes the summary and the report of the run in folder `run`.
 
     Raises:
-        UserError: a file of the run is missing or damaged, is of another run, or was scored by other functions.
+        UserError: a file is missing or damaged, belongs to another run, or was scored by another version of functions.
     """
     rounds, evaluations = tables_of(config, run)
     lineage.require_own(config.seed, [*rounds, *evaluations])

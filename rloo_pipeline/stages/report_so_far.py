@@ -1,4 +1,4 @@
-"""report-so-far: the files of a run in flight → report.html with what is there, and a record of it.
+"""report-so-far: makes report.html from the files of a run in flight, and a record of its sources.
 
 It only reads files of the run and works while the run goes on; no stage waits for it, and an error in it ends no run.
 """
@@ -18,10 +18,10 @@ from rloo_pipeline.runtime.progress import say
 
 
 def report_so_far(config: Config, run: Path, output: Path) -> None:
-    """Writes report.html of the run in folder `run`, unless its last one is there.
+    """Writes report.html of the run in folder `run`, unless the final one exists.
 
     Args:
-        config: of the report.
+        config: the section `report`.
         run: folder of the run.
         output: pages/<round>.json, a record that the page was written after this round.
     """

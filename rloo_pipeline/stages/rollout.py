@@ -30,7 +30,7 @@ def rollout(
     """Samples the completions of one shard, and its share of the held-out completions of the round.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
         policy_folder: the policy.
         round_: number of the round, from 1.
@@ -82,5 +82,5 @@ def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[d
 
 
 def _held_out_sampling(config: Config) -> SamplingConfig:
-    """As in evaluations, but for the length, for which the engine has room."""
+    """The sampling of evaluations, except for the maximum length, which is that of rollouts."""
     return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, config.rollout.max_completion_length)

@@ -51,7 +51,7 @@ def score(
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
         parts: tables that this stage wrote with `only`.
-        held_out: of the shard; None without.
+        held_out: held-out completions of the shard, if any.
 
     Raises:
         UserError: a reward function fails or does not return one finite number or None per completion; the
@@ -85,7 +85,7 @@ def score(
 
 
 def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
-    """Scores held-out completions and writes their table. Writes an empty one where there are none."""
+    """Scores held-out completions and writes their table. Writes an empty one if there are none."""
     rewards = [reward for reward in pools.rewards if not reward.gpus]
     schema = tables.scores_schema([reward.column for reward in rewards])
     scores = schema.empty_table()

@@ -25,7 +25,7 @@ def stage_assets(config: Config, output: Path) -> None:
     """Finds, fetches or builds the model and the datasets of a run.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         output: folder for assets.json and a model that is built.
 
     Raises:

@@ -1,8 +1,7 @@
-"""All rules of a run, a row each: what lists rules or stages anywhere in the package reads this table.
+"""The table of all rules of a run. All code that lists rules or stages reads it.
 
-A stage is the command that a rule calls; `trial_probe` and `probe`, say, are two rules of the stage `probe`. What the
-workflow itself says of a rule (inputs, outputs, resources) is in workflow/rules/; the functions of the stages and their
-options are in cli/.
+A stage is the command that a rule calls; for example, the rules `trial_probe` and `probe` both call the stage `probe`.
+Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
 
 Every command of a run imports this module before anything else, so it imports nothing but types.
 """
@@ -28,61 +27,61 @@ def but(*keys: str) -> Keys:
 
 
 def only(*keys: str) -> Keys:
-    """These keys of a section."""
+    """Only these keys of a section."""
     return "only", frozenset(keys)
 
 
 class StageRow(NamedTuple):
-    """A rule."""
+    """One rule."""
 
     rule: str
     """Name of the rule; `update` for all rules of updates."""
     output: str
-    """A file that a job writes last, or a folder that it writes at once, relative to the folder of the run; with the
-    fields {round}, {shard}, {reward}, {name} of an evaluation and {seed}.
+    """File that a job writes last, or folder that it writes atomically, relative to the run's folder. Its fields are
+    {round}, {shard}, {reward}, {seed} and the {name} of an evaluation.
     """
     stage: str
-    """The command that the rule calls."""
+    """Command that the rule calls."""
     log: str
-    """Log of a job, below logs/ and without its suffix; with the fields of `output`."""
+    """Log of a job, below logs/, without suffix; has the fields of `output`."""
     phase: Literal["before", "round", "after"] = "round"
     """Before the rounds, in each round, or after them."""
     each: Literal["", "shard", "reward", "evaluation", "trained"] = ""
-    """Jobs of a phase: one, or one for each shard, each reward that needs a GPU and shard, each evaluation, or each
-    evaluation of a trained policy.
+    """Number of jobs in a phase: one in all, or one per shard, per shard and reward that needs a GPU, per evaluation,
+    or per evaluation of a trained policy.
     """
     when: Callable[[Any, int], bool] | None = None
-    """Whether a run has the jobs, given its configuration and the number of the round; None if every run has them."""
+    """True if a run has these jobs, given its configuration and the round number; None if every run has them."""
     policy: Literal["none", "first", "sampled", "previous", "last"] = "sampled"
-    """The policy that the output is made from. `sampled`: the one that the round samples from."""
+    """Policy that the output is made from. `sampled`: the one that the round samples from."""
     decides: Mapping[str, Keys] | None = None
-    """Sections of the configuration that the stage's result depends on, or parts of one as SECTION.KEY; None for a row
-    that shares the stage of another, or for a command that is not a stage.
+    """Sections of the configuration that the stage's result depends on, or parts of one as SECTION.KEY. None if another
+    row has the same stage, or if the command is not a stage.
     """
     reads: tuple[str, ...] = ()
     """Sections that only affect where and how the stage runs, or what it reports besides its result."""
     worker: Literal["sampler", "logprobs", "trainer", "scorer", "observer"] | None = None
-    """Role of the warm worker that can run it: a vLLM engine, a model for log-probs, a trainer, libraries alone; or
-    `observer`, so that no round waits for what only observes.
+    """Role of the warm worker that can run the stage: its engine is vLLM, a model for log-probs, a trainer, or none
+    (`scorer`). `observer` is a separate role, so that no round waits for stages that only observe.
     """
     next_policy_waits: bool = False
-    """Whether it is between a policy and the next."""
+    """True if the next policy waits for this stage."""
     watched: bool = False
-    """Whether the live view shows it. It leaves out what takes seconds."""
+    """True if the live view shows it; stages that take only seconds are left out."""
     box: tuple[int, int] | None = None
     """Column and height of its box in the picture of the DAG."""
     after: tuple[str, ...] = ()
-    """Boxes with an arrow to its own."""
+    """Rules whose boxes have an arrow to this one."""
     in_frame: bool = False
-    """Whether its box is in the frame around what each round has."""
+    """True if its box is inside the frame around a round."""
     local: bool = False
-    """Whether it runs on Snakemake's machine, in seconds, and not as a SLURM job."""
+    """True if it runs on Snakemake's machine, in seconds, not as a SLURM job."""
     identifies: bool = False
-    """Whether trackers take a run for another one if what decides this stage changes."""
+    """True if trackers start a new run when something that decides this stage changes."""
 
 
 def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: Any) -> StageRow:
-    """A row with the stage and the log that its name suggests."""
+    """A row whose stage and log default to the rule's name."""
     file = {"": "{round}", "shard": "{round}-{shard}"} if phase == "round" else {"shard": "{shard}"}
     if phase == "after" and each:
         file = {each: "{name}"}
@@ -93,9 +92,9 @@ def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: 
 
 
 _WHERE = ("environment_workers", "environment_gpus")
-"""Keys of `rollout`: how many processes and GPUs environments have changes no result."""
+"""Keys of `rollout`: processes and GPUs of environments, which do not change results."""
 _SAMPLED = but("lag", "refill", *_WHERE)
-"""Of `rollout`. The lag decides which policy is sampled, which the rule of the rollouts gives; a refill has a stage."""
+"""Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage."""
 _ENVIRONMENTS = (
     *("environment", "environment_timeout", "environment_sandbox", "environment_memory_mb", "environment_image"),
     "environment_read_only",
@@ -103,16 +102,16 @@ _ENVIRONMENTS = (
 _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
-"""Of `dataset`: which training prompts are used changes no prompt, and not what policy 0 is and does."""
+"""Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
 _EVALUATED = but("every", "each_round", "harness")
-"""Of `evaluation`."""
+"""Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("seed", "model", "rewards", "correct") | {
     "rollout": _SAMPLED,
     "evaluation": _EVALUATED,
 }
 _SAMPLER_READS = ("run", "scoring", "vllm", "dataset")
 _LENGTHS = ("rollout", "evaluation")
-"""Sections whose completion lengths are checked against the context of the model."""
+"""Sections whose completion lengths are checked against the model's context."""
 
 ROWS = (
     _row(
@@ -132,7 +131,7 @@ ROWS = (
         "prompts/counts.json",
         phase="before",
         policy="none",
-        # the schemas of tools are in the prompts, and the `reset` of an environment ends them
+        # prompts contain the schemas of tools, and end with the result of an environment's `reset`
         decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
         reads=("evaluation",),
         watched=True,
@@ -209,7 +208,7 @@ ROWS = (
         policy="first",
         decides=_whole("seed", "model", "rewards", "correct")
         | {
-            # these change no completion
+            # these do not change completions
             "rollout": but("num_generations", "generation_batch_size", "oversample", "refill", "lag", *_WHERE),
             "dataset.select": but("pass_rate", "weights"),
         },
@@ -264,7 +263,7 @@ ROWS = (
         decides=_whole("seed", "model", "rewards")
         | {
             "rollout": but("lag", *_WHERE),
-            # these decide which groups teach
+            # these decide which groups have a signal
             "algorithm": only(
                 *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
                 *("reward_clip_range", "reward_normalization"),
@@ -462,9 +461,9 @@ ROWS = (
         after=("evaluate", "distance", "harness", "evaluate_chosen"),
     ),
 )
-"""In the order in which a run's jobs begin."""
+"""All rows, in the order in which a run's jobs begin."""
 
 
 def stages() -> Iterator[StageRow]:
-    """The rows that say what decides a stage: one for each stage."""
+    """One row per stage: the row that lists what decides it."""
     return (row for row in ROWS if row.decides is not None)

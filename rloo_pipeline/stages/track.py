@@ -22,13 +22,13 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
     Args:
         run: folder of the run.
         to: names of trackers, by default those of `report_to`.
-        round_: last round to send; of later rounds, those that were finished after it are sent too. By default all.
+        round_: last round to send, by default all; later rounds that are finished by then are sent too.
         earlier: `output` of the previous call.
         output: file for the record of what was sent. With it, a tracker that fails gives a warning, and the next call
             sends what is missing; without it, it is an error.
 
     Raises:
-        UserError: there is no run, no finished round or no tracker, or a library is missing.
+        UserError: the run, a finished round or the tracker is missing, or a library is missing.
     """
     config = run_files.read(run).config
     names = list(to or config.trackers)

@@ -59,16 +59,17 @@ def update(
     """Trains policy `round_` from policy `round_ - 1`.
 
     Args:
-        config: of the stage.
-        round_: number of the round, from 1.
-        trainer: trainer state of that policy; None in round 1.
-        inputs: tables of the round.
-        outputs: what to write.
+        config: the stage's configuration.
+        round_: round number, from 1.
+        policies: the policies that the update reads.
+        trainer: trainer state of policy `round_ - 1`; None in round 1.
+        inputs: the round's tables.
+        outputs: files and folders to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
-        checks: checks.json of the run, to prove that the rollouts are of the policy; without it nothing is proven.
+        checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
 
     Raises:
-        UserError: an input is damaged, or tables, log-probs or state are not of this round and its policies.
+        UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     torch.set_num_threads(config.deepspeed.threads)
     config = checkpointing.resolve(config, policy.base_of(policies.start))

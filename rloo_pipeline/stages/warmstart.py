@@ -16,7 +16,7 @@ from rloo_pipeline.training.sft import sft
 
 
 def trains(config: Config, trial: Path | None) -> bool:
-    """Whether SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
+    """True if SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
     if config.warmstart.sft is None:
         return False
     return trial is None or bool(read_artifact(trial)["asks_for_sft"])
@@ -26,7 +26,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     """Writes policy 0; with SFT, every rank calls this.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         assets, prompts: folders that these stages wrote.
         trial: checks of the base model, where `warmstart.train` is `auto`.
         output: the policy.

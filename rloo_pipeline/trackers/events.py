@@ -22,10 +22,10 @@ def write_events(path: Path, round_: int, metrics: Mapping[str, float | int | No
     """Writes every metric of a round as a scalar; None is left out.
 
     Args:
-        path: of the file; TensorBoard requires `tfevents` in its name.
+        path: path of the file; TensorBoard requires `tfevents` in its name.
         round_: the number of the round, from 1.
         metrics: the content of metrics.json.
-        part: what was measured, as TRL's names begin: `train` or `eval`.
+        part: first part of TRL's names: `train` or `eval`.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
     round: int
     time: float
-    """When metrics.json was written, in seconds since 1970."""
+    """Time at which metrics.json was written, in seconds since 1970."""
     values: dict[str, float]
     """The metrics that are not null, by their names in TensorBoard and W&B."""
     held_out: dict[str, float]

@@ -1,4 +1,4 @@
-"""From a round's rewards to its advantages, in this order and in one place:
+"""Turns a round's rewards into advantages, in this order:
 
     score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
     → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
@@ -24,7 +24,7 @@ from rloo_pipeline.training.selection import select
 
 
 class RoundTensors(NamedTuple):
-    """What advantages and loss need of the completions of a round, one row each; K consecutive rows are one group.
+    """Tensors of a round's completions that advantages and loss need, one row each; K consecutive rows are one group.
 
     Their token ids are in `packing.Sequences`, row by row.
     """
@@ -43,7 +43,7 @@ class RoundTensors(NamedTuple):
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
-    """Tokens that count against `max_completion_length`, with those of tools and users; None where there are none."""
+    """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
 
 
 class AlgorithmState(NamedTuple):
@@ -79,7 +79,7 @@ class Batch(NamedTuple):
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
-    """In neither the baseline nor the denominator of the loss."""
+    """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
 
 
@@ -97,8 +97,8 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1, and there are others; or groups of equal scores have
-            advantages, and are dropped.
+        UserError: the estimator needs scores of 0 and 1 and there are others; or groups of equal scores have
+            advantages but the configuration drops them.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
@@ -127,7 +127,7 @@ def make_batch(
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
         # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
-        # only: do not divide by it. Advantages of scores that differ by rounding have nothing to compare rounding with.
+        # only: do not divide by it, nor by a spread that is only rounding.
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages = advantages.nan_to_num(0.0).float()

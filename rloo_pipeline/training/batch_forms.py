@@ -19,7 +19,7 @@ from rloo_pipeline.training.packing import Pack, Sequences
 
 
 class ModelInputs(NamedTuple):
-    """What a model is called with, and where its outputs for the completions are."""
+    """Inputs of a model, and the positions of its outputs for completions."""
 
     arguments: dict[str, Any]
     """Arguments of the model's forward."""
@@ -34,7 +34,7 @@ class Packed:
     attention: str | None = attention.NAME
     """Attention implementation in transformers; None for the model's default."""
     speed = ""
-    """What the log says of a form that is slower than the first."""
+    """Remark in the log on a form that is slower than the first."""
 
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
@@ -73,7 +73,7 @@ class Packed:
         return batches
 
     def inputs(self, pack: Pack) -> ModelInputs:
-        """What the model is called with."""
+        """Inputs of the model."""
         return ModelInputs(pack.inputs(), pack.predicting)
 
     def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
@@ -89,12 +89,12 @@ class Padded(Packed):
     attention = None
     speed = "padded batches in plain transformers, in which completions do not share their prompt: slower than packed"
     most_sequences: int | None = None
-    """Most sequences of a micro-batch; None without a limit."""
+    """Maximum number of sequences in a micro-batch; None without a limit."""
 
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
     ) -> list[list[int]]:
-        """As in `Packed`, with the padding counted."""
+        """Does the same as in `Packed`, but counts padding."""
         lengths = {row: len(sequences.prompts[row]) + len(sequences.completions[row]) for row in rows}
         limit = min(max_tokens, -(-sum(lengths.values()) // shares))
         most = self.most_sequences or len(lengths)
@@ -107,7 +107,7 @@ class Padded(Packed):
         return batches
 
     def inputs(self, pack: Pack) -> ModelInputs:
-        """What the model is called with; the mask only where there is padding."""
+        """Inputs of the model; with a mask only if there is padding."""
         layout, starts = pack.layout, pack.layout.starts.long()
         lengths, step = starts.diff().unsqueeze(-1), torch.arange(layout.blocks[0].tokens, device=starts.device)
         laid_out = (starts[:-1].unsqueeze(-1) + step).where(step < lengths, 0)
@@ -122,7 +122,7 @@ class Padded(Packed):
         return ModelInputs(arguments, sequence * len(step) + first_copy - starts[sequence])
 
     def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
-        """As in `Packed`; not every model can leave logits out."""
+        """Does the same as in `Packed`; not every model can leave logits out."""
         arguments, predicting = self.inputs(pack)
         out: Tensor = model(**arguments, use_cache=False).logits.flatten(0, 1).index_select(0, predicting)
         return out
@@ -142,7 +142,7 @@ def forms_for(images: bool) -> list[Packed]:
 
 
 FORMS = {form.name: form for form in (Packed(), Padded(), Single())}
-"""By name, the fastest first."""
+"""Forms by name, the fastest first."""
 
 
 def form_of(model: Any) -> Packed:

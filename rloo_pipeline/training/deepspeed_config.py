@@ -38,7 +38,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
     The caller's `step()` is the only accumulation boundary. Gradients are accumulated over micro-batches in float32.
 
     Args:
-        settings: of the trainer.
+        settings: the trainer's settings.
         on_disk: keys of `zero_optimization` for an offload to a disk (`nvme.configuration`).
     """
     dtype, communication = settings.dtype, settings.communication_data_type
@@ -84,7 +84,7 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
         engine: DeepSpeed's.
         max_grad_norm: see `clip_plainly`.
         world: number of ranks.
-        weights_in_state: whether a checkpoint holds the weights too.
+        weights_in_state: True if a checkpoint holds the weights too.
 
     Raises:
         UserError: a method that is replaced does not exist, or takes other parameters.
@@ -121,7 +121,7 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
 
 
 def needs_allreduce(engine: DeepSpeedEngine) -> bool:
-    """Whether the optimizer receives gradients only through the all-reduce, on a single rank too.
+    """True if the optimizer receives gradients only through the all-reduce, on a single rank too.
 
     That is so under ZeRO, except for stage 1 in bfloat16.
     """
@@ -129,7 +129,7 @@ def needs_allreduce(engine: DeepSpeedEngine) -> bool:
 
 
 def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
-    """Whether a skipped float16 step is worth repeating: the loss scale is above its minimum."""
+    """True if a skipped float16 step is worth repeating: the loss scale is above its minimum."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return bool(engine.fp16_enabled()) and scaler is not None and scaler.cur_scale > scaler.min_scale
 

@@ -49,11 +49,11 @@ def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts
         config: configuration of the run.
         section: the section `warmstart.sft`.
         path: file with the rows.
-        model: folder of the model, for its tokenizer.
+        model: the model's folder, for its tokenizer.
         prompts: folder of the prompt sets.
 
     Raises:
-        UserError: a column is missing, a prompt lacks what `reset` of the environment returns, a completion spells an
+        UserError: a column is missing, a prompt lacks the result of the environment's `reset`, a completion spells an
             end token, or no demonstration is left to train on.
     """
     tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
@@ -81,16 +81,16 @@ def tokenized(
     observed: Collection[PromptIds],
     tools: Callable[[Row], list[JSON]],
 ) -> tuple[list[Pair], list[Pair]]:
-    """Prompts and completions of demonstrations: those to train on, and those of evaluation prompts.
+    """Tokenizes demonstrations; separates those to train on from those with evaluation prompts.
 
     Args:
-        rows: of the demonstrations.
-        path: of their file, for messages.
+        rows: demonstrations.
+        path: their file, for messages.
         section: the section `warmstart.sft`.
-        template: of the model.
-        evaluated: ids of the evaluation prompts.
-        observed: ids of all prompts, if they end with what `reset` of an environment returns; else none.
-        tools: gives the schemas of the tools that the prompt of a row lists.
+        template: the model's template.
+        evaluated: token ids of the evaluation prompts.
+        observed: token ids of all prompts, if they end with the result of an environment's `reset`; else empty.
+        tools: returns the schemas of the tools that the prompt of a row lists.
 
     Raises:
         UserError: as `demonstrations`.
@@ -124,10 +124,10 @@ def _with_observations(parts: Sequence[Path]) -> set[PromptIds]:
 
 
 def _check_turns(turns: Sequence[Pair], template: ToolTemplate, where: str) -> None:
-    """Checks that no turn of the model ends before its end, and that the model embeds its tokens.
+    """Checks that the model's turns contain no end token except at their end, and that the model embeds their tokens.
 
     Raises:
-        UserError: a completion spells an end token, or one has a token without a row in the embedding.
+        UserError: a completion spells an end token, or has a token without a row in the embedding.
     """
     for _, turn in turns:
         check_embedded(turn, template.tokenizer, where)

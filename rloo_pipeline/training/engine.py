@@ -64,7 +64,7 @@ class Engine:
         on_disk = nvme.configuration(folder, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
-        """Whether the ranks share the weights from the start, and write them one by one."""
+        """True if the ranks share the weights from the start and write them one by one."""
         self.model = policy_model.load_trainable(folder, settings, configuration if self.split else None)
         with split_loading.gathered(self.model):
             module = TokenLogProbs(self.model, settings.temperature)
@@ -105,13 +105,13 @@ class Engine:
     ) -> Tensor:
         """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.
 
-        Dropout is active if it is active in the optimizer steps, since otherwise a ratio would compare two different
-        policies; not with `dropout` false.
+        Dropout is active if it is active in optimizer steps; a ratio would otherwise compare two different policies.
 
         Args:
             sequences: prompts and completions; the same on every rank.
             max_tokens: tokens per micro-batch.
             advance: called with the number of sequences done.
+            dropout: False turns dropout off.
 
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
@@ -147,13 +147,13 @@ class Engine:
     ) -> float:
         """Takes one optimizer step on `rows`, shared over the ranks.
 
-        If a gradient overflows float16, the step is repeated with a smaller loss scale; it is never skipped.
+        If a gradient overflows float16, the step is repeated with a smaller loss scale, never skipped.
 
         Args:
             sequences: prompts and completions of the round; the same on every rank.
-            rows: sequences of this step.
+            rows: indices of this step's sequences.
             max_tokens: tokens per micro-batch.
-            loss_of: the share of some rows in the loss, already divided by the step's denominator.
+            loss_of: returns the share of some rows in the loss, already divided by the step's denominator.
             advance: called with the number of sequences done.
             before_change: called between the backward pass and the change of weights.
 
@@ -266,7 +266,7 @@ class Engine:
                 yield name.removeprefix("model."), weight if self.settings.lora is not None else weight.cpu()
 
     def leave_gpu(self) -> None:
-        """As `offload`, but only from a GPU."""
+        """Calls `offload`, but only on a GPU."""
         if self.device.type != "cpu":
             self.offload()
 

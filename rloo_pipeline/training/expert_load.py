@@ -1,4 +1,4 @@
-"""How a mixture of experts spreads its tokens, counted in the forward passes of a round's optimizer steps.
+"""Measures how a mixture of experts spreads its tokens in the forward passes of a round's optimizer steps.
 
 A token counts once for each pass over the completions: neither old log-probs count, nor layers that run again in the
 backward pass, nor steps that are repeated. Tokens of a prompt count once for each micro-batch that has them, and
@@ -80,10 +80,10 @@ class ExpertLoad:
 
 
 def takes_experts(layer: torch.nn.Module) -> bool:
-    """Whether a module is a layer of experts, which gets the experts of each token."""
+    """True if a module is a layer of experts, which is called with the experts of each token."""
     return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())
 
 
 def _argument(layer: torch.nn.Module) -> str:
-    """The name under which it gets them."""
+    """Name of the argument that holds them."""
     return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()

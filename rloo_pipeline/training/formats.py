@@ -12,7 +12,7 @@ REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose proce
 
 
 def trains_in(dtype: Dtype) -> bool:
-    """Whether this machine can train in a number format; DeepSpeed is asked about the 16-bit formats only."""
+    """True if this machine can train in a number format; DeepSpeed is asked about the 16-bit formats only."""
     if dtype == "float32":
         return True
     import torch

@@ -71,7 +71,7 @@ def score(
         logprobs: a model from `load`, with a temperature.
         sequences: prompts and completions.
         max_tokens: tokens per micro-batch.
-        label: of the progress line.
+        label: label of the progress line.
         entropies: also computes entropies; otherwise their lists are empty.
     """
     import torch

@@ -44,7 +44,7 @@ class HeadIndex(NamedTuple):
     copies: Int32[Tensor, " copies"]
     """Indices in the layout of all copies, grouped by entry of the row."""
     starts: Int32[Tensor, " row_heads"]
-    """Where the copies of an entry begin in `copies`."""
+    """Start of each entry's copies in `copies`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Layout:
     first_copy: Int64[Tensor, " tokens"]
     """Index in the layout of each token of the row; of a shared token its first copy."""
     starts: Int32[Tensor, " boundaries"]
-    """Where each sequence begins in the layout, and the end."""
+    """Start of each sequence in the layout, and the end."""
     blocks: tuple[Block, ...]
     """Blocks, the longest first."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
@@ -104,9 +104,9 @@ def lay_out(
 
     Args:
         prompts: index in the row where the prompt begins; neighbours with the same index share a prompt.
-        prompt_lengths: in tokens.
+        prompt_lengths: lengths in tokens.
         completions: index in the row where the completion begins.
-        completion_lengths: in tokens, as far as the row contains the completion.
+        completion_lengths: lengths in tokens, as far as the row contains the completion.
     """
     lengths = prompt_lengths + completion_lengths
     order = lengths.argsort(descending=True, stable=True)

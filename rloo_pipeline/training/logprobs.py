@@ -85,8 +85,8 @@ class TokenLogProbs(nn.Module):
         if self.form.name != batch_forms.Packed.name:
             if pack.experts is not None:
                 raise UserError(
-                    f"rollout.router_replay: {self.name} trains in {self.form.name} batches, and replay covers packed "
-                    "ones; set it to false"
+                    f"rollout.router_replay: {self.name} trains in {self.form.name} batches, but replay only supports "
+                    "packed ones; set it to false"
                 )
             yield
             return

@@ -1,4 +1,4 @@
-"""Which LoRA adapters vLLM can serve, decided from the base's config.json and the section `lora`, without torch.
+"""Decides which LoRA adapters vLLM can serve, from the base's config.json and the section `lora`, without torch.
 
 PEFT can put an adapter on any layer; vLLM serves only some layers, under its own names, and fails when it loads the
 first adapter: in round 2, after round 1 has been paid for.
@@ -40,7 +40,7 @@ def check_lora(folder: Path, lora: Lora | None) -> None:
     """Checks that vLLM can serve the adapter that a run would train.
 
     Args:
-        folder: of the base.
+        folder: the base's folder.
         lora: the section `update.lora`.
 
     Raises:
@@ -54,7 +54,7 @@ def check_lora(folder: Path, lora: Lora | None) -> None:
 
 
 def _problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
-    """What vLLM cannot serve and what to do; None if it serves the adapter."""
+    """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
     kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
     if kind in UNSUPPORTED:
         return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"

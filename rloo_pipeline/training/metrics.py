@@ -60,7 +60,7 @@ def tool_metrics(rollouts: pa.Table) -> Metrics:
 
 
 def group_metrics(teaching: Tensor, sampled: RoundTables, trained_groups: int) -> Metrics:
-    """How many groups a round sampled, how many of them in refills, how many teach, and what one that teaches costs.
+    """Numbers of groups that a round sampled, sampled in refills, and that teach; and the cost of one that teaches.
 
     Args:
         teaching: [prompts] bool, all groups of the round.

@@ -1,4 +1,4 @@
-"""Which models cannot be trained, decided from their config.json alone, without weights or torch.
+"""Decides from config.json which models cannot be trained, without weights or torch.
 
 What the keys of config.json do not show, `self_check` finds by computing; it also chooses the form of batch.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
-"""Ends of the keys of config.json that count parts of a model, and the most parts: transformers makes lists of them."""
+"""Suffixes of keys in config.json that count parts of a model, and their maximum; transformers makes lists of parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ENCODERS = frozenset(
@@ -109,7 +109,7 @@ def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:
 
 
 def comes_in_nf4(hf_config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a checkpoint in NF4 of bitsandbytes."""
+    """True if a config.json is that of a checkpoint in NF4 of bitsandbytes."""
     quantization = hf_config.get("quantization_config") or {}
     return bool(quantization.get("load_in_4bit")) and quantization.get("bnb_4bit_quant_type") == "nf4"
 
@@ -131,7 +131,7 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
 
 
 def is_window(key: str) -> bool:
-    """Whether a key of config.json holds an attention window in tokens."""
+    """True if a key of config.json holds an attention window in tokens."""
     if key in {"attention_chunk_size", "local_attention"}:
         return True
     return "window" in key and not key.endswith(("layers", "pattern"))

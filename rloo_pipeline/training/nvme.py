@@ -38,7 +38,7 @@ WRITTEN = {"optimizer": 16, "parameters": 2}
 
 
 class Sizes(NamedTuple):
-    """What is in the tensors of a model."""
+    """Sizes of a model's tensors."""
 
     largest: int
     """Numbers in the largest one."""
@@ -104,7 +104,7 @@ def disk(nvme_path: str | None) -> Path:
 
 
 def _in_memory(folder: Path) -> bool:
-    """Whether a folder is on a file system in memory."""
+    """True if a folder is on a file system in memory."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     lines = MOUNTS.read_text().splitlines() if MOUNTS.exists() else []
@@ -135,7 +135,7 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:
 
     Args:
         engine: DeepSpeed's.
-        folder: of the state; it exists.
+        folder: folder of the state; it exists.
         step: optimizer steps so far.
     """
     from rloo_pipeline.training.deepspeed_config import save_reproducibly

@@ -1,7 +1,7 @@
 """Reads and writes the files of `deepspeed.offload: nvme`, in place of DeepSpeed's access to disks.
 
 That one does not look at what the system says of a read or a write, and goes on with the content that a buffer happens
-to have: for gradients at an offset that is no multiple of 512 bytes, say, or on a full disk.
+to have: for gradients at an offset that is not a multiple of 512 bytes, say, or on a full disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THREADS = 4
 
 
 def replace() -> None:
-    """Has DeepSpeed read and write with `Handle`."""
+    """Makes DeepSpeed read and write with `Handle`."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
     from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
 
@@ -35,7 +35,7 @@ def replace() -> None:
 
 
 class Handle:
-    """What DeepSpeed calls an `aio_handle`: it reads files into buffers and writes them, and raises what fails."""
+    """A replacement for DeepSpeed's `aio_handle`: reads files into buffers and writes them, and raises on failure."""
 
     def __init__(self, **_: object) -> None:
         """Takes and ignores DeepSpeed's options, which are those of libaio."""
@@ -75,7 +75,7 @@ class Handle:
         return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in a buffer."""
+        """True if a tensor is in a buffer."""
         return tensor.untyped_storage().data_ptr() in self._buffers
 
     def _begin(self, action: Callable[[memoryview, Path], None], buffer: Tensor, path: str) -> int:

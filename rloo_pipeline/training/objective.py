@@ -74,7 +74,7 @@ class StepLoss:
             rows: completions of the step, including masked ones.
             longest: `max_completion_length` in tokens.
             record: statistics to fill.
-            first: whether this is the first step of the round, before which the trainer holds π_old.
+            first: True for the round's first step, before which the trainer holds π_old.
         """
         self.algorithm, self.batch, self.record = algorithm, batch, record
         row_list = list(rows)
@@ -99,7 +99,7 @@ class StepLoss:
             rows: the completions of the micro-batch.
             logps: under the policy being trained.
             mask: true on completion tokens.
-            entropy: of the distribution of each token, nats.
+            entropy: entropy of each token's distribution, nats.
         """
         algorithm, batch, chosen = self.algorithm, self.batch, list(rows)
         in_loss = mask & ~batch.masked[chosen].unsqueeze(-1).to(mask.device)

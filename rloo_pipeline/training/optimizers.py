@@ -82,7 +82,7 @@ def _embeddings(module: nn.Module) -> set[int]:
 
 
 def _on_whole_matrices(optimizer: Optimizer) -> Optimizer:
-    """Has an optimizer step on parameters in the shape that their group names; they are flat again afterwards."""
+    """Makes an optimizer step on parameters in the shape that their group names; flattens them again afterwards."""
     flat: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def shape(*_: object) -> None:

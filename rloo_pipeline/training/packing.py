@@ -27,7 +27,7 @@ class Pack(NamedTuple):
 
     input_ids: Int[Tensor, "1 tokens"]
     position_ids: Int[Tensor, "1 tokens"]
-    """From 0 in each sequence."""
+    """Positions, from 0 in each sequence."""
     layout: Layout
     """Layout of the sequences for attention."""
     predicting: Int[Tensor, " completion_tokens"]
@@ -39,7 +39,7 @@ class Pack(NamedTuple):
     vision: Vision | None = None
     """Images of the prompts, one sequence after the other."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
-    """The experts that the sampler chose, by layer; None if routers choose."""
+    """Experts that the sampler chose, layer by layer; None if routers choose."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
@@ -81,8 +81,9 @@ class Sequences(NamedTuple):
     images: RowImages | None = None
     """Images of the prompts; None if none has any."""
     experts: Sequence[np.ndarray] | None = None
-    """[prompt and completion without its last token, layers × choices] of each sequence: the experts that the sampler
-    chose; None if routers choose."""
+    """Experts that the sampler chose, [prompt and completion without its last token, layers × choices] per sequence;
+    None if routers choose.
+    """
 
     def pick(self, rows: Sequence[int]) -> Pack:
         """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
@@ -147,7 +148,7 @@ def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
 
 
 def _experts(prompts: Sequence[Sequence[int]], experts: Sequence[np.ndarray]) -> Tensor:
-    """The experts of the tokens of a row; those of a shared prompt are of the first sequence that has it."""
+    """Experts of the tokens of a row; a shared prompt has the experts of its first sequence."""
     starts = [0, *(len(prompt) if previous == prompt else 0 for previous, prompt in pairwise(prompts))]
     return torch.from_numpy(
         np.concatenate([of[start:] for start, of in zip(starts, experts, strict=True)]).astype(np.int32)

@@ -41,7 +41,7 @@ def load_plain(base: Path, dtype: str, trust_remote_code: bool, **options: objec
 
 
 def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: object) -> Any:
-    """What transformers' function of this name returns for a causal language model; its tensors are not checked.
+    """Loads a causal language model with transformers' function of this name; does not check its tensors.
 
     Raises:
         UserError: transformers cannot load it.

@@ -37,7 +37,7 @@ def load(
     Args:
         folder: the policy's folder.
         dtype: number format of the weights.
-        trust_remote_code: whether code in the folder may run.
+        trust_remote_code: allow code in the folder to run.
         disable_dropout: sets the dropout of the model's own config.json to 0, in training too.
         split: DeepSpeed's configuration with ZeRO 3, to split the model over the ranks from the start where it can be.
         quantization: holds linear layers in 4 bits; the policy must have been rounded to them.
@@ -103,10 +103,10 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
 
 
 def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> None:
-    """Checks that the model in a folder has the layers that get an adapter, before anything is sampled.
+    """Checks before sampling that the model in a folder has the layers that get an adapter.
 
     Raises:
-        UserError: it has not, PEFT makes no adapter of them, or vLLM would not serve it.
+        UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM would not serve it.
     """
     if lora is None:
         return
@@ -125,7 +125,7 @@ def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> N
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
-    """The model with a new adapter."""
+    """Adds a new adapter to the model."""
     import peft
 
     _check_targets(model, lora)
@@ -134,8 +134,8 @@ def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = 
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage)
     except ValueError as error:
         raise UserError(
-            f"update.lora.target_modules: PEFT makes no adapter of {lora.target_modules} ({one_line(error)}); name "
-            "other modules"
+            f"update.lora.target_modules: PEFT cannot make an adapter for {lora.target_modules} ({one_line(error)}); "
+            "name other modules"
         ) from error
 
 
@@ -203,7 +203,7 @@ def save(model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, pr
 
 
 def save_split(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], target: Path, previous: Path) -> None:
-    """As `save`, for weights that come one at a time and are written as they come."""
+    """Does the same as `save` for weights that arrive one at a time; writes them as they arrive."""
     from rloo_pipeline.training import split_loading
 
     _save_pretrained(model, target, {})

@@ -1,9 +1,9 @@
-"""Proves that the rollouts of a round are of the policy that should have sampled them, before a weight moves.
+"""Proves before any weight changes that the right policy sampled a round's rollouts.
 
-The trainer's log-probs are those that the update computes anyway: of the pass for π_old, else of the first optimizer
-step, between its backward pass and the change of weights. Three cases need a pass of their own, over 1/32 of the
-completions (16 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout; and truncated
-sampling, of which the tensors of a round hold no log-probs.
+It uses trainer log-probs that the update computes anyway: those of the pass for π_old or, without one, those of the
+first optimizer step, between its backward pass and the change of weights. Three cases need a separate pass over 1/32
+of the completions (16 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout; and
+truncated sampling, since a round's tensors do not hold its log-probs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FEWEST, MOST, SHARE = 16, 64, 32
 
 
 class RolloutProof:
-    """The proof of one round."""
+    """The proof for one round."""
 
     def __init__(self, config: Config, round_: int, folder: Path, checks: Path, rollouts: Sequence[Path]) -> None:
-        """Reads what the difference may be.
+        """Reads the largest allowed difference.
 
         Args:
-            config: of the stage.
-            round_: number of the round, from 1.
-            folder: of the policy that should have sampled.
+            config: the stage's configuration.
+            round_: round number, from 1.
+            folder: the policy that should have sampled.
             checks: checks.json of the run.
-            rollouts: files of the round.
+            rollouts: the round's tables of rollouts.
         """
         self.config, self.round, self.folder = config, round_, folder
         self.bound = sampler_proof.bound(folder, config.model.dtype, config.rollout.temperature, checks)
@@ -50,10 +50,10 @@ class RolloutProof:
         self.is_done = False
 
     def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:
-        """Compares with the policy that sampled, which no trainer holds any more: with a lag.
+        """With a lag: loads the policy that sampled, which the trainer no longer holds, and compares with it.
 
         Raises:
-            UserError: the rollouts are of another policy.
+            UserError: another policy sampled the rollouts.
         """
         from rloo_pipeline.training import split_loading
         from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -74,7 +74,7 @@ class RolloutProof:
         """Compares with a pass of the trainer without dropout.
 
         Raises:
-            UserError: the rollouts are of another policy.
+            UserError: another policy sampled the rollouts.
         """
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, engine.folder, self.config.model.trust_remote_code)
@@ -84,19 +84,19 @@ class RolloutProof:
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
 
     def by_logps(self, old: Tensor, sampling: Tensor, mask: Tensor) -> None:
-        """Compares with the pass for π_old, [completions, tokens].
+        """Compares with the pass for π_old; all arguments are [completions, tokens].
 
         Raises:
-            UserError: the rollouts are of another policy.
+            UserError: another policy sampled the rollouts.
         """
         absolute = ((old - sampling).double().abs() * mask).sum(-1)
         self._require(sampler_proof.difference(absolute, mask.sum(-1)))
 
     def by_first_step(self, engine: Engine, record: Record, lengths: Tensor) -> None:
-        """Compares with the log-probs of the first optimizer step, whose backward pass has just ended.
+        """Compares with the log-probs of the first optimizer step, just after its backward pass.
 
         Raises:
-            UserError: the rollouts are of another policy.
+            UserError: another policy sampled the rollouts.
         """
         compared = engine.sum_over_ranks(record.has_gap) > 0
         absolute = engine.sum_over_ranks(record.gap[:, 0])
@@ -104,7 +104,7 @@ class RolloutProof:
             self._require(sampler_proof.difference(absolute[compared], lengths[compared]))
 
     def _chosen(self, rollouts: pa.Table) -> pa.Table:
-        """Some completions, the same in any process."""
+        """Picks completions, the same ones in every process."""
         order = permutation(len(rollouts), derive(self.config.seed, "proof", self.round))
         return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), MOST)]))
 

@@ -38,7 +38,7 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
     """The experts that the sampler chose, as `Sequences` has them.
 
     Raises:
-        UserError: a completion has none, or not the same number for each of its tokens.
+        UserError: a completion has no experts, or its tokens have different numbers of them.
     """
     column = rollouts[tables.EXPERTS] if tables.EXPERTS in rollouts.column_names else pa.nulls(len(rollouts))
     if column.null_count:
@@ -55,8 +55,8 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
         len(chosen[0]) % tokens[0] or not len(chosen[0])
     ):
         raise UserError(
-            f"rollout.router_replay: the column {tables.EXPERTS} has not the same number of experts for each token but "
-            "the last of prompt and completion; delete the round's rollouts and run again"
+            f"rollout.router_replay: tokens have different numbers of experts in the column {tables.EXPERTS} (prompt "
+            "and completion without the last token); delete the round's rollouts and run again"
         )
     return [row.reshape(count, -1) for row, count in zip(chosen, tokens, strict=True)]
 
@@ -98,7 +98,7 @@ def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: b
         rollouts: the rollouts trained on.
         batch: their rewards, KL and advantages.
         record: statistics of the optimizer steps about them.
-        ratio_known: whether the ratios were measured against the sampling policy; if not, the column is null.
+        ratio_known: True if ratios were measured against the sampling policy; otherwise the column is null.
     """
     rewards = [None if value != value else value for value in batch.rewards.tolist()]
     mask = batch.completions.mask

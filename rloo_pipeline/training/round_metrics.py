@@ -14,7 +14,7 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     """The metrics of a round.
 
     Args:
-        config: of the stage.
+        config: the stage's configuration.
         round_: number of the round, from 1.
         engine: the trainer after the round.
         sampled: all completions of the round.
@@ -29,7 +29,7 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
 
 
 def summary(metrics: Metrics, seconds: float) -> str:
-    """What the log says of a round that was trained in `seconds`."""
+    """Log line for a round that was trained in `seconds`."""
     reward, norm = ("–" if metrics[key] is None else f"{metrics[key]:.3g}" for key in ("reward", "grad_norm"))
     return (
         f"round {metrics['round']}: reward {reward}, grad norm {norm}, {metrics['step']} optimizer steps so far, "

@@ -39,7 +39,7 @@ class TrainedRound(NamedTuple):
     algorithm_state: AlgorithmState
     """State for the next round."""
     experts: Metrics
-    """How the experts of a mixture were used; empty for other models."""
+    """Metrics of a mixture's use of experts; empty for other models."""
     seconds: float
     """Wall time from the first forward pass to the last step."""
 
@@ -58,14 +58,14 @@ def train(
     Args:
         config: configuration of the run.
         round_: round number, from 1; seeds the order of groups and dropout.
-        engine: engine with the policy of the previous round.
+        engine: engine that holds the previous round's policy.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
-        proof: what proves that the rollouts are of the policy that should have sampled them, unless it is done.
+        proof: proof that the right policy sampled the rollouts; None if already done.
 
-    Raises:
-        UserError: they are not.
+        Raises:
+            UserError: another policy sampled the rollouts.
     """
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
@@ -100,7 +100,7 @@ def train(
 def _prove(
     engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
 ) -> None:
-    """Proves the rollouts before the first step, if the log-probs of that step do not."""
+    """Proves the rollouts before the first step, unless the log-probs of that step will prove them."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or engine.settings.uses_dropout:
         proof.by_pass(engine, rollouts, prompts)
@@ -109,7 +109,7 @@ def _prove(
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
-    """Whether the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
+    """True if the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
     return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 

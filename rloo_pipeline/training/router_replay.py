@@ -1,10 +1,10 @@
-"""Mixtures of experts that train with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
+"""Trains mixtures of experts with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
 
-Near a tie, the router of the trainer chooses other experts than vLLM's, whose sums round differently, and the log-probs
-of the token then differ by much more than rounding. With replay, the forward pass takes the sampler's experts; their
-weights still come from the trainer's own router, so it gets its gradient.
+Near a tie, the trainer's router chooses other experts than vLLM's router, whose sums round differently. The token's
+log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts. Their
+weights still come from the trainer's own router, so the router gets its gradient.
 
-A router of transformers chooses its experts by one call of `torch.topk` on their scores, which is replaced here.
+A transformers router chooses experts by one call of `torch.topk` on their scores. This module replaces that call.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.expert_load import takes_experts
 
 ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
-"""Name of a router among the modules, followed by its class."""
+"""Matches a router: its module name, followed by its class name."""
 
 
 class RouterReplay:
-    """The routers of a model, which choose by themselves until they are given experts."""
+    """The routers of a model. They choose experts themselves until `use` sets the experts."""
 
     def __init__(self, model: nn.Module, layers: int) -> None:
-        """Args: a causal language model, and the number of its decoder layers."""
+        """`model` is a causal language model with this number of decoder layers."""
         self.layers = layers
         self.name = type(model).__name__
         self.experts: Tensor | None = None
-        """[tokens, layers, experts per token]; None if the routers choose."""
+        """[tokens, layers, experts per token]; None if routers choose."""
         self.routers: list[Any] = []
         for name, module in model.named_modules():
             if match := ROUTER.search(f"{name}.{type(module).__name__}"):
@@ -42,21 +42,21 @@ class RouterReplay:
         self.covers_all = bool(self.routers) and len(self.routers) == sum(map(takes_experts, model.modules()))
 
     def use(self, experts: Int[Tensor, "tokens layers_and_choices"] | None) -> None:
-        """Has the following passes, and the layers that run again in their backward pass, take these experts.
+        """Sets the experts for the following passes, including layers that checkpointing runs again.
 
         Args:
-            experts: of each token of a pack, those of all layers one after the other; None: the routers choose.
+            experts: for each token of a pack, the experts of all layers in sequence; None if routers choose.
 
         Raises:
-            UserError: the routers of this model cannot be replaced, or the experts are not those of such a model.
+            UserError: this model's routers cannot be replaced, or the experts do not fit this model.
         """
         self.experts = None
         if experts is None:
             return
         if not self.covers_all:
             raise UserError(
-                f"rollout.router_replay: {self.name} has no routers that it could replace (it covers those that choose "
-                "experts by one topk, such as of Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
+                f"rollout.router_replay: {self.name} has no routers that can be replaced (they must choose experts by "
+                "one topk, as in Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
             )
         choices, most = int(self.routers[0].top_k), int(self.routers[0].num_experts)
         if experts.shape[1] != self.layers * choices or int(experts.max()) >= most:
@@ -78,7 +78,7 @@ class RouterReplay:
 
 
 class _Chosen(TorchFunctionMode):
-    """A block in which `torch.topk` returns given indices, and the values there."""
+    """Context manager in which `torch.topk` returns given indices and the values at them."""
 
     def __init__(self, indices: Int[Tensor, "tokens choices"]) -> None:
         super().__init__()

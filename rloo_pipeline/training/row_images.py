@@ -33,9 +33,9 @@ class Vision(NamedTuple):
     """The images of a batch, in the order of its sequences."""
 
     arguments: dict[str, Tensor]
-    """Of the model's forward, such as pixel_values; images follow each other in the first dimension."""
+    """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
     tokens: ImageTokens
-    """What stands for an image in the token ids."""
+    """Tokens that stand for an image."""
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""
@@ -65,7 +65,7 @@ class StoredImages:
             ids: digests of each row.
             store: the images.
             processor: image processor of the model.
-            tokens: what stands for an image in the token ids.
+            tokens: token ids that stand for an image.
         """
         self.ids, self.tokens = ids, tokens
         self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(processor, store.image(digest)))
@@ -94,7 +94,7 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_re
         rollouts: the table.
         prompts: folder that the stage `prompts` wrote.
         folder: a policy, for its processor.
-        trust_remote_code: whether code in the folder may run.
+        trust_remote_code: allow code in the folder to run.
 
     Raises:
         UserError: the folder of the prompts is not named.

@@ -1,16 +1,16 @@
-"""Proof that completions are samples of the policy that they are said to be of.
+"""Proves that completions were sampled from the policy that they claim.
 
-The sampler (vLLM) gives the log-prob of each token that it samples. The trainer's model of the same policy gives the
-same tokens nearly the same log-probs: what differs is rounding. So their mean absolute difference, in nats a token,
-tells whether vLLM had that policy, all of its adapter included. It may be
+The sampler (vLLM) gives the log-prob of each token that it samples. The trainer's model of the same policy gives nearly
+the same log-probs; only rounding differs. So their mean absolute difference, in nats per token, shows if vLLM had that
+policy with its whole adapter. The largest allowed difference is
 
-    max(what rounding in the number format explains, TIMES × the difference of policy 0 in checks.json)
+    max(rounding of the number format, TIMES × the difference of policy 0 in checks.json)
 
-and `ERRORS` of its standard errors more, since a round is a sample. The standard error is of the ratio Σ|d| / Σ tokens
-over completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to other experts raise no alarm.
+plus `ERRORS` standard errors, since a round is a sample. The standard error is that of the ratio Σ|d| / Σ tokens over
+completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to other experts raise no alarm.
 
-Where sampling was truncated (top_p, top_k, min_p), the sampler's log-prob is that of the whole distribution minus the
-log of the mass that is left, which is at least as high. Only what the trainer's is above it counts there.
+With truncated sampling (top_p, top_k, min_p), the sampler's log-prob is that of the whole distribution minus the log of
+the remaining mass, so it is at least as high. Then only the amount by which the trainer's log-prob exceeds it counts.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
-"""Largest mean difference by rounding in nats a token, of random models (`check_limits.LOGPROB_LIMITS`)."""
+"""Largest mean difference by rounding, in nats per token, in random models (`check_limits.LOGPROB_LIMITS`)."""
 EXPERTS = 4
-"""The same of mixtures of experts, as a multiple, where policy 0 was not measured."""
+"""Factor on `ROUNDING` for mixtures of experts, if policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0
 CHECK = "logprob_difference"
-"""The same check of policy 0. Its name in `checks.accept` accepts later differences too."""
+"""Name of the same check of policy 0. In `checks.accept`, it accepts later differences too."""
 KEY = "sampler_difference"
-"""In checks.json: the difference of policy 0 in nats a token; null if its distribution was truncated."""
+"""Key of checks.json: the difference of policy 0 in nats per token; null if its sampling was truncated."""
 
 
 class SamplerDifference(NamedTuple):
-    """How far the sampler's log-probs are from the trainer's."""
+    """Difference between the sampler's log-probs and the trainer's."""
 
     mean: float
-    """Nats a token."""
+    """Mean absolute difference in nats per token."""
     error: float
     """Standard error of `mean`; infinite for a single completion."""
     tokens: int
 
 
 class Bound(NamedTuple):
-    """How far they may be."""
+    """Largest allowed difference."""
 
     nats: float
     explained: str
-    """By what, for the message."""
+    """Reasons for this bound, for the message."""
 
 
 def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " completions"]) -> SamplerDifference:
     """The difference over some completions.
 
     Args:
-        absolute: Σ_t |log π_trainer − log π_sampler| of each.
-        tokens: sampled tokens of each.
+        absolute: Σ_t |log π_trainer − log π_sampler| of each completion.
+        tokens: number of sampled tokens of each completion.
     """
     absolute, tokens = absolute.double(), tokens.double()
     count, total = len(absolute), float(tokens.sum())
@@ -78,7 +78,7 @@ def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " 
 
 
 def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: bool) -> SamplerDifference:
-    """The difference of log-probs by completion and token; `truncated` as in the module's docstring."""
+    """The difference for lists of log-probs by completion and token; `truncated` sampling counts as described above."""
     sums, tokens = [], []
     for own, other in zip(trainer, sampler, strict=True):
         values = torch.tensor(own, dtype=torch.float64) - torch.tensor(other, dtype=torch.float64)
@@ -88,12 +88,12 @@ def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: 
 
 
 def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
-    """The largest difference of a policy's completions that is no alarm.
+    """The largest allowed difference for a policy's completions.
 
     Args:
-        folder: of the policy.
+        folder: folder of the policy.
         dtype: number format of sampler and trainer.
-        temperature: of the samples, which divides logits and their rounding; 0 counts as 1.
+        temperature: sampling temperature, which divides logits and their rounding; 0 counts as 1.
         checks: checks.json of the run.
     """
     found = read_json(checks)
@@ -108,17 +108,17 @@ def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
 
 
 def require(found: SamplerDifference, allowed: Bound, folder: Path, what: str, remedy: str) -> None:
-    """Refuses completions that are not of a policy.
+    """Refuses completions that a policy did not sample.
 
     Args:
-        found: the difference of some of them.
-        allowed: what is no alarm.
-        folder: of the policy.
-        what: the completions, for the message.
-        remedy: what to do.
+        found: measured difference.
+        allowed: largest allowed difference.
+        folder: folder of the policy.
+        what: name of the completions, for the message.
+        remedy: advice for the message.
 
     Raises:
-        UserError: the difference is larger.
+        UserError: the difference is too large.
     """
     if not found.mean - ERRORS * found.error > allowed.nats:
         return
@@ -155,12 +155,12 @@ def require_evaluation(
 
 
 def remedy(folder: Path) -> str:
-    """What to do about samples in a folder that are of another policy."""
+    """Advice on samples that another policy made; `folder` holds them."""
     return f"delete {folder} and run again; to train in spite of it, set checks.accept: [{CHECK}]"
 
 
 def _cause(folder: Path) -> str:
-    """What usually makes a sampler serve another policy."""
+    """The usual reason for which a sampler serves another policy."""
     if policy.is_adapter(folder):
         return "vLLM does not apply all modules of the adapter (update.lora.target_modules), or kept an older adapter"
     if folder.name.isdigit() and int(folder.name) > 0:

@@ -1,4 +1,4 @@
-"""Which completions of a round an update uses, and which groups teach: the stages `refill` and `update` have to agree.
+"""Selects the completions that an update uses, and the groups that teach, so that `refill` and `update` agree.
 
 A group teaches if a completion in the loss has a score that differs from the mean of those in its baseline. Where
 `reward_clip_range` clips scores, and not standardized rewards, the clipped ones count.
@@ -20,12 +20,12 @@ from rloo_pipeline.config import Algorithm, Config
 
 
 class Selection(NamedTuple):
-    """Which of a round's completions the update uses."""
+    """The completions of a round that the update uses."""
 
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
-    """In neither the baseline nor the denominator of the loss."""
+    """True for completions that are neither in the baseline nor in the denominator of the loss."""
     teaching: Bool[Tensor, " prompts"]
     """The group has a non-zero advantage on a completion in the loss."""
 
@@ -44,7 +44,7 @@ def select(
         algorithm: the section `algorithm`.
         samples: K.
         scores: NaN where unscorable.
-        truncated: whether the completion has no end token.
+        truncated: True if the completion has no end token.
     """
     masked = truncated & algorithm.mask_truncated_completions
     excluded = masked & (not algorithm.keep_truncated_in_baseline)
@@ -59,7 +59,7 @@ def select(
 
 
 def teaching_groups(config: Config, sampled: RoundTables) -> Bool[Tensor, " prompts"]:
-    """Which groups of these tables teach, in their order."""
+    """True for groups of these tables that teach, in their order."""
     samples = config.rollout.num_generations
     return select(config.algorithm, samples, scores(sampled.scores), truncated(sampled.rollouts)).teaching
 

@@ -30,19 +30,19 @@ class TrainerSettings(NamedTuple):
     """Switches off the dropout of the model's own config.json; LoRA dropout stays."""
     optimizer: OptimizerName = "adamw"
     quantization: Literal["nf4"] | None = None
-    """How the frozen base of an adapter is held."""
+    """Number format of an adapter's frozen base."""
     offload: Offload = Offload()
-    """What is kept in the memory of the node, or on its disk."""
+    """Parts to keep in host memory or on the node's disk."""
     nvme_path: str | None = None
     """Folder on a disk of the node, for `offload`."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
     train_vision: bool = False
-    """Whether the vision encoder of a model of images is trained too."""
+    """True if the vision encoder of a model of images is trained too."""
 
     @property
     def uses_dropout(self) -> bool:
-        """Whether any dropout is active in training."""
+        """True if any dropout is active in training."""
         return not self.disable_dropout or (self.lora is not None and self.lora.lora_dropout > 0)
 
     @classmethod
@@ -63,8 +63,8 @@ class TrainerSettings(NamedTuple):
         """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
-            config: of the run.
-            section: of the stage.
+            config: the run's configuration.
+            section: the stage's section.
             horizon: optimizer steps until the learning rate is at its minimum.
         """
         return cls(

@@ -52,7 +52,7 @@ def load(
     Args:
         base: folder of the model.
         dtype: number format of the weights.
-        trust_remote_code: whether code in the folder may run.
+        trust_remote_code: allow code in the folder to run.
         configuration: DeepSpeed's, with ZeRO 3.
         options: further arguments of `from_pretrained`.
 
@@ -116,7 +116,7 @@ def _check_tied(model: Any, base: Path) -> None:
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
-    """Has each module of a split model put its weights together while it computes; every rank must run it.
+    """Makes each module of a split model gather its weights while it computes; every rank must run it.
 
     Returns:
         Handles of the hooks, to remove them.

@@ -17,7 +17,7 @@ KEYS = {
     "world": "deepspeed.processes",
     "zero_stage": "deepspeed.zero_stage (where 0 counts as 1 in 16-bit formats)",
 }
-"""What facts about a state are called in the configuration, where they come from there."""
+"""Keys of the configuration for facts about a state that come from it."""
 
 
 def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:

@@ -23,7 +23,7 @@ from rloo_pipeline.stages.table import ROWS
 
 FOLDER = "RLOO_WORKERS"
 ROLES = {row.stage: row.worker for row in ROWS if row.worker}
-"""The role of the worker for each stage that has one."""
+"""Worker role of each stage that can run in a worker."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
 """Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
 doubles that time.

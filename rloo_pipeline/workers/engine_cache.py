@@ -22,7 +22,7 @@ def enable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether this process is a worker."""
+    """True if this process is a worker."""
     return _enabled
 
 
@@ -38,7 +38,7 @@ def keep(name: str, key: object, engine: Any) -> bool:
 
 
 def take(name: str, key: object) -> Any | None:
-    """Removes the engine `name` from the cache and returns it; None where there is none.
+    """Removes the engine `name` from the cache and returns it; None if it is missing.
 
     Raises:
         IncompatibleEngine: the engine has another key.

@@ -1,4 +1,4 @@
-"""GPUs that a stage takes, by the role of its worker."""
+"""Number of GPUs that a stage takes, by the role of its worker."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rloo_pipeline.workers import client
 
 
 def of_stage(stage: str, configs: Iterable[Config]) -> int:
-    """GPUs that a stage takes; of the runs of an experiment those of the run that takes most.
+    """Number of GPUs that a stage takes; in an experiment, the maximum over its runs.
 
     Args:
-        stage: its command, such as `rollout`; one that Snakemake counts among those with GPUs.
-        configs: of the runs.
+        stage: command of a GPU stage, such as `rollout`.
+        configs: configurations of the runs.
     """
     return max(of_role(role_of(stage), config) for config in configs)
 
 
 def role_of(stage: str) -> str:
-    """The role whose engine a stage has; `scorer` for one without an engine."""
+    """Role whose engine a stage uses; `scorer` if it needs no engine."""
     return {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
 
 
 def of_role(role: str, config: Config) -> int:
-    """GPUs of a worker's stages; those of a `scorer` only where a reward function has some."""
+    """Number of GPUs for a role's stages; a `scorer` has GPUs only if a reward function needs them."""
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)
     if role == "sampler":  # whose reward functions take turns with the engine
         return max(config.vllm.tensor_parallel_size, of_rewards) + config.rollout.environment_gpus

@@ -27,14 +27,14 @@ PATIENCE = 60.0
 def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -> Mapping[str, int]:
     """Number of workers per role that can be busy at once.
 
-    None for updates and log-probs with several processes, whose ranks torchrun starts. On a machine with GPUs as many
-    as it has GPUs for; the engines of several roles take turns on a GPU.
+    Updates and log-probs with several processes get none, since torchrun starts their ranks. On a machine with GPUs,
+    the number of GPUs limits the workers of a role; engines of several roles take turns on a GPU.
 
     Args:
-        config: of the run.
-        cores: that Snakemake may use.
-        stages: that will run; only their roles get workers.
-        runs: number of runs that are worked on.
+        config: the run's configuration.
+        cores: number of cores that Snakemake may use.
+        stages: stages that will run; only their roles get workers.
+        runs: number of concurrent runs.
     """
     if config.workers == "never":
         return {}
@@ -68,11 +68,11 @@ def start(
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
     Args:
-        config: of the run; of an experiment that of its first run.
-        cores: that Snakemake may use.
+        config: the run's configuration; in an experiment, the first run's.
+        cores: number of cores that Snakemake may use.
         logs: folder for the workers' logs.
-        stages: that will run.
-        runs: number of runs that are worked on.
+        stages: stages that will run.
+        runs: number of concurrent runs.
         without: roles that get no worker.
     """
     counts = worker_counts(config, cores, stages, runs)

@@ -23,7 +23,7 @@ from rloo_pipeline.runtime import controller_watch, cost, devices, environment, 
 from rloo_pipeline.workers import client, engine_cache
 
 REQUEST_SECONDS = 10.0
-"""Longest time for a request to arrive; a client sends it as soon as it is connected."""
+"""Time limit for a request to arrive; a client sends it as soon as it is connected."""
 
 
 def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload: int | None = None) -> None:

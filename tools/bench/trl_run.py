@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def trainer(run: Path, config: Config, arguments: Any, callbacks: Sequence[Any] = ()) -> tuple[Any, Counted]:
-    """TRL's trainer with the policy 0, prompts and rewards of a run, and the counts of what it samples."""
+    """TRL's trainer with a run's policy 0, prompts and rewards, and counts of the samples that it takes."""
     from datasets import load_from_disk
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.rloo_trainer import RLOOTrainer
@@ -53,7 +53,7 @@ def trainer(run: Path, config: Config, arguments: Any, callbacks: Sequence[Any] 
 
 
 def options(config: Config, output: Path, vocabulary: int) -> dict[str, Any]:
-    """The configuration in TRL's words: the options of RLOOConfig."""
+    """The configuration as options of TRL's RLOOConfig."""
     rollout, algorithm, section = config.rollout, config.algorithm, config.update
     step = rollout.generation_batch_size // algorithm.steps_per_generation
     room = max(1, LOGITS // (4 * vocabulary * rollout.max_completion_length))

@@ -39,7 +39,7 @@ from rows import ROWS, NotHereError, Row, RowError  # noqa: E402
 MARK = "RLOO_GPU_ROW"
 """Environment variable of all processes of a row."""
 END = 15.0
-"""Seconds that processes of a row may go on after it."""
+"""Seconds that a row's processes may outlive it."""
 REHEARSED_MINUTES = 15.0
 """Time limit of a row in the rehearsal, for a busy machine."""
 SOURCES = (
@@ -160,7 +160,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _outcome(folder: Path, code: int | None, minutes: float) -> Record:
-    """What the row's process has left, or how it ended."""
+    """The outcome that the row's process wrote, or else how it ended."""
     if code is None:
         return {"outcome": "failed", "why": f"took longer than {minutes:g} minutes"}
     if (file := folder / "outcome.json").exists():
@@ -171,7 +171,7 @@ def _outcome(folder: Path, code: int | None, minutes: float) -> Record:
 
 
 def _end(folder: Path, patience: float) -> list[str]:
-    """Waits for the processes that a row has left, kills those that go on, and returns what they are."""
+    """Waits for processes that a row left behind, kills the remaining ones, and returns their names."""
     deadline = time.monotonic() + patience
     while (alive := _marked(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -212,7 +212,7 @@ def _be_row(function: str, options: Mapping[str, Any], folder: Path) -> None:
 
 
 def _commit() -> str:
-    """The commit of this clone, or an empty string where there is none."""
+    """The commit of this clone; empty if there is none."""
     call = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 PROMPTS, PROMPT_LENGTHS = (0, 0, 52, 202), (12, 12, 30, 3)
 COMPLETIONS, COMPLETION_LENGTHS = (12, 20, 82, 205), (8, 32, 120, 28)
-"""Where prompts and completions of a pack begin in its row, and their lengths; two samples share the first prompt, and
-three sequences are longer than the windows.
+"""Starts of prompts and completions in the row of a pack, and their lengths. Two samples share the first prompt; three
+sequences are longer than the windows.
 """
 TOKENS = 233
 WINDOWS = (None, 7, 32)
 HEADS = (4, 2)
 """Query heads and key-value heads."""
 MARGIN = 2.0
-"""How many times as far from float64 as the formula in the same number format the kernel may be."""
+"""Largest distance of the kernel from float64, as a multiple of the formula's distance in the same number format."""
 LEAST = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
-"""Distances that count as none: a few roundings of numbers near 1."""
+"""Distances that are always allowed: a few roundings of numbers near 1."""
 
 
 class Case(NamedTuple):
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Formats and head sizes for which a GPU has FlashAttention, and what a CPU has in place of it."""
+    """Formats and head sizes for which a GPU has FlashAttention, or the CPU's counterparts."""
     for dtype in ("bfloat16", "float16", "float32") if device == "cuda" else ("float32",):
         for head_dim in (32, 64, 128, 256) if device == "cuda" else (32,):
             for window in WINDOWS:
@@ -70,7 +70,7 @@ def compare(_: Path, device: str) -> Figures:
 
 
 def distances(case: Case, device: str) -> tuple[dict[str, float], dict[str, float], bool]:
-    """Largest distances from float64, of the pack's attention and of the formula; and whether it is FlashAttention."""
+    """Largest distances from float64 of the pack's attention and of the formula; True if FlashAttention computed it."""
     import torch
 
     from rloo_pipeline.training.kernels import attention

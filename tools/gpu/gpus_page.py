@@ -28,7 +28,7 @@ Record = Mapping[str, Any]
 
 
 def outcome_text(outcome: Record) -> str:
-    """An outcome in words: what came out, seconds, and why."""
+    """An outcome in words: result, seconds and reason."""
     seconds = f" in {outcome['seconds']:.0f} s" if "seconds" in outcome else ""
     why = f": {outcome['why']}" if outcome.get("why") else ""
     figures = "; ".join(_figure(name, value) for name, value in outcome.get("figures", {}).items())
@@ -36,7 +36,7 @@ def outcome_text(outcome: Record) -> str:
 
 
 def counts(record: Record) -> str:
-    """How many rows passed, failed and did not run."""
+    """The numbers of rows that passed, failed and did not run."""
     number = Counter(record["rows"].get(row.name, {}).get("outcome", "not run") for row in ROWS)
     return f"of {len(ROWS)} rows {number['passed']} passed, {number['failed']} failed, {number['not run']} did not run"
 
@@ -119,7 +119,7 @@ def readme() -> str:
 
 
 def _readme_line(record: Record) -> str:
-    """How many rows have passed on a card, and our speed by TRL's."""
+    """The number of rows that passed on a card, and our speed relative to TRL's."""
     rows = record["rows"]
     said = [f"Measured on {record['machine']['cards']}: {counts(record)}"]
     if (step := rows.get("step-1.5B", {})).get("outcome") == "passed":

@@ -1,4 +1,4 @@
-"""Rows about the machine: versions, `rloo doctor`, the tests; and what a machine lacks for a row."""
+"""Rows about the machine: versions, `rloo doctor`, the tests. Also finds what a machine lacks for a row."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rows import Figures, RowError
 from rloo_pipeline.runtime import devices
 
 WITHIN = {"cpu": 0.15, "cuda": 0.3}
-"""Largest difference by the measured memory."""
+"""Largest relative difference from the measured memory."""
 LARGE: dict[str, dict[str, int]] = {
     "0.2B": {"hidden_size": 1024, "layers": 12, "heads": 16, "key_value_heads": 8, "intermediate_size": 3072},
     "0.8B": {"hidden_size": 2048, "layers": 14, "heads": 32, "key_value_heads": 8, "intermediate_size": 6144},
@@ -26,7 +26,7 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
     Args:
         folder: an empty folder for the row's files.
         device: cuda: NVML's memory of the card; cpu: the resident set.
-        sizes: of the models.
+        sizes: model sizes.
 
     Raises:
         RowError: a prediction is off by more than `WITHIN`.

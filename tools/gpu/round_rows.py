@@ -42,7 +42,7 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
 
     Args:
         folder: an empty folder for the row's files.
-        tiny: whether model and rounds are. TRL is then only planned: its vLLM needs a GPU.
+        tiny: use a tiny model and short rounds. TRL is then only planned, since its vLLM needs a GPU.
     """
     config = yaml.safe_load(CONFIGURATION.read_text())
     config = merge(config, TINY) if tiny else config

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Figures = dict[str, float | int | str]
-"""Of a row, by name; the name of a number ends with its unit."""
+"""Figures of a row by name; the name of a number ends with its unit."""
 
 
 class RowError(Exception):
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     """Time limit on a GPU."""
     options: Mapping[str, Any] = {}
     rehearse: Mapping[str, Any] | str = {}
-    """Options that are different in the rehearsal, or why a CPU cannot run the row."""
+    """Options that differ in the rehearsal, or the reason why a CPU cannot run the row."""
     needs: tuple[str, ...] = ("gpu",)
     """See `machine.missing`."""
 

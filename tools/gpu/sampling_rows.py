@@ -32,8 +32,8 @@ def bare(folder: Path, invariant: bool = False, tiny: bool = False) -> Figures:
 
     Args:
         folder: an empty folder for the row's files.
-        invariant: whether kernels give the same sums for every batch. All tokens must then be equal.
-        tiny: whether the model and the requests are.
+        invariant: use kernels that give the same sums for every batch. All tokens must then be equal.
+        tiny: use a tiny model and few requests.
     """
     from task import words_qwen3
 

@@ -19,7 +19,7 @@ def step(folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", 
 
     Args:
         folder: an empty folder for the row's files.
-        size: of the model; `tiny` is measured on a CPU.
+        size: model size; `tiny` is measured on a CPU.
         sides: ours without and with DeepSpeed, and TRL's.
 
     Raises:

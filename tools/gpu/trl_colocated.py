@@ -2,8 +2,8 @@
 
     trl_colocated.py RUN OUTPUT MICRO [--arguments]
 
-MICRO completions are in a micro-batch. The last line printed is {"steps": seconds of each, "tokens", "peak_gb"}. With
---arguments, TRL's configuration is made, which checks the names of its options, and nothing runs.
+A micro-batch has MICRO completions. The last line printed is {"steps": seconds of each, "tokens", "peak_gb"}.
+--arguments only makes TRL's configuration, which checks the names of its options, and runs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rloo_pipeline.config.loading import load
 
 
 def arguments(config: Config, output: Path, micro: int, on_gpu: bool) -> Any:
-    """The configuration in TRL's words, with its vLLM in sleep mode."""
+    """The configuration as TRL's options, with its vLLM in sleep mode."""
     from trl.trainer.rloo_config import RLOOConfig
 
     own = {

@@ -42,9 +42,9 @@ def mini(
     Args:
         folder: an empty folder for the row's files.
         changes: keys that differ.
-        dry: whether jobs are only planned.
-        reward_model: whether a model on the GPU scores as well.
-        container: whether stages run in the image.
+        dry: only plan the jobs.
+        reward_model: score with a model on the GPU as well.
+        container: run stages in the image.
     """
     config = _mini_config(changes or {})
     if reward_model:
@@ -53,7 +53,7 @@ def mini(
 
 
 def demo(folder: Path, dry: bool = False) -> Figures:
-    """What `make demo` runs."""
+    """Runs the demo as `make demo` does."""
     return _run(folder, yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), dry)
 
 
@@ -73,10 +73,10 @@ def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: b
 
     Args:
         folder: an empty folder for the row's files.
-        invariant: whether vLLM's kernels give the same sums for every batch. The bytes are then compared with those of
-            an undisturbed run.
-        first: whether they are compared without that, as on CPUs, where sums never depend on the batch.
-        on_cpu: whether the run is in float32.
+        invariant: use vLLM kernels that give the same sums for every batch, and compare the bytes with those of an
+            undisturbed run.
+        first: compare the bytes even without such kernels, as on CPUs, where sums never depend on the batch.
+        on_cpu: run in float32.
     """
     config = _mini_config({"model": {"dtype": "float32"}} if on_cpu else {})
     scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
@@ -182,7 +182,7 @@ def _end(place: Path, run: subprocess.Popen[bytes]) -> None:
 
 
 def _is_empty_of_snakemake(path: Path) -> bool:
-    """Whether it is the folder of a Snakemake that was killed before it had read the Snakefile."""
+    """True for the folder of a Snakemake that was killed before it had read the Snakefile."""
     return path.name.startswith("snakemake") and path.is_dir() and not any(path.iterdir())
 
 

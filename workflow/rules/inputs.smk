@@ -45,15 +45,15 @@ def diagnosis(wildcards, number):
 
 
 def checks_of(wildcards):
-    """The checks, which the first update waits for, and by which a policy's samples are proven to be its own. They are
-    `ancient`: new checks do not train a round again. Rollouts do not wait for them, so a changed reward function samples
-    nothing again.
+    """The checks: the first update waits for them, and uses them to prove which policy sampled. They are `ancient`, so
+    new checks do not train a round again. Rollouts do not wait for them, so a changed reward function does not sample
+    again.
     """
     return ancient(RUNS.path(wildcards, "warmstart/checks.json"))
 
 
 def gate(wildcards):
-    """With a lag, rollouts do not wait for the round before, so that the update does."""
+    """With a lag, rollouts do not wait for the previous round, so the update does."""
     return diagnosis(wildcards, int(wildcards.round) - 1) if RUNS.of(wildcards).rollout.lag else []
 
 

@@ -51,7 +51,7 @@ class ProgramProxy:
             self.ended = True
 
     def name(self, name: str) -> Any:
-        """The object of this name in the program; raises KeyError where there is none."""
+        """The object of this name in the program; raises KeyError if it is missing."""
         return self._exchange({"do": "name", "name": name}, [])
 
     def request(self, do: str, on: int, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class ProgramProxy:
         raise raised
 
     def caused(self, error: BaseException | None) -> bool:
-        """Whether an exception is the program's, or was raised while one of the program's was handled."""
+        """True if an exception is the program's, or was raised while one of the program's was handled."""
         while error is not None and not any(error is raised for raised in self._raised):
             error = error.__context__
         return error is not None
@@ -103,7 +103,7 @@ class ProgramProxy:
             return {"raise": encode_error(error)}
         try:
             return {"value": encode(result, self._refer)}
-        except UnsupportedValue as error:  # the program chose the arguments, so this is no property of the tests
+        except UnsupportedValue as error:  # the program chose the arguments, so this is not a property of the tests
             self.unsupported = None
             return {"raise": encode_error(TypeError(str(error)))}
 

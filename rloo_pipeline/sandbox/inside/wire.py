@@ -118,7 +118,7 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 
 def builtin_type(name: str) -> type:
-    """A builtin type; raises ValueError where there is none of this name, such as for `eval`."""
+    """A builtin type; raises ValueError for other names, such as for `eval`."""
     value = getattr(builtins, name, None)
     if not isinstance(value, type):
         raise ValueError(f"{name} is no builtin type")

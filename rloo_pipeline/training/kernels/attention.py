@@ -33,7 +33,7 @@ from rloo_pipeline.training.layout import Layout
 NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""
 SHORT = 128
-"""Longest sequence in tokens whose scores are kept for the gradient; they are fewer numbers than its activations."""
+"""Maximum length of sequences whose scores are kept for the gradient; up to it, scores are smaller than activations."""
 UNSUPPORTED = {
     "position_bias": "a position bias",
     "indices": "sparse attention",
@@ -49,7 +49,7 @@ _CALLS: ContextVar[list[str] | None] = ContextVar("calls of attention", default=
 
 
 class Scores(NamedTuple):
-    """How attention weights follow from queries and keys."""
+    """Formula of attention weights from queries and keys."""
 
     scale: float
     dropout: float = 0.0
@@ -62,7 +62,7 @@ class Scores(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the kernels of PyTorch compute them."""
+        """True if the kernels of PyTorch compute them."""
         return self.softcap is None and self.sinks is None
 
 
@@ -110,11 +110,11 @@ def packed_attention(
         query: queries of the row; a pack is a batch of 1.
         key: keys of the row.
         value: values of the row.
-        attention_mask: what `_describe_mask` returned.
+        attention_mask: result of `_describe_mask`.
         dropout: probability of dropping a score.
         scaling: factor of the scores, by default head_dim^-½.
         layout: layout of the pack; None outside of a pack, where each row is one sequence.
-        softcap: of the scores.
+        softcap: soft cap of the scores.
         s_aux: sinks, one per query head.
         options: further arguments of the layer, checked for features that are not supported.
 
@@ -160,7 +160,7 @@ def _describe_mask(
 
     Args:
         q_length: tokens of the row.
-        mask_function: whether a query attends to a key, by their positions.
+        mask_function: returns True if a query attends to a key, given their positions.
         local_size: tokens of the window or chunk.
         use_vmap: the model adds rules of its own, which have no description; `packed_attention` then refuses.
     """
@@ -220,7 +220,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
 
 
 def _supports_flash(query: Tensor, value: Tensor, scores: Scores) -> bool:
-    """Whether FlashAttention supports these scores, the query's format and head size, and its GPU (Ampere or newer)."""
+    """True if FlashAttention supports these scores, the query's format and head size, and its GPU (Ampere or newer)."""
     chunked = scores.local is not None and scores.local.chunked
     if not query.is_cuda or scores.dropout or chunked or not scores.plain or query.shape[-1] != value.shape[-1]:
         return False

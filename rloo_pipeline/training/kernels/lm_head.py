@@ -36,7 +36,7 @@ ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 IN_CACHE = 2**18
 """Logits that a CPU processes at once: 1 MB, which stays in its cache."""
 MIN_ROWS = 256
-"""Fewest tokens of a matrix product on a CPU; products on fewer tokens are slow."""
+"""Minimum number of tokens in a matrix product on a CPU; smaller products are slow."""
 
 
 class SplitModel(NamedTuple):
@@ -49,7 +49,7 @@ class SplitModel(NamedTuple):
 
 
 class HeadInputs(NamedTuple):
-    """What the head needs besides the hidden states."""
+    """Inputs of the head besides the hidden states."""
 
     pack: Pack
     temperature: float

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Form(NamedTuple):
-    """How logits follow from products z: scale · z, or with a cap, cap · tanh(scale · z / cap)."""
+    """Formula of logits from products z: scale · z, or with a cap, cap · tanh(scale · z / cap)."""
 
     scale: float = 1.0
     """Granite: 1 / logits_scaling; Cohere: logit_scale."""

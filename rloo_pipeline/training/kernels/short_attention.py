@@ -116,7 +116,7 @@ def _additive_mask(tokens: int, group: int, local: Local | None) -> Tensor:
 
 
 def mask_of(tokens: int, local: Local | None, device: torch.device) -> Bool[Tensor, "tokens tokens"]:
-    """Where a query (row) attends to a key (column) of its sequence."""
+    """True where a query (row) attends to a key (column) of its sequence."""
     query, key = torch.arange(tokens, device=device).unsqueeze(-1), torch.arange(tokens, device=device)
     causal = key <= query
     if local is None or tokens <= local.size:

@@ -55,11 +55,11 @@ class SelfCheck(NamedTuple):
     why: str = ""
     """Why not a faster form; empty for the fastest."""
     images: bool = False
-    """Whether the sequences of the check had images in their prompts."""
+    """True if the sequences of the check had images in their prompts."""
 
     @property
     def slow(self) -> str:
-        """What a form that is slower than packed is, and why it is needed; empty for packed."""
+        """Describes a form that is slower than packed, and why it is needed; empty for packed."""
         from rloo_pipeline.training.batch_forms import FORMS
 
         speed = FORMS[self.form].speed
@@ -74,9 +74,9 @@ def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = Non
     """The result for the model in `folder` (not an adapter): from memory, from its file, or from a check run now.
 
     Args:
-        folder: of the model.
-        trust_remote_code: whether code in the folder may run.
-        images: whether prompts of the run have images; None for what the file says, and False where there is none.
+        folder: the model's folder.
+        trust_remote_code: allow code in the folder to run.
+        images: True if the run's prompts have images; None reads it from the file (False without a file).
 
     Raises:
         UserError: the check fails or cannot run.
@@ -148,7 +148,7 @@ def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck
 
 
 def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck | None]:
-    """What is wrong with a form; the result if nothing is."""
+    """Tries a form; returns the problem, or the result if there is none."""
     try:
         difference = plain.compare(form)
     except UserError as error:

@@ -45,9 +45,9 @@ class PlainModel:
 
         Args:
             config: transformers configuration of the small model.
-            trust_remote_code: whether the model's own code may run.
+            trust_remote_code: allow the model's own code to run.
             longest: tokens of the longest sequence that the model may see.
-            images: whether prompts have images.
+            images: True if prompts have images.
         """
         self.config, self.trust_remote_code = config, trust_remote_code
         self.model = small.build(config, trust_remote_code, "eager").eval()
@@ -122,7 +122,7 @@ def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[T
 
 
 def _in_form(model: Any, sequences: Sequences, form: Packed) -> list[Tensor]:
-    """As `_one_by_one`, computed by the training code."""
+    """The result of `_one_by_one`, computed by the training code."""
     logps_by_row: dict[int, Tensor] = {}
     module = TokenLogProbs(model, 1.0)
     module.form = form

@@ -34,7 +34,7 @@ def show(sequences: Sequences, config: Any) -> Sequences:
     """The sequences of the probe with images in their prompts, behind the first token.
 
     Args:
-        sequences: of `probe`: three with one prompt, and one with another.
+        sequences: sequences of `probe`: three with one prompt, and one with another.
         config: transformers configuration of the small model.
     """
     draw = torch.Generator().manual_seed(2)
@@ -56,7 +56,7 @@ def _tokens(config: Any, count: int) -> list[int]:
 
 
 def _count(config: Any, height: int, width: int) -> int:
-    """How many tokens stand for a part of an image."""
+    """Number of tokens that stand for parts of an image."""
     return int(getattr(config, "mm_tokens_per_image", height * width))
 
 

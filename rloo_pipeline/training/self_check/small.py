@@ -18,14 +18,14 @@ from rloo_pipeline.artifacts import vision
 from rloo_pipeline.training import model_support, plain_model
 
 LAYERS = 12
-"""Most layers of a copy; a longer pattern of layer kinds is cut."""
+"""Maximum number of layers of a copy; a longer pattern of layer kinds is cut."""
 PERIOD = re.compile(r"(step|interval|period|pattern|freq)$")
 """Keys that hold the number of layers after which the pattern of layer kinds repeats."""
 EXPERTS = re.compile(r"^(moe_)?n(um)?_(routed_|local_)?experts$")
 WIDE = re.compile(r"intermediate|ffn|n_inner|d_ff")
 WIDTH, VOCABULARY, WINDOW = 96, 384, 8
 MAX_WEIGHTS = 2**28
-"""Most weights of a copy: 1 GB in float32."""
+"""Maximum number of weights of a copy: 1 GB in float32."""
 SPREAD = 1.5
 """Standard deviation of a projection's outputs for inputs of size 1; attention scores then have about its square."""
 
@@ -35,7 +35,7 @@ class TooLargeError(Exception):
 
 
 class Shrink(Enum):
-    """What a copy has less of; not every model supports every kind. The smallest copy comes first."""
+    """Ways to shrink a copy; not every model supports every kind. The smallest copy comes first."""
 
     HEADS = "layers, experts, intermediate widths, heads and hidden size"
     WIDTHS = "layers, experts and intermediate widths"
@@ -156,7 +156,7 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
-    """Has a token attend to fewer tokens than there are: by position, or (`index_topk`) by an index that chooses."""
+    """Makes a token attend to only some tokens: by position, or by an index that chooses (`index_topk`)."""
     for name, value in list(vars(config).items()):
         if (model_support.is_window(name) or name == "index_topk") and type(value) is int and value > WINDOW:
             setattr(config, name, WINDOW)
@@ -182,7 +182,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
 
     Args:
         config: transformers configuration.
-        trust_remote_code: whether the model's own code may run.
+        trust_remote_code: allow the model's own code to run.
         attention: name of the attention implementation; None for the model's default.
 
     Raises:

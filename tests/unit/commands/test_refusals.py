@@ -389,7 +389,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.plain_model.load_adapter": STAGES_FILE,
     "training.policy_model._with_adapter": (
         Case(
-            "PEFT makes no adapter of nothing", config={"update": {"lora": {"target_modules": "nothing"}}}, checks=MODEL
+            "PEFT cannot make an adapter for nothing",
+            config={"update": {"lora": {"target_modules": "nothing"}}},
+            checks=MODEL,
         ),
     ),
     "training.policy_model._check_targets": (

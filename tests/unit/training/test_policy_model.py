@@ -162,7 +162,7 @@ def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, 
 
 
 def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
-    with pytest.raises(UserError, match=r"target_modules: PEFT makes no adapter of .*_poj \("):
+    with pytest.raises(UserError, match=r"target_modules: PEFT cannot make an adapter for .*_poj \("):
         policy_model.check_adapter(tiny_model, False, Lora(target_modules=".*_poj"))
 
 

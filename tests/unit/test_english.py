@@ -1,0 +1,63 @@
+"""Docstrings and comments of the package use few of the phrases that are hard to read; the limits may only go down."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from helpers import ROOT
+
+PATTERNS = {
+    "docstrings that begin with a question word": (r"\A(Whether|What|Where|Which) ", 0),
+    "'is no …', for 'is not a …'": (r"(?<!there) (is|are) no (?!longer)[a-z]+", 0),
+    "', which is no …'": (r", which is no ", 0),
+    "arguments without a noun, such as 'folder: of the run.'": (r"(?m)^ +\w+: (of|in|on) the [a-z ]+\.$", 0),
+    "arguments that begin with 'whether'": (r"(?m)^ +\w+: whether ", 0),
+}
+
+
+def texts(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@cache
+def package() -> dict[str, list[str]]:
+    files = sorted((ROOT / "rloo_pipeline").rglob("*.py"))
+    return {str(file.relative_to(ROOT)): list(texts(file.read_text())) for file in files}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_phrase_that_is_hard_to_read_does_not_become_more_frequent(name) -> None:
+    pattern, limit = PATTERNS[name]
+    found = [
+        (file, match[0].strip())
+        for file, parts in package().items()
+        for text in parts
+        for match in re.finditer(pattern, text)
+    ]
+    assert len(found) <= limit, f"{name}: reword these: {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Whether it ends.", "docstrings that begin with a question word"),
+        ("An answer that is no text.", "'is no …', for 'is not a …'"),
+        ("At 1, which is no KL.", "', which is no …'"),
+        ("    run: of the run.", "arguments without a noun, such as 'folder: of the run.'"),
+        ("    dry: whether jobs run.", "arguments that begin with 'whether'"),
+    ],
+)
+def test_each_pattern_finds_its_phrase(text, name) -> None:
+    assert re.search(PATTERNS[name][0], text)
