@@ -71,7 +71,7 @@ def batch_baseline(formula: Formula) -> Formula:
 
 
 def has_batch_baseline(formula: Formula, samples: int) -> bool:
-    """Whether groups of `samples` equal rewards get advantages, as under a baseline of the batch."""
+    """True if groups of `samples` equal rewards get advantages, as under a baseline of the batch."""
     equal = torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(1, samples)
     return bool(formula(equal).nan_to_num(0.0).any())
 

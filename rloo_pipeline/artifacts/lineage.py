@@ -83,7 +83,7 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:
-    """What decides a stage, or a job of it with one reward function, whose weight then does not count."""
+    """The keys that decide a stage, or a job of it with one reward function, whose weight then does not count."""
     if only is None:
         return config.params(stage)
     [reward] = [reward.decides() for reward in config.rewards if reward.column == only] or [{}]

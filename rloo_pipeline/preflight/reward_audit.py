@@ -142,7 +142,7 @@ def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[
 
 
 def _is_expression(gold: str) -> bool:
-    """Whether math-verify has to compare a gold answer, which is neither a number nor a word."""
+    """True if math-verify has to compare a gold answer, which is neither a number nor a word."""
     from rloo_pipeline.rewards import math
 
     answer = math.find(gold)

@@ -60,7 +60,7 @@ class JobStates:
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, job: str, states: Mapping[str, str], now: float) -> Verdict:
-        """What the latest answer of SLURM says of a job; why it waits is said once.
+        """Judges a job by the latest answer of SLURM; the reason for which it waits is given once.
 
         Args:
             job: its number, `123` or, of an array, `123_4`.

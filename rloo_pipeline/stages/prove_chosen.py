@@ -26,7 +26,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     """Writes the difference of the log-probs, in nats a token.
 
     Args:
-        config: of the stage.
+        config: sections that the stage reads.
         chosen: the policy.
         completions: table that `evaluate-chosen` wrote.
         output: proof.json.

@@ -136,7 +136,7 @@ def require_evaluation(
 
     Args:
         config: with the sections `model` and `evaluation`.
-        folder: of the policy.
+        folder: the policy.
         table: all or some of the completions.
         logps: the trainer's log-probs of them.
         completions: their file.
