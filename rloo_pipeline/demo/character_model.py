@@ -138,7 +138,7 @@ def character_tokenizer(context: int = 256, words: Sequence[str] = (), character
     """Returns a tokenizer for which a role, a think tag and every other character is one token, with further words and
     characters.
     """
-    tokens = [PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS, *words, *characters]
+    tokens = dict.fromkeys([PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS, *words, *characters])
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
         Regex("|".join([*WORDS, *map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"])), "isolated"

@@ -447,6 +447,8 @@ ROWS = (
         reads=("deepspeed",),
         worker="logprobs",
         watched=True,
+        box=(8, -50),
+        after=("evaluate_chosen",),
     ),
     _row(
         "report",

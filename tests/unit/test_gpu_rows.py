@@ -139,7 +139,7 @@ def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monke
         with pytest.raises(machine.RowError, match="stop"):
             getattr(import_module(module), name)(folder, **row.options)
         line = f"{row.name}: {started.pop()}"
-        for path, word in ((folder, "ROW"), (ROOT, "ROOT"), (sys.executable, "PYTHON")):
+        for path, word in ((folder, "ROW"), (sys.executable, "PYTHON"), (ROOT, "ROOT")):
             line = line.replace(str(path), word)
         lines.append(line.replace("\n", "; "))
     if not COMMANDS.exists():

@@ -339,7 +339,7 @@ def test_the_gap_to_the_sampler_is_over_own_tokens(logps) -> None:
 
 def changed(row: int, place: int) -> Sequences:
     """The sequences with another token at one place of a completion."""
-    prompts, completions, masks, _ = sequences()
+    prompts, completions, masks, *_ = sequences()
     other = [list(ids) for ids in completions]
     other[row][place] = other[row][place] % (VOCABULARY - 1) + 1
     return Sequences(prompts, other, masks)
