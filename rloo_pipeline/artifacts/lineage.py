@@ -12,13 +12,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST
-from rloo_pipeline.config import Config
-from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Config
 
 ASSETS = "assets.json"
 """File in the assets folder."""
@@ -73,6 +74,8 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
     for path in inputs:
         facts = facts_of(path)
         stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
+        from rloo_pipeline.config.section import flatten  # a step without DeepSpeed has no pydantic
+
         made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
         stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
         made |= {f"weight of {name}": weight for name, weight in stated.items()}
