@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import yaml
 from helpers import Round, done, mini, rloo, write_prompts
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.score import score
 from rloo_pipeline.training.metrics import sample_metrics
@@ -29,8 +29,9 @@ def stuck(completions, sometimes):
 
 
 def untimed(scores: pa.Table) -> pa.Table:
-    """The table without the seconds and the digest, in which they are."""
-    facts = {key: value for key, value in tables.footer(scores).items() if key != tables.DIGEST}
+    """The table without the seconds, the digest, in which they are, and what only a command notes."""
+    left_out = (tables.DIGEST, lineage.DECIDED)
+    facts = {key: value for key, value in tables.footer(scores).items() if key not in left_out}
     return scores.drop_columns("seconds").replace_schema_metadata(facts)
 
 
