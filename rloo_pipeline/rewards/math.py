@@ -1,6 +1,6 @@
-r"""Compares mathematical answers by value: numbers as exact fractions, everything else with math-verify.
+"""Compares mathematical answers by value: numbers as exact fractions, everything else with math-verify.
 
-The answer is in the completion's last `\boxed{…}` (boxes that only a comma, `and` or `or` separates form a list), in
+The answer is in the completion's last `\\boxed{…}` (boxes that only a comma, `and` or `or` separates form a list), in
 its last `<answer>…</answer>`, or after its last `####`, whichever comes last. Without such a mark, it is the text after
 the last `A: `, `Answer: ` or `the answer is `; otherwise the last number. A completion without a readable answer
 scores 0. Only the text after the thinking counts; thinking that does not end has no answer.
@@ -11,7 +11,7 @@ is a letter, the answer is the letter with which the text begins: `B`, `(B)` or 
 times (`3:30`) and numbers with a base (`101_2`) are compared as text. For the rest, math-verify judges the LaTeX,
 within limits of time and size.
 
-The gold answer is read in the same way, so it may be a bare expression, a `\boxed{…}` or a whole GSM8K solution that
+The gold answer is read in the same way, so it may be a bare expression, a `\\boxed{…}` or a whole GSM8K solution that
 ends with `#### 42`. A gold answer that cannot be read gives None; `rloo check` counts these before a run.
 """
 

@@ -1,4 +1,4 @@
-r"""Parses and compares LaTeX expressions with math-verify, within limits of time and size.
+"""Parses and compares LaTeX expressions with math-verify, within limits of time and size.
 
 A time limit does not stop everything: an integer such as `9^{9^9}` is one call in C, and takes the memory of its
 digits. So we also bound the digits of the integers that evaluating a parsed expression would compute.
