@@ -7,7 +7,7 @@ CONTEXT = 256
 EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
 HALF = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 LATENT = {
-    "q_lora_rank": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "q_lora_rank": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
     "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
     "num_key_value_heads": 2, "head_dim": 64, "moe_intermediate_size": 32, "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
@@ -21,7 +21,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16, "tie_word_embeddings": False},
     "gemma2": {**HALF, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
     "gemma3_text": {**HALF, "query_pre_attn_scalar": 32},
-    "gpt_oss": {**EXPERTS, **HALF, "num_local_experts": 4, "intermediate_size": 64},
+    "gpt_oss": {
+        **EXPERTS, **HALF, "num_local_experts": 8, "intermediate_size": 64, "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
     "deepseek_v3": {**EXPERTS, **LATENT},
     "stablelm": {"num_key_value_heads": 2, "hidden_size": 64, "tie_word_embeddings": False},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},

@@ -188,8 +188,7 @@ class Sampler:
         """Puts the engine of a worker to sleep and shuts any other down; `sample` and `swap` bring it back."""
         if self.llm is None or self.sleeping:
             return
-        if "enable_sleep_mode" in self.settings:
-            self.llm.sleep(level=1)
+        if "enable_sleep_mode" in self.settings and _sleeps(self.llm):
             self.sleeping = True
             return
         self.llm.llm_engine.engine_core.shutdown()
@@ -278,7 +277,8 @@ def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed
         **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
     }
     if engine.router_replay:
-        settings["enable_return_routed_experts"] = True
+        # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
+        settings |= {"enable_return_routed_experts": True, "async_scheduling": False}
     if policy.is_adapter(folder):
         settings |= adapters.settings(folder)
     if engine_cache.is_enabled() and _on_gpu():
@@ -295,6 +295,17 @@ def _reset_cache(llm: LLM) -> None:
     llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
         raise IncompatibleEngine("a cache in use")
+
+
+def _sleeps(llm: LLM) -> bool:
+    """Puts an engine to sleep; False if vLLM takes memory that another process has taken meanwhile for its own."""
+    try:
+        llm.sleep(level=1)
+    except (AssertionError, RuntimeError) as error:
+        if "Memory usage increased after sleeping" not in str(error):
+            raise
+        return False
+    return True
 
 
 def visible_gpu(parallel: int) -> VisibleGpu:

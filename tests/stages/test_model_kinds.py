@@ -26,7 +26,7 @@ def cases() -> list:
 @pytest.mark.parametrize("kind", cases())
 def test_sampler_and_trainer_are_one_model_in_two_rounds(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome, facts = two_rounds.run(kind, tmp_path), KINDS[kind]
+    outcome, facts = two_rounds.run(kind, tmp_path), two_rounds.of(kind)
     assert outcome.same, "a new engine samples the same, and so does one that is swapped to its own policy"
     assert outcome.warm is facts.warm
     assert facts.warm or "so the policy gets a new engine" in outcome.refusal

@@ -49,6 +49,13 @@ KINDS = {
 """By type of model in transformers; the configurations are in tests/model_folders.py."""
 
 
+def of(kind: str) -> Kind:
+    """The properties of a kind on this machine: on a GPU vLLM has no LoRA and no latent attention in float32, and every
+    engine takes other weights.
+    """
+    return KINDS[kind]._replace(dtype="bfloat16", warm=True) if forks.HAS_GPU else KINDS[kind]
+
+
 class Outcome(NamedTuple):
     """The results of the two rounds."""
 
@@ -97,7 +104,7 @@ def likeliest(folder: Path, ids: list[int], dtype: Dtype) -> float:
 
 def run(kind: str, folder: Path) -> Outcome:
     """Two rounds of a model of a kind; files are written to `folder`."""
-    facts = KINDS[kind]
+    facts = of(kind)
     sampled = Rollout(REQUESTS, model_folders.CONTEXT, facts.dtype)
     without_randomness = HOW._replace(temperature=0.0)
     greedy = sampled._replace(requests=[request._replace(sampling=without_randomness) for request in REQUESTS])

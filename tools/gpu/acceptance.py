@@ -1,11 +1,12 @@
 """`make gpu`: runs the rows of rows.py on this machine, one after the other, and writes results/gpu/.
 
-    acceptance.py [--only ROW ...] [--minutes N] [--rehearse] [--list]
+    acceptance.py [--only ROW ...] [--minutes N] [--together N] [--rehearse] [--list]
 
 Each row is a process of its own with a time limit; a failure does not stop the others. The record is
 results/gpu/gpu.json, the page results/gpu/gpu.md, and a row's log results/gpu/ROW/log. A row that has passed with these
-sources on these cards is not run again; those that failed come last. --rehearse runs every row with tiny sizes on CPUs
-and writes results/gpu-rehearsal/.
+sources on these cards is not run again; those that failed come last. --together N runs N rows at once, except those
+that need the machine to themselves, which come last. --rehearse runs every row with tiny sizes on CPUs and writes
+results/gpu-rehearsal/.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,15 +74,23 @@ def main() -> None:
         print(f"{row.name}: {row.shows}", flush=True)
         return run(row, place / row.name, arguments.rehearse)
 
-    with ThreadPoolExecutor(2) as pool:  # of a GPU, each row has all
-        outcomes = pool.map(in_time, todo) if arguments.rehearse else map(in_time, todo)
-        for row, outcome in zip(todo, outcomes, strict=True):
-            print(f"{row.name}: {gpus_page.outcome_text(outcome)}", flush=True)
-            if outcome.get("why") == "the time was up" and row.name in record["rows"]:
-                continue  # an earlier outcome says more
-            record["rows"][row.name] = outcome | {"source": record["source"]}
-            (place / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
-            (place / "gpu.md").write_text(gpus_page.section(record))
+    def note(row: Row, outcome: Record) -> None:
+        print(f"{row.name}: {gpus_page.outcome_text(outcome)}", flush=True)
+        if outcome.get("why") == "the time was up" and row.name in record["rows"]:
+            return  # an earlier outcome says more
+        record["rows"][row.name] = outcome | {"source": record["source"]}
+        (place / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        (place / "gpu.md").write_text(gpus_page.section(record))
+
+    together = arguments.together or (2 if arguments.rehearse else 1)
+    shared = [row for row in todo if together > 1 and (arguments.rehearse or not row.alone)]
+    with ThreadPoolExecutor(together) as pool:
+        rows = {pool.submit(in_time, row): row for row in shared}
+        for done in as_completed(rows):
+            note(rows[done], done.result())
+    for row in todo:
+        if row not in shared:
+            note(row, in_time(row))
     counts = gpus_page.counts(record)
     print(f"{counts}; {place.relative_to(ROOT)}/gpu.md, gpu.json, and a log of each row")
     raise SystemExit(any(outcome["outcome"] == "failed" for outcome in record["rows"].values()))
@@ -232,6 +241,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], default=[], metavar="ROW")
     parser.add_argument("--minutes", type=float, help="start no row after so many minutes")
+    parser.add_argument("--together", type=int, metavar="N", help="rows at once; those that need the machine come last")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")
     parser.add_argument("--list", action="store_true", help="name the rows")
     parser.add_argument("--call", help=argparse.SUPPRESS)

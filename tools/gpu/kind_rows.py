@@ -21,7 +21,7 @@ def kind(folder: Path, kind: str) -> Figures:
     forks: Any = import_module("forks")
     two_rounds: Any = import_module("two_rounds")
     forks.use_forks = False
-    outcome, facts = two_rounds.run(kind, folder), two_rounds.KINDS[kind]
+    outcome, facts = two_rounds.run(kind, folder), two_rounds.of(kind)
     means = [distance.mean for distance in outcome.distances]
     if min(outcome.gains) <= 1:
         raise RowError(f"an update made its completions likelier by only {min(outcome.gains):.2g} nats")

@@ -39,6 +39,8 @@ class Row(NamedTuple):
     """Options that differ in the rehearsal, or the reason why a CPU cannot run the row."""
     needs: tuple[str, ...] = ("gpu",)
     """See `machine.missing`."""
+    alone: bool = False
+    """Needs the machine to itself, also with `--together`: it measures, or its engine takes all memory of the card."""
 
 
 DRY = {"dry": True}
@@ -72,10 +74,11 @@ TOOLS = {
     },
     "warmstart": {
         "sft": {
+            "steps": 300,
             "demonstrations": {
                 "generator": "rloo_pipeline.demo.calculation:demonstrations",
                 "options": {"split": "train", "size": 400, "called_share": 1.0},
-            }
+            },
         }
     },
     "rollout": {
@@ -89,7 +92,7 @@ TOOLS = {
 }
 ACCEPT = ["scorable", "teaching", "truncated", "entropy", "duplicates"]
 QLORA = {
-    "model": {"quantization": "nf4"},
+    "model": {"quantization": "nf4", "build_options": {"hidden_size": 64, "intermediate_size": 128}},
     "update": {"lora": LORA},
     "warmstart": {"sft": None},
     "checks": {"accept": ACCEPT},
@@ -106,6 +109,8 @@ MODEL_KINDS = (
     "stablelm",
 )
 """The keys of `two_rounds.KINDS`; those with a window or sinks first."""
+RECURRENT = ("falcon_h1", "granitemoehybrid", "qwen3_next")
+"""Their cache is all memory that vLLM may have."""
 ELSEWHERE = "each kind runs on CPUs in `make kinds`, three of them in `make test`"
 
 ROWS = (
@@ -142,6 +147,7 @@ ROWS = (
         minutes=25,
         rehearse={"tiny": True},
         needs=("gpu", "trl"),
+        alone=True,
     ),
     Row(
         "sampling",
@@ -149,6 +155,7 @@ ROWS = (
         "sampling_rows:bare",
         minutes=12,
         rehearse={"tiny": True},
+        alone=True,
     ),
     Row(
         "sampling-invariant",
@@ -157,6 +164,7 @@ ROWS = (
         minutes=12,
         options={"invariant": True},
         rehearse="batch invariance is of vLLM's kernels for GPUs",
+        alone=True,
     ),
     Row(
         "same-bytes",
@@ -174,6 +182,7 @@ ROWS = (
         options={"size": "1.5B"},
         rehearse={"size": "tiny", "sides": ["plain"]},
         needs=("gpu", "trl"),
+        alone=True,
     ),
     Row(
         "tests",
@@ -190,6 +199,7 @@ ROWS = (
             minutes=8,
             options={"kind": kind},
             rehearse=ELSEWHERE,
+            alone=kind in RECURRENT,
         )
         for kind in MODEL_KINDS
     ),
@@ -236,6 +246,7 @@ ROWS = (
         minutes=15,
         options={"device": "cuda"},
         rehearse={"device": "cpu", "sizes": ["small"]},
+        alone=True,
     ),
     *(
         Row(
@@ -246,6 +257,7 @@ ROWS = (
             options={"size": size},
             rehearse="the row step-1.5B does it with a tiny model",
             needs=("gpu", "trl"),
+            alone=True,
         )
         for size in ("0.5B", "7B")
     ),
