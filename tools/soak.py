@@ -1,9 +1,10 @@
 """Kills a small run at random until enough kills are done, goes on after each, and compares the result: `make soak`.
 
-The run is .test/config/config.yaml, or what follows `--`: `python tools/soak.py --kills 10 --in-update 2 -- --configfile
-.test/config/config.yaml --config 'rollout={lag: 1}'`. A kill ends a stage, a worker, Snakemake, or Snakemake with its process group, by
-SIGTERM, SIGINT or SIGKILL. Each time Snakemake has ended, all processes of the run have to end and the same command
-goes on. Each finished run has to have the bytes of an undisturbed one, and nothing may be left in TMPDIR.
+The run is .test/config/config.yaml, or what the arguments after `--` choose: `python tools/soak.py --kills 10 --
+--configfile .test/config/config.yaml --config 'rollout={lag: 1}'`. A kill ends a stage, a worker, Snakemake, or
+Snakemake with its process group, by SIGTERM, SIGINT or SIGKILL. Each time Snakemake has ended, all processes of the
+run have to end and the same command goes on. Each finished run has to have the bytes of an undisturbed one, and nothing
+may be left in TMPDIR.
 """
 
 from __future__ import annotations
