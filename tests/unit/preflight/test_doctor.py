@@ -232,7 +232,7 @@ def test_a_profile_of_the_plain_slurm_executor_is_a_problem(tmp_path, monkeypatc
     assert not any(finding.ok for finding in findings)
 
 
-def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path, monkeypatch, capsys) -> None:
+def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path, monkeypatch, capsys, caplog) -> None:
     programs = tmp_path / "bin"
     executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
     executable(programs, "sinfo", f"cat <<'X'\n{NODES}X")
@@ -259,11 +259,11 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path, 
     with pytest.raises(SystemExit, match="1"):
         main.main(argv)
     output = capsys.readouterr()
-    assert "5 problems" in output.err
+    assert "5 problems" in caplog.text
     problems = ("image.sif does not exist", "correct container.binds", "truncated or damaged", "rows.jsonl")
     for message in ("rloo images cuda", *problems):
         assert message in output.out
-    assert "Traceback" not in output.err
+    assert "Traceback" not in output.err + caplog.text
 
 
 def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -> None:
