@@ -229,7 +229,7 @@ def main() -> None:
         soak = Soak(Path(name), random.Random(arguments.seed), arguments.run)
         (soak.folder / "tmp").mkdir()
         soak.finish(soak.folder / "undisturbed", lambda: True)
-        expected = digests(soak.folder / "undisturbed")
+        expected = {} if soak.problems else digests(soak.folder / "undisturbed")
 
         def enough() -> bool:
             return bool(soak.kills.total() >= arguments.kills and soak.in_update >= arguments.in_update)
