@@ -9,11 +9,13 @@ Why this is enough: the later process takes the token, removes the temporary fil
 its rename fails. If it writes one afterwards, its check fails, because the token has changed.
 
 The token file is opened and read anew for each check, for which NFS and Lustre return what was written last. It is
-removed when the stage ends well; a missing token counts as lost.
+removed when the stage ends well; a missing token counts as lost. A process that is killed before its rename leaves a
+temporary file of 32 bytes, which the next one that takes the token removes.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import uuid
 from pathlib import Path
@@ -37,11 +39,23 @@ def acquire(run: Path, output: Path) -> None:
     path = run / FOLDER / str(output.absolute().relative_to(run)).replace("/", "__")
     with translate_disk_full(run):
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{token}")
-        temporary.write_text(token)
-        os.replace(temporary, path)
+        _put(token, path)
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * len(token)}"):
+        leftover.unlink(missing_ok=True)
     os.environ[VARIABLE] = f"{token} {path}"
     _own_tokens.append(token)
+
+
+def _put(token: str, path: Path) -> None:
+    """Replaces a token file; repeats it if another process took the temporary file for that of a killed one."""
+    temporary = path.with_name(f"{path.name}.{token}")
+    while True:
+        temporary.write_text(token)
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:  # at most once for each process that takes the token at the same time
+            continue
+        return
 
 
 def check() -> None:

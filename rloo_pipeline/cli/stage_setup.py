@@ -42,6 +42,8 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     for name in INPUTS:
         value = getattr(arguments, name, None)
         yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
+    if isinstance(held_out := getattr(arguments, "held_out", None), list):  # of `score`: one file to read, one to write
+        yield held_out[0]
 
 
 def whole_config(arguments: argparse.Namespace) -> Config:

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.data import building
 from rloo_pipeline.preflight import Finding, model_inputs, places, problems_of
-from rloo_pipeline.rollout import cpu_limits
+from rloo_pipeline.rollout import cpu_limits, gpu_limits
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import plain_model, policy_model, self_check
 
@@ -64,12 +64,15 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     """This machine can train and sample the model; gives notes only, since stages may run on another machine."""
     for finding in places.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
-    if inputs.folder is None or devices.has_gpu():
+    if inputs.folder is None:
         return
+    dtype, file = inputs.config.model.dtype, inputs.folder / "config.json"
     with problems_of("sampling") as problems:
-        file = inputs.folder / "config.json"
-        cpu_limits.check(file, read_json(file), inputs.config.model.dtype)
-        cpu_limits.check_configured_heads(file, read_json(file))
+        if devices.has_gpu():
+            gpu_limits.check(dtype, has_adapter=inputs.config.update.lora is not None)
+        else:
+            cpu_limits.check(file, read_json(file), dtype)
+            cpu_limits.check_configured_heads(file, read_json(file))
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 

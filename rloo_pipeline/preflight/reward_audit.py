@@ -1,7 +1,8 @@
 """Tests rewards on the data before a run: gold answers that a reward cannot use, time limits, the data's solutions.
 
 It audits gold answers with the reward itself: it scores each gold answer as a completion, against itself and against
-its neighbour in the data.
+its neighbour in the data. For math_reward, a gold answer accepts itself if it does so in a box, as models write it, or
+as it stands. The box comes first, since math-verify takes up to two seconds to find an expression in a text.
 """
 
 from __future__ import annotations
@@ -65,15 +66,18 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
         return None
     function = import_string.load(reward.function)
 
-    def scores(pairs: Sequence[tuple[int, int]]) -> list[float | None]:
-        texts = [f"<think></think>{rows[written][column]}" for _, written in pairs]
+    def scores(pairs: Sequence[tuple[int, int]], form: str = "{}") -> list[float | None]:
+        texts = [f"<think></think>{form.format(rows[written][column])}" for _, written in pairs]
         returned: list[float | None] = function(
             texts, **{column: [rows[row][column] for row, _ in pairs]}, **reward.options
         )
         return returned
 
     places = [row for row in _spaced(range(len(rows)), MOST_ROWS) if rows[row].get(column) is not None]
-    own = dict(zip(places, scores([(row, row) for row in places]), strict=True))
+    own: dict[int, float | None] = {}
+    for form in ("\\boxed{{{}}}", "{}") if reward.function == MATH_REWARD else ("{}",):
+        rest = [row for row in places if own.get(row) != 1]
+        own |= zip(rest, scores([(row, row) for row in rest], form), strict=True)
     readable = [row for row in places if own[row] is not None]
     neighbours = list(zip(readable, [*readable[1:], *readable[:1]], strict=True))
     pairs = _chosen(

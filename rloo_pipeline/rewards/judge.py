@@ -11,8 +11,9 @@ and name that node in the configuration (the nodes that score must be able to re
 
 The judge gets the prompt, with `[image]` for an image, and the answer after the thinking, at temperature 0. A reply
 without a score, with a score out of range, or cut at `max_tokens`, gives None and an entry in the column `error`, and
-so does a request that the endpoint refuses for its content, such as a completion that is longer than the judge's
-context. The `timeout` of the reward in the configuration must cover all attempts together.
+so does a request that the endpoint refuses for its content. But if it answers for another completion of the same
+prompt, the refused one, which may be longer than the judge's context, gets 0. The `timeout` of the reward in the
+configuration must cover all attempts together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring import http_service
 from rloo_pipeline.scoring.completion_text import THINK_START, after_thinking, text_of
-from rloo_pipeline.scoring.reward_call import unscored
+from rloo_pipeline.scoring.reward_call import score_refused, unscored
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -113,12 +114,14 @@ async def judge_reward(
     endpoint = Endpoint(model, max_tokens, extra_body, attempts, shown_url, key)
     make = partial(_client, base_url, key, timeout, attempts)
 
+    refused: dict[int, str] = {}
+
     async def judge(shared: http_service.SharedClient, place: int, question: str) -> float | None:
         try:
             async with shared.limit:
                 reply = await _reply(shared.client, question, endpoint)
         except http_service.RefusedContentError as refusal:
-            unscored(place, str(refusal))
+            refused[place] = str(refusal)
             return None
         value = _score_in(reply, compiled)
         if value is None or not lowest <= value <= highest:
@@ -128,7 +131,8 @@ async def judge_reward(
 
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
     async with http_service.shared_client(client_key, concurrency, make, "close") as shared:
-        return await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
+        scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
+    return score_refused(scores, refused, prompts)
 
 
 def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> AsyncOpenAI:

@@ -159,6 +159,8 @@ def _gold(text: str) -> MathAnswer | None:
     answer = find(text)
     if answer is None or (answer.number and (answer.only or answer.has_words)):
         return answer
+    if not _MARK.search(text):  # as if it were in a box, where completions have it
+        answer = _read(number_parsing.ascii_mathematics(text), prose=False) or answer
     return (
         answer._replace(number=None) if re.search(r"\w", answer.text) and len(answer.text) <= symbolic.LONGEST else None
     )

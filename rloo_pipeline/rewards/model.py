@@ -22,7 +22,7 @@ from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
-from rloo_pipeline.scoring.reward_call import unscored
+from rloo_pipeline.scoring.reward_call import score_refused
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,11 @@ def reward_model(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[float | None]:
-    """The model's score of each completion; None where the model cannot read prompt and completion: they exceed its
-    context, or spell a special token that its tokenizer cannot write as plain text.
+    """The model's score of each completion.
+
+    The model cannot read a conversation that exceeds its context, or that spells a special token which its tokenizer
+    cannot write as plain text. Such a completion gets 0, or the lowest score of the same prompt's completions if that
+    is below 0, and None if the model can read no completion of its prompt.
 
     Args:
         prompts: messages, or strings that the completion continues without a chat template or special tokens.
@@ -85,17 +88,18 @@ def reward_model(
     column = _column(loaded.model, model, output)
     limit = min(max_length or loaded.limit, loaded.limit)
     ids: dict[int, list[int]] = {}
+    refused: dict[int, str] = {}
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         shown = _shown(prompt, completion, strip_thinking)
         try:
             encoded = _encoded(loaded.tokenizer, shown, model, chat_template_kwargs or {})
         except UnwritableTextError as error:  # a completion must not stop the run
-            unscored(row, f"cannot read the conversation: {error}")
+            refused[row] = f"cannot read the conversation: {error}"
             continue
         if 0 < len(encoded) <= limit:
             ids[row] = encoded
         else:
-            unscored(row, f"cannot read {len(encoded)} tokens of conversation; its limit is {limit}")
+            refused[row] = f"cannot read {len(encoded)} tokens of conversation; its limit is {limit}"
     scores: list[float | None] = [None] * len(completions)
     with torch.inference_mode():
         for batch in _batches(ids, 0 if loaded.pad is None else max_tokens_per_batch):
@@ -104,7 +108,7 @@ def reward_model(
                 logits = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)
             for row, value in zip(batch, logits[:, column].tolist(), strict=True):
                 scores[row] = value
-    return scores
+    return score_refused(scores, refused, prompts)
 
 
 @cache

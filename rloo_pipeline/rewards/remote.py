@@ -4,7 +4,8 @@ A request carries several completions: `POST {"prompts": […], "completions": [
 reward functions get it. The answer is `{"rewards": […]}` (or `scores`, or the list alone) with one number or null per
 completion. Transient failures (no connection, timeout, 408, 425, 429, 5xx) are retried with growing waits. The
 `timeout` of the reward in the configuration covers all attempts together. A request that is refused with 400, 413 or
-422 is repeated in halves; a completion that is refused alone gets None and an entry in the column `error`.
+422 is repeated in halves. A completion that is refused alone gets an entry in the column `error`, and 0 (or the lowest
+score of the same prompt's completions, if that is below 0); it gets None if all completions of its prompt are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.scoring import http_service
-from rloo_pipeline.scoring.reward_call import unscored
+from rloo_pipeline.scoring.reward_call import score_refused
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient
@@ -57,7 +58,7 @@ async def remote_reward(
     auth_scheme: str = "Bearer",
     **row_columns: Any,
 ) -> list[float | None]:
-    """The scores that the endpoint returns; None where it returns null or refuses the completion.
+    """The scores that the endpoint returns; None where it returns null or refuses all completions of a prompt.
 
     Args:
         prompts: messages or strings, as in the dataset.
@@ -91,6 +92,7 @@ async def remote_reward(
     http_service.quiet_clients()
     key = (REWARD, url, auth_header, auth_scheme, auth_env, timeout, concurrency)
     make = partial(http_service.bounded(httpx2.AsyncClient, timeout), headers=headers, timeout=timeout)
+    refused: dict[int, str] = {}
     async with http_service.shared_client(key, concurrency, make, "aclose") as shared:
 
         async def scores_of(places: range) -> list[float | None]:
@@ -102,14 +104,14 @@ async def remote_reward(
                 half = len(places) // 2
                 if half:
                     return [*await scores_of(places[:half]), *await scores_of(places[half:])]
-                unscored(places.start, str(refusal))
+                refused[places.start] = str(refusal)
                 return [None]
             return _scores(answer, len(places), target)
 
         places = range(len(completions))
         requests = [scores_of(places[start : start + batch_size]) for start in places[::batch_size]]
         parts = await http_service.gather(requests)
-    return [score for part in parts for score in part]
+    return score_refused([score for part in parts for score in part], refused, prompts)
 
 
 async def _post_with_retries(client: AsyncClient, body: dict[str, list[Any]], target: Target) -> Any:

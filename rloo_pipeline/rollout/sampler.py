@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts import model_dims, policy, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, swap_check, weight_reload
+from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, gpu_limits, swap_check, weight_reload
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
@@ -113,6 +113,7 @@ class Sampler:
         if vision.takes_images(hf_config):
             without_torchvision.register_in_vllm(hf_config["architectures"][0])
         if _on_gpu():
+            gpu_limits.check(self.settings["dtype"], self.lora is not None)
             return vllm.LLM(**self.settings)  # type: ignore[no-any-return]
         cpu_limits.check(file, hf_config, self.settings["dtype"])
         cpu_kernels.rotate_heads()

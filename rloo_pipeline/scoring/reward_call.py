@@ -54,7 +54,7 @@ _notes: ContextVar[dict[int, str] | None] = ContextVar("notes", default=None)
 
 
 def unscored(place: int, why: str) -> None:
-    """Records that a row gets None because of a failure, not because the reward does not apply.
+    """Records that a row has no score of its own because of a failure, not because the reward does not apply.
 
     The reason goes into the column `error` of the scores and into the metric `scoring_errors`. Reward functions call
     this on the thread on which they were called themselves.
@@ -66,6 +66,27 @@ def unscored(place: int, why: str) -> None:
     notes = _notes.get()
     if notes is not None:
         notes[place] = one_line(why, 500)
+
+
+def score_refused(scores: Scores, refused: Mapping[int, str], prompts: Sequence[Any]) -> Scores:
+    """Scores completions that a service or a model has refused to read, and records the reasons.
+
+    If it has read another completion of the same prompt, the refused one is the cause. It gets 0, or the lowest score
+    of the others if that is below 0, so no policy gains by being refused. Otherwise the cause may be the prompt or the
+    service, and it gets None.
+
+    Args:
+        scores: scores of a call's completions.
+        refused: reasons by index of the refused completions.
+        prompts: the call's prompts, one per completion.
+    """
+    scored = list(scores)
+    for place, why in refused.items():
+        unscored(place, why)
+        others = [other for other in range(len(scores)) if other not in refused and prompts[other] == prompts[place]]
+        if others:
+            scored[place] = min([0.0, *(score for other in others if (score := scores[other]) is not None)])
+    return scored
 
 
 def collect_notes() -> dict[int, str]:

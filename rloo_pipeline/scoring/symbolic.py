@@ -59,11 +59,14 @@ def equal(gold: list[Any], answer: list[Any]) -> bool:
     math-verify takes an equation for its right-hand side. That is right for `x = 5`, but not for `x + y = 5`.
     """
     from math_verify import verify
+    from sympy import Eq
 
     if not gold or not answer or max(map(digits, (*gold, *answer))) > MOST_DIGITS:
         return False
     if _is_equation(gold[0]) != _is_equation(answer[0]):
         return False
+    if isinstance(gold[0], Eq) and isinstance(answer[0], Eq) and gold[0].lhs == answer[0].lhs:
+        gold, answer = [gold[0].rhs], [answer[0].rhs]  # math-verify takes equations with any two matrices for equal
     return bool(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=_seconds()))
 
 

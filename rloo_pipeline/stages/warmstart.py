@@ -10,6 +10,8 @@ from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_arti
 from rloo_pipeline.artifacts.manifest import folder_files
 from rloo_pipeline.config import Config
 from rloo_pipeline.planning import checkpointing
+from rloo_pipeline.rollout import gpu_limits
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import model_support, plain_model, policy_model, self_check
 from rloo_pipeline.training.sft import sft
@@ -34,6 +36,8 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     Raises:
         UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
     """
+    if devices.device_type() == "cuda":  # the first adapter is sampled after round 1 has been paid for
+        gpu_limits.check(config.model.dtype, has_adapter=config.update.lora is not None)
     model = asset_files.model_of(assets)
     model_support.check_run(config, model)
     policy.check(model)

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 import yaml
-from helpers import Round, mini, write_prompts
+from helpers import Round, mini, rloo, write_prompts
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config.loading import load
@@ -108,3 +108,20 @@ def test_a_round_that_was_sampled_at_another_temperature_is_not_measured(summary
     """evaluation.temperature was changed since; the curve has accuracies at one temperature."""
     assert summary_of()["accuracy"] == summary_of()["temperature"] == 1.0
     assert summary_of(temperature=0.0) == {"policy": 0, "prompts": 0, "accuracy": None}
+
+
+def test_held_out_completions_sampled_with_other_settings_are_refused_by_the_name_of_the_key(
+    tmp_path, tiny_model
+) -> None:
+    run = Round(tmp_path / "run", tiny_model).write(1)
+    (run.run / "config.yaml").write_text(yaml.safe_dump(mini()))
+    table = run._table(1, "rollouts", 0)
+    sampled, scores = (run.run / "rounds" / "00001" / name / "held_out.parquet" for name in ("held_out", "scores"))
+    hotter = load(run.run / "config.yaml", ["rollout={temperature: 0.5}"])
+    for file in (sampled, scores):  # the scores of an earlier start do not count
+        with tables.common_facts(**lineage.decided(hotter, "rollout")):
+            tables.write(file, tables.read(table, "rollouts"), tables.ROLLOUTS, "held_out")
+    arguments = ["score", "--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", table]
+    arguments += ["--held-out", sampled, scores, "--output", run.run / "rounds" / "00001" / "scores" / "000.parquet"]
+    outcome = rloo(*arguments)
+    assert f"{sampled}: made with rollout.temperature 0.5, and this run has 1.0" in outcome.stderr

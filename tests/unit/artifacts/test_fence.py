@@ -75,3 +75,34 @@ def test_a_process_with_several_stages_takes_a_token_for_each(tmp_path, monkeypa
         fence.release(done)
         assert fence.VARIABLE not in os.environ
         assert (tmp_path / ".fence" / "a").exists() != done
+
+
+def test_what_a_process_left_that_was_killed_before_its_rename_goes_with_the_next_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(fence.VARIABLE, "")
+    monkeypatch.delenv(fence.VARIABLE)
+    (tmp_path / ".fence").mkdir()
+    left, other = (tmp_path / ".fence" / f"{name}.{'0f' * 16}" for name in ("a", "a.json"))
+    left.write_text("0f" * 16)
+    other.write_text("0f" * 16)
+    fence.acquire(tmp_path, tmp_path / "a")
+    fence.release(done=True)
+    assert list((tmp_path / ".fence").iterdir()) == [other]
+
+
+def test_a_process_whose_temporary_file_another_one_removed_takes_the_token_all_the_same(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(fence.VARIABLE, "")
+    monkeypatch.delenv(fence.VARIABLE)
+    replace, removed = os.replace, []
+
+    def replace_too_late(source: Path, target: Path) -> None:
+        if not removed:
+            removed.append(source)
+            source.unlink()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_too_late)
+    fence.acquire(tmp_path, tmp_path / "a")
+    fence.check()
+    assert removed
+    assert [file.name for file in (tmp_path / ".fence").iterdir()] == ["a"]
+    fence.release(done=True)

@@ -56,6 +56,8 @@ class Case(NamedTuple):
     checks: tuple[Callable[[RunInputs], Iterator[Any]], ...] = DATA
     name: str = "train.jsonl"
     """Of the file with training rows."""
+    gpu: bool = False
+    """The machine has a GPU."""
 
 
 def values(message: str, *extra: Any) -> Case:
@@ -301,6 +303,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
+    "rollout.gpu_limits": (
+        Case(
+            "model.dtype: float32 cannot be used with update.lora on a GPU",
+            config={"update": {"lora": LORA}},
+            checks=MACHINE,
+            gpu=True,
+        ),
+    ),
     "rollout.groups": SAMPLED,
     "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
@@ -461,6 +471,8 @@ def test_the_tests_that_the_table_names_exist() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> None:
     case = CASES[name]
+    if case.checks is MACHINE:
+        monkeypatch.setattr(model_trial.devices, "has_gpu", lambda: case.gpu)
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     case.model(folder)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, executable, mini, rloo
+from helpers import ROOT, executable, mini
 
+from rloo_pipeline.cli import main
 from rloo_pipeline.config import Config
-from rloo_pipeline.preflight import image, places, slurm_checks
+from rloo_pipeline.preflight import gpus, image, places, slurm_checks
 from rloo_pipeline.preflight.slurm_checks import ResourceRequest
 
 LOCK = "nvidia-cuda-runtime==13.0.96\ntorch==2.13.0\n"
@@ -231,7 +232,7 @@ def test_a_profile_of_the_plain_slurm_executor_is_a_problem(tmp_path, monkeypatc
     assert not any(finding.ok for finding in findings)
 
 
-def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) -> None:
+def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path, monkeypatch, capsys, caplog) -> None:
     programs = tmp_path / "bin"
     executable(programs, "scontrol", f"cat <<'X'\n{SHOWN.replace('02:00:00', '1-0').replace('old', 'x')}X")
     executable(programs, "sinfo", f"cat <<'X'\n{NODES}X")
@@ -239,11 +240,13 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     executable(programs, "unshare", "exit 0")
     (tmp_path / "image.sif").touch()
     changes = {"container": {"image": str(tmp_path / "image.sif"), "binds": [str(tmp_path)]}}
-    path = f"{programs}:{os.environ['PATH']}"
-    argv = ("doctor", configure(tmp_path, **changes), "--profile", ROOT / "profiles" / "slurm")
-    outcome = rloo(*argv, PATH=path, COLUMNS="400")
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "what to do" not in outcome.stdout
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(gpus.devices, "has_gpu", lambda: False)  # this machine's own is not that of the node
+    monkeypatch.setattr(main.environment, "prepare", lambda _: None)  # it sets what other tests would inherit
+    argv = ["doctor", str(configure(tmp_path, **changes)), "--profile", str(ROOT / "profiles" / "slurm")]
+    main.main(argv)
+    assert "what to do" not in capsys.readouterr().out
     (tmp_path / "rows.jsonl").unlink()
     (tmp_path / "image.sif").unlink()
     (tmp_path / "weights").mkdir()
@@ -251,15 +254,16 @@ def test_a_node_without_problems_ends_with_0_and_one_with_some_with_1(tmp_path) 
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0half")
     changes["container"]["binds"] = [str(tmp_path / "none")]
     changes["model"] = {"build": None, "build_options": {}, "name_or_path": str(tmp_path / "weights")}
-    file = configure(tmp_path, **changes)
+    configure(tmp_path, **changes)
     (tmp_path / "rows.jsonl").unlink()
-    outcome = rloo("doctor", file, "--profile", ROOT / "profiles" / "slurm", PATH=path, COLUMNS="400")
-    assert outcome.returncode == 1
-    assert "5 problems" in outcome.stderr
+    with pytest.raises(SystemExit, match="1"):
+        main.main(argv)
+    output = capsys.readouterr()
+    assert "5 problems" in caplog.text
     problems = ("image.sif does not exist", "correct container.binds", "truncated or damaged", "rows.jsonl")
     for message in ("rloo images cuda", *problems):
-        assert message in outcome.stdout
-    assert "Traceback" not in outcome.stderr
+        assert message in output.out
+    assert "Traceback" not in output.err + caplog.text
 
 
 def test_caches_that_cannot_be_written_to_are_a_problem(tmp_path, monkeypatch) -> None:

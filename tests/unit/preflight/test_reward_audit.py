@@ -5,8 +5,9 @@ from typing import Any
 
 from helpers import mini
 
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.preflight import Finding, reward_audit
+from rloo_pipeline.rewards.math import math_reward
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 EXACT = "rloo_pipeline.rewards.answer:exact_answer_reward"
@@ -92,3 +93,11 @@ def test_solutions_that_are_not_right_and_a_constant_reward_are_told() -> None:
     assert "tells the data's own solutions from nothing" in reward_audit.verdict(run, other, [0.2, 0.2], [0.2, 0.2])
     assert reward_audit.verdict(run, deciding, [1.0, 1.0], [0.0, 0.0]) == ""
     assert reward_audit.verdict(run, other, [0.0, 0.0], [0.0, 1.0]) == ""
+
+
+def test_a_gold_answer_that_is_right_in_a_box_only_accepts_itself() -> None:
+    gold = r"$y_{1}=x(1-x)$" "\n" r"$y_{2}=x^{2}(1-x)$"
+    assert math_reward([gold, rf"\boxed{{{gold}}}"], answer=[gold] * 2) == [0.0, 1.0]
+    result = reward_audit.audit(Reward(function=MATH), [{"answer": gold}])
+    assert result is not None
+    assert result.not_themselves == []

@@ -131,15 +131,16 @@ def test_a_busy_server_is_retried_and_a_refusal_raises_an_error_without_the_key(
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_completion_that_the_server_refuses_has_no_score(status: int) -> None:
+def test_a_completion_that_alone_of_its_prompt_the_server_refuses_gets_0(status: int) -> None:
     def refuse_long(request: Request, number: int) -> tuple[int, Any]:
         too_long = len(request.body["messages"][0]["content"]) > 1000
         return (status, {"error": {"message": "too long"}}) if too_long else saying("Score: 5")(request, number)
 
     notes = reward_call.collect_notes()
     with serving(refuse_long) as server:
-        assert ask(server.address, ["7", "7" * 1000, "8"]) == [0.5, None, 0.5]
-    assert [*notes] == [1]
+        assert ask(server.address, ["7", "7" * 1000, "8"]) == [0.5, 0.0, 0.5]
+        assert ask(server.address, ["7" * 1000]) == [None]
+    assert [*notes] == [1, 0]
     assert re.fullmatch(rf"was refused by http://\S+ with status {status} \(.*too long.*\)", notes[1])
 
 

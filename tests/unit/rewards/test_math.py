@@ -277,3 +277,17 @@ def test_the_answers_of_gsm8k_are_read_in_every_form(form: str) -> None:
     wrong = [form.format(work=work.strip(), number=f"{number.strip()}1") for work, _, number in parts]
     assert math_reward(completions, golds) == [1.0] * len(golds)
     assert math_reward(wrong, golds) == [0.0] * len(golds)
+
+
+@pytest.mark.parametrize(
+    ("gold", "other"),
+    [
+        (r"$y_{1}=x(1-x)$" "\n" r"$y_{2}=x^{2}(1-x)$", r"$y_{1}=x(1-x)$" "\n" r"$y_{2}=x^{3}(1-x)$"),
+        (
+            r"\mathbf{y}=c_{1}\left[\begin{array}{r}" "\n" r"0 \\ -1" "\n" r"\end{array}\right] e^{t}",
+            r"\mathbf{y}=c_{1}\left[\begin{array}{r}" "\n" r"0 \\ 1" "\n" r"\end{array}\right] e^{t}",
+        ),
+    ],
+)
+def test_a_gold_answer_of_several_lines_is_read_as_it_is_in_a_box(gold, other) -> None:
+    assert math_reward([rf"\boxed{{{gold}}}", rf"\boxed{{{other}}}"], answer=[gold] * 2) == [1.0, 0.0]

@@ -143,17 +143,16 @@ def test_a_completion_that_the_tokenizer_cannot_write_as_text_gets_no_score_and_
     prompts, notes = [[{"role": "user", "content": "1"}]] * 2, reward_call.collect_notes()
     first, second = reward_model(prompts, ["2", f"2{loaded.tokenizer.eos_token}"], folder)
     assert first is not None
-    assert second is None
+    assert second == min(0.0, first)
     assert "cannot read the conversation: " in notes[1]
     assert "spells the special token" in notes[1]
 
 
-def test_a_conversation_over_the_limit_has_no_score(folder: str) -> None:
+def test_a_conversation_over_the_limit_gets_no_more_than_its_siblings(folder: str) -> None:
     prompts = [[{"role": "user", "content": "1"}]] * 3
     completions = ["2", "3" * 300, "4"]
     scores = reward_model(prompts, completions, folder)
-    assert scores[1] is None
-    assert None not in (scores[0], scores[2])
+    assert scores[1] == min(0.0, scores[0], scores[2])
     notes = reward_call.collect_notes()
     assert reward_model(prompts, completions, folder, max_length=3) == [None] * 3
     assert sorted(notes) == [0, 1, 2]

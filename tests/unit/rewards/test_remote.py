@@ -114,14 +114,14 @@ def test_a_refusal_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_only_the_completion_that_is_refused_has_no_score(status: int) -> None:
+def test_a_completion_that_alone_of_its_prompt_is_refused_gets_0(status: int) -> None:
     def refuse_long(request: Request, number: int) -> tuple[int, Any]:
         return lengths(request, number) if max(map(len, request.body["completions"])) < 9 else (status, b"too long")
 
     notes = reward_call.collect_notes()
     with serving(refuse_long) as server:
         texts = ["a", "bb", "c" * 9, "dddd", "e"]
-        assert ask(server.address, texts, batch_size=4) == [1.0, 2.0, None, 4.0, 1.0]
+        assert ask(server.address, texts, batch_size=4) == [1.0, 2.0, 0.0, 4.0, 1.0]
         assert notes == {2: f"was refused by {server.address} with status {status} (too long)"}
 
 

@@ -6,7 +6,7 @@ from helpers import score
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.scoring.dispatch import score_all
-from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores
+from rloo_pipeline.scoring.reward_call import BadOutputError, checked_scores, collect_notes, score_refused
 from rloo_pipeline.scoring.score_batch import RewardBatch
 
 
@@ -118,3 +118,20 @@ def test_a_missing_column_is_compared_only_with_the_datasets_columns(tmp_path) -
     ):
         with pytest.raises(UserError, match=message):
             score(Reward(function=f"{file}:mine"), RewardBatch(["a"], ["a"], None, columns))
+
+
+@pytest.mark.parametrize(
+    ("scores", "refused", "prompts", "expected"),
+    [
+        ([0.7, None, 0.2, 0.9], [1], "aaaa", [0.7, 0.0, 0.2, 0.9]),
+        ([-3.0, None, -1.0, 2.0], [1], "aaaa", [-3.0, -3.0, -1.0, 2.0]),  # 0 would be more than others get
+        ([5.0, None, None, 2.0], [1, 2], "aaba", [5.0, 0.0, None, 2.0]),  # the second prompt may be the cause
+        ([None, None, None, None], [1, 2, 3], "aabb", [None, 0.0, None, None]),  # the first one was read
+    ],
+)
+def test_a_refused_completion_gets_no_more_than_its_siblings_and_none_if_all_were_refused(
+    scores, refused, prompts, expected
+) -> None:
+    notes, reasons = collect_notes(), dict.fromkeys(refused, "was too long")
+    assert score_refused(scores, reasons, prompts) == expected
+    assert notes == reasons
