@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import round_data, round_training, trainer_state
+from rloo_pipeline.training import replay, round_data, round_training
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
@@ -26,6 +25,7 @@ from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.trainer_state import TrainerState
 from rloo_pipeline.workers import engine_cache
 
 
@@ -40,7 +40,6 @@ class UpdateOutputs(NamedTuple):
     """Files and folders that an update writes."""
 
     policy: Path
-    trainer: Path
     metrics: Path
     events: Path
     table: Path
@@ -50,7 +49,7 @@ def update(
     config: Config,
     round_: int,
     policies: TrainingPolicies,
-    trainer: Path | None,
+    states: Path,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
     prompts: Path | None = None,
@@ -62,7 +61,7 @@ def update(
         config: the stage's configuration.
         round_: round number, from 1.
         policies: the policies that the update reads.
-        trainer: trainer state of policy `round_ - 1`; None in round 1.
+        states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
@@ -78,19 +77,42 @@ def update(
     proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    engine, state = _engine(config, round_, policies.start, digest, trainer)
+    engine, state = _engine(config, round_, policies.start, digest, states, prompts)
     trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
+    metrics = round_metrics(config, round_, engine, sampled, trained)
+    if engine.rank.first:
+        say(summary(metrics, trained.seconds))
     policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
-    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
-        metrics = round_metrics(config, round_, engine, sampled, trained)
-        about |= {"run": config.run, **lineage.of_metrics(metrics, inputs.scores[0])}
-        _write(trained, metrics, outputs, about)
+        of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
+        _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
-        say(summary(metrics, trained.seconds))
-    if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
-        engine.close()
+        about["table"] = lineage.facts_of(outputs.table)[tables.DIGEST]
+    _save(config, round_, engine, trained.algorithm_state, states, outputs, about)
+
+
+def _save(
+    config: Config,
+    round_: int,
+    engine: Engine,
+    algorithm_state: AlgorithmState,
+    states: Path,
+    outputs: UpdateOutputs,
+    about: JSON,
+) -> None:
+    """Writes the trainer state; a worker that keeps the trainer does so later, except after the last round."""
+    state = TrainerState(engine, algorithm_state.to_json(), outputs.policy, **about)
+    target = states / f"{round_:05d}"
+    kept = engine.can_wait and engine_cache.keep(
+        "trainer", _key(config, round_, about["policy"], outputs.table), (engine, algorithm_state)
+    )
+    if kept and round_ < config.rounds:
+        engine_cache.write_later(state.write, target)
+    else:
+        state.write(target)
+        if not kept:
+            engine.close()
 
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
@@ -101,24 +123,26 @@ def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: st
 
 
 def _engine(
-    config: Config, round_: int, start: Path, digest: str, trainer: Path | None
+    config: Config, round_: int, start: Path, digest: str, states: Path, prompts: Path | None
 ) -> tuple[Engine, AlgorithmState]:
-    """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
-    seed = derive(config.seed, "update", round_)
-    if trainer is None:
-        return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()
-    engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
-    if engine is not None:
-        engine.enter_gpu()
-        engine.folder = start
-        return engine, AlgorithmState.from_json(trainer_state.algorithm_state(trainer))
-    engine = Engine(start, TrainerSettings.from_config(config), seed)
-    return engine, AlgorithmState.from_json(trainer_state.load(engine, trainer, round=round_ - 1, policy=digest))
+    """The trainer as the previous round left it: the one that this worker keeps, or one made from the run's files."""
+    if round_ > 1:
+        table = states.parent / "rounds" / f"{round_ - 1:05d}" / lineage.TRAIN
+        kept: tuple[Engine, AlgorithmState] | None = engine_cache.take(
+            "trainer", _key(config, round_ - 1, digest, table)
+        )
+        if kept is not None:
+            engine, state = kept
+            engine.enter_gpu()
+            engine.folder = start
+            return engine, state
+    return replay.engine_after(config, round_ - 1, start, states, prompts)
 
 
-def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
-    """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
+def _key(config: Config, round_: int, digest: str, table: Path) -> tuple[object, ...]:
+    """Key of a kept trainer, from the policy and train.parquet that its update wrote."""
+    written = lineage.facts_of(table).get(tables.DIGEST)
+    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, written
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

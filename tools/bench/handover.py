@@ -1,6 +1,6 @@
-"""From the last gradient of an update to the next round's sampling, by Snakemake with warm engines: seconds of each part.
+"""From the last gradient of an update to the next round's sampling, by Snakemake with warm engines: seconds by part.
 
-The parts are read from logs and from the times of files. Rounds are long enough only to be measured: nothing is learned.
+The parts are read from logs and from the times of files. Rounds are short, and nothing is learned.
 """
 
 from __future__ import annotations
