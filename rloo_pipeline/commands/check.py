@@ -96,6 +96,7 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     data_trial.datasets,
     data_trial.enough,
     data_trial.template,
+    data_trial.first_prompt,
     reward_trial.rewards,
     golds,
 )

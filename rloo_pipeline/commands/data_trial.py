@@ -64,6 +64,14 @@ def template(inputs: RunInputs) -> Iterator[Finding]:
             yield Finding("chat template", True, finding.message, note=True)
 
 
+def first_prompt(inputs: RunInputs) -> Iterator[Finding]:
+    """The first training prompt as the model reads it, with its special tokens."""
+    train = inputs.datasets.get("dataset.train")
+    if train is not None and inputs.tokenizer is not None and "prompt_ids" in train.rows[0]:
+        text = str(inputs.tokenizer.decode(train.rows[0]["prompt_ids"], skip_special_tokens=False))
+        yield Finding("first prompt", True, reward_trial.in_one_line(text))
+
+
 def enough(inputs: RunInputs) -> Iterator[Finding]:
     """There are at least as many training prompts as a round samples."""
     train = inputs.datasets.get("dataset.train")

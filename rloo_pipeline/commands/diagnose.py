@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.diagnosis.diagnosis import Symptom
 from rloo_pipeline.report.live import COLOURS
@@ -32,9 +33,19 @@ def diagnose(run: Path) -> None:
         state += f", ended by a gate after round {stopped}"
     console.print(state)
     if not symptoms:
-        console.print("no symptoms" if done else "no round is done yet")
+        console.print("no symptoms" if done else _why_no_round(run))
         return
     console.print(_table(symptoms, done))
+
+
+def _why_no_round(run: Path) -> str:
+    """Why no round is done: the failed checks with their advice, if policy 0 did not pass them."""
+    file = run / "warmstart" / "checks.failed.json"
+    if not file.exists():
+        return "no round is done yet"
+    failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
+    lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
+    return "\n".join(["policy 0 did not pass its checks, so no round began:", *lines])
 
 
 def _table(symptoms: list[Symptom], done: int) -> Table:

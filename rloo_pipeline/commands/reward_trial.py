@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PROMPTS, SAMPLES = 4, 2
 """A function is called with this many prompts, and this many completions of each."""
+SHOWN = 600
+"""Characters shown of a prompt or a completion."""
 WRONG_ANSWER = "I do not know."
 """A completion that is not from the data."""
 
@@ -37,16 +39,41 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}
+    scores: dict[str, float | None] = {}
     for reward in config.rewards:
         if reward.gpus and not devices.has_gpu():
             yield _not_called(reward, "it needs a GPU, and there is none here")
         elif not samples:
             yield _not_called(reward, "there are no rows to call it with")
         for key in samples if not reward.gpus or devices.has_gpu() else ():
-            finding = _call(config, reward, key, samples[key], inputs.folder)
+            finding, first = _call(config, reward, key, samples[key], inputs.folder)
+            scores.setdefault(reward.column, first)
             yield finding
             if not finding.ok:
                 break
+    if scores:
+        yield _first_completion(samples[keys[0]], scores)
+
+
+def _first_completion(inputs: RewardInputs, scores: Mapping[str, float | None]) -> Finding:
+    """The first completion as rewards see it, with what each gives for it."""
+    from rloo_pipeline.scoring.completion_text import text_of
+
+    text = text_of(inputs.batch.completions[0])
+    given = ", ".join(f"{name} {_text_of(score)}" for name, score in scores.items())
+    whose = "the data's own solution to the first prompt" if inputs.has_solutions else "no solution in the data"
+    return Finding("first completion", True, f"{given}: {in_one_line(text)} ({whose})")
+
+
+def in_one_line(text: str) -> str:
+    """A text with its line ends and other control characters as Python writes them; of a long one, the two ends."""
+    half = SHOWN // 2
+    ends = text if len(text) <= SHOWN else f"{text[:half]} … {text[-half:]}"
+    return repr(ends)[1:-1]
+
+
+def _text_of(score: float | None) -> str:
+    return "None" if score is None else f"{score:.4g}"
 
 
 def _not_called(reward: Reward, reason: str) -> Finding:
@@ -85,8 +112,10 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 
 
-def _call(config: Config, reward: Reward, key: str, inputs: RewardInputs, folder: Path | None) -> Finding:
-    """Scores the rows with one function."""
+def _call(
+    config: Config, reward: Reward, key: str, inputs: RewardInputs, folder: Path | None
+) -> tuple[Finding, float | None]:
+    """Scores the rows with one function; also returns the score of the first one."""
     from rloo_pipeline.scoring.dispatch import WorkerPools
 
     subject, rows = f"reward {reward.column}", f"on rows of {key}"
@@ -96,17 +125,16 @@ def _call(config: Config, reward: Reward, key: str, inputs: RewardInputs, folder
         with WorkerPools([reward], reward.threads) as pools:
             (scored,) = pools.score(inputs.batch, samples, constants)
     except UserError as error:
-        return Finding(subject, False, f"{rows}: {error}")
+        return Finding(subject, False, f"{rows}: {error}"), None
     if failure := next(filter(None, [*scored.errors, *scored.notes]), None):
         message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
-        return Finding(subject, True, message, note=True)
+        return Finding(subject, True, message, note=True), scored.scores[0]
     if set(scored.scores) == {None}:
-        return Finding(subject, True, f"{rows}: None for all; does it find the columns it needs?", note=True)
-    scores = ["None" if score is None else f"{score:.4g}" for score in scored.scores]
+        return Finding(subject, True, f"{rows}: None for all; does it find the columns it needs?", note=True), None
+    scores = list(map(_text_of, scored.scores))
     parts = [f"'{WRONG_ANSWER}' {', '.join(scores[1::SAMPLES])}"]
     if inputs.has_solutions:
         parts.insert(0, f"the data's own solutions {', '.join(scores[::SAMPLES])}")
         parts.append(reward_audit.verdict(config, reward, scored.scores[::SAMPLES], scored.scores[1::SAMPLES]))
-    return Finding(
-        subject, True, f"{rows}: {'; '.join(filter(None, parts))}", note=inputs.has_solutions and bool(parts[-1])
-    )
+    note = inputs.has_solutions and bool(parts[-1])
+    return Finding(subject, True, f"{rows}: {'; '.join(filter(None, parts))}", note=note), scored.scores[0]

@@ -54,7 +54,7 @@ def triton(device: str = "cuda") -> str:
 
     compiler, tl = import_module("triton"), import_module("triton.language")
 
-    @compiler.jit  # type: ignore[untyped-decorator]
+    @compiler.jit
     def double(numbers):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - Triton would look annotations up
         places = numbers + tl.arange(0, 16)
         tl.store(places, 2 * tl.load(places))

@@ -68,6 +68,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     named = {"warmstart": first, **summary["between"], "final": summary["final"]}
     evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
     checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
+    stopped = None if checks or summary["rounds"] else _if_there(run / "warmstart" / "checks.failed.json")
     trial = _if_there(run / "warmstart" / "trial" / "checks.json")
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
@@ -82,15 +83,20 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         reward_names=score_names(config.rewards),
         deciding=config.deciding_reward.column,
         evaluations=evaluations,
-        checks=checks,
+        checks=checks or stopped,
+        stopped=stopped,
         trial=trial,
         threshold=threshold,
         symptoms=files.symptoms({config.evaluated[name]: evaluation for name, evaluation in evaluations.items()}),
         charts=drawn_charts(config, rounds, evaluations, held_out),
         chosen_prompts=chosen,
-        figures={**check_figures(checks or {}), **prompt_figures(chosen or {}), "plot-timeline": timeline(worked)},
+        figures={
+            **check_figures(checks or stopped or {}),
+            **prompt_figures(chosen or {}),
+            "plot-timeline": timeline(worked),
+        },
         examples=samples.held_out_examples(config, run) if finished else [],
-        groups=samples.groups(config, run, summary["rounds"]),
+        groups=samples.probed(config, run) if stopped else samples.groups(config, run, summary["rounds"]),
         tasks=tasks.of_run(config, run) if finished else [],
         origin=origin(),
         in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),

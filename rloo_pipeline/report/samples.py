@@ -1,21 +1,24 @@
-"""The completions on the report's page, drawn with the run's seed and not by hand: held-out ones and rollouts."""
+"""The completions on the report's page, drawn with the run's seed or by what they show, never by hand."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import image_store, round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.images import with_parts
-from rloo_pipeline.evaluation.completions import is_correct, score_names
+from rloo_pipeline.evaluation.completions import grid, is_correct, score_names
+from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation
@@ -27,8 +30,10 @@ EXAMPLES = 20
 """Held-out prompts whose completions are shown."""
 GROUPS = 6
 """Prompts shown of each of the first, the middle and the last round."""
+PROBED, SAMPLES_OF_PROBED = 5, 2
+"""Prompts shown of a probe whose checks failed, and completions of each."""
 COMPLETIONS = 8
-"""Completions shown of a group, the first ones."""
+"""Completions shown of a group."""
 MAX_CHARACTERS = 6000
 """Characters shown of a prompt or a completion; of a longer one its two ends, of several messages those of each."""
 
@@ -105,21 +110,62 @@ def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
     return [group for number in rounds for group in _groups_of_round(config, run, number)]
 
 
+def probed(config: Config, run: Path) -> list[ShownGroup]:
+    """Some prompts of the probe of policy 0, as those of round 0."""
+    table = tables.read(run / "warmstart" / "probe.parquet", "probe")
+    return _shown_groups(config, run, 0, table, PROBED, SAMPLES_OF_PROBED)
+
+
 def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]:
     folder = run / "rounds" / f"{number:05d}"
     if not round_tables.files_of(folder, "rollouts", config.rollout):
         return []
-    table = read_round(folder, config.rollout)
+    return _shown_groups(config, run, number, read_round(folder, config.rollout), GROUPS, COMPLETIONS)
+
+
+def _shown_groups(
+    config: Config, run: Path, number: int, table: pa.Table, most: int, most_each: int
+) -> list[ShownGroup]:
+    """At most `most` prompts of a table and `most_each` completions of each."""
     ids = list(dict.fromkeys(table["prompt_id"].to_pylist()))
     samples = len(table) // len(ids)
-    drawn = sorted(permutation(len(ids), derive(config.seed, "report", number))[:GROUPS])
-    prompts = PromptSet(run / "prompts" / "train").by_id([ids[index] for index in drawn])
+    right = is_correct(config, table, samples)
+    advantages = grid(table["advantage"], samples) if "advantage" in table.column_names else np.zeros(right.shape)
+    chosen = choose_groups(right, advantages, permutation(len(ids), derive(config.seed, "report", number)), most)
+    prompts = PromptSet(run / "prompts" / "train").by_id([ids[index] for index in chosen])
     shown = []
-    for index in drawn:
-        completions = _completions(config, table.slice(index * samples, min(samples, COMPLETIONS)))
-        messages = _messages(prompts[ids[index]])
-        shown.append(ShownGroup(number, messages, completions, samples - len(completions)))
+    for index in chosen:
+        rows = [index * samples + place for place in _rarer_first(right[index], most_each)]
+        completions = _completions(config, table.take(rows))
+        shown.append(ShownGroup(number, _messages(prompts[ids[index]]), completions, samples - len(completions)))
     return shown
+
+
+def choose_groups(right: NDArray[np.bool_], advantages: Array, drawn: Sequence[int], most: int) -> list[int]:
+    """Chooses the groups to show: half by chance, and the others where there is most to see.
+
+    Args:
+        right: True for right completions, [groups, samples].
+        advantages: their advantages, [groups, samples]; NaN for those without one.
+        drawn: all groups in random order.
+        most: number of groups.
+
+    Returns:
+        Indices in ascending order: the first half of `most` from `drawn`, then the groups with the fewest right
+        completions but at least one, then that with the lowest advantage.
+    """
+    counts = right.sum(axis=1)
+    rare = sorted(np.flatnonzero(counts), key=lambda index: int(counts[index]))
+    worst = int(np.nan_to_num(advantages).min(axis=1).argmin())
+    half = most // 2
+    order = [*drawn[:half], *rare[: most - half - 1], worst, *drawn[half:]]
+    return sorted([*dict.fromkeys(map(int, order))][:most])
+
+
+def _rarer_first(right: NDArray[np.bool_], most: int) -> list[int]:
+    """At most `most` places of a group in ascending order: first those of the rarer kind, right or wrong."""
+    rarer = right if right.sum() * 2 <= len(right) else ~right
+    return sorted(np.argsort(~rarer, kind="stable")[:most].tolist())
 
 
 def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:

@@ -26,12 +26,19 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
         output: pages/<round>.json, a record that the page was written after this round.
     """
     number = int(output.stem)
+    write_page(config, run, f"after round {number}")
+    write_json(output, {"round": number})  # the page may show later rounds, which the clock decides
+
+
+def write_page(config: Config, run: Path, when: str) -> None:
+    """Writes report.html of a run in flight or of one whose checks failed, unless the final one exists. An error is
+    only a warning, which says `when`.
+    """
     try:
         page = render(config, run, so_far(config, run))
     except Exception as error:
         logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
-        say(f"warn: no page after round {number}: {explain(error)}")
+        say(f"warn: no page {when}: {explain(error)}")
     else:
         if not is_finished(run, config):
             write_text(run / "report.html", page)
-    write_json(output, {"round": number})  # the page may show later rounds, which the clock decides

@@ -82,7 +82,8 @@ def problems(config: Config, folder: Path) -> dict[str, str]:
 def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
     results = list(findings(case(), tmp_path))
     assert all(one.ok and not one.note for one in results)
-    subjects = ["model", "weights", "tokenizer", "dataset.eval", "dataset.train", *["reward right"] * 2]
+    subjects = ["model", "weights", "tokenizer", "dataset.eval", "dataset.train", "first prompt"]
+    subjects += [*["reward right"] * 2, "first completion"]
     assert [one.subject for one in results] == subjects
     messages = {one.subject: one.message for one in results}
     assert "qwen3, context 256, float32" in messages["model"]
@@ -90,6 +91,9 @@ def test_a_run_that_can_work_has_no_problem(case, tmp_path) -> None:
     assert messages["reward right"] == (
         "on rows of dataset.eval: the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
     )
+    assert messages["first prompt"].startswith("<|im_start|>user\\n")
+    assert messages["first completion"].startswith("right 1: ")
+    assert messages["first completion"].endswith("(the data's own solution to the first prompt)")
     assert inputs.require(case()) == [
         "the model's context is 256 tokens: with completions of 48 there is room for prompts of 208, "
         "but dataset.max_prompt_length (512) allows longer ones"

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
+
 from rloo_pipeline.data.tool_template import answer_messages, call_message
-from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, _messages, turns_of
+from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, _messages, _rarer_first, choose_groups, turns_of
 
 
 def test_an_episode_is_shown_turn_by_turn() -> None:
@@ -41,3 +43,19 @@ def test_a_prompt_is_shortened_as_a_completion_is() -> None:
 def test_of_more_messages_than_characters_none_is_shown_in_whole() -> None:
     messages = [{"role": "assistant", "content": "xx"}] * (MAX_CHARACTERS // 2 + 1)
     assert not any("x" in turn.text for turn in turns_of({"messages": json.dumps(messages)}))
+
+
+def test_half_of_the_groups_come_by_chance_and_the_others_show_rare_right_answers_and_the_lowest_advantage() -> None:
+    right, advantages = np.zeros((40, 4), dtype=bool), np.zeros((40, 4))
+    right[20:30], right[31, 0] = True, True
+    advantages[37, 2], advantages[5] = -3, np.nan
+    drawn = [8, 3, 11, *(index for index in range(40) if index not in {8, 3, 11})]
+    assert choose_groups(right, advantages, drawn, 6) == [3, 8, 11, 20, 31, 37]
+    assert choose_groups(np.zeros((4, 2), dtype=bool), np.zeros((4, 2)), [2, 0, 3, 1], 6) == [0, 1, 2, 3]
+
+
+def test_of_a_large_group_the_rarer_kind_is_shown() -> None:
+    group = np.zeros(30, dtype=bool)
+    group[[12, 29]] = True
+    assert _rarer_first(group, 4) == [0, 1, 12, 29]
+    assert _rarer_first(~group, 4) == [0, 1, 12, 29]
