@@ -17,16 +17,13 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import replay, round_data, round_training
-from rloo_pipeline.training.batch import AlgorithmState
-from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training import round_data, round_training
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
-from rloo_pipeline.training.settings import TrainerSettings
-from rloo_pipeline.training.trainer_state import TrainerState
-from rloo_pipeline.workers import engine_cache
+from rloo_pipeline.workers import kept_trainer
+from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
 class TrainingPolicies(NamedTuple):
@@ -77,8 +74,9 @@ def update(
     proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    engine, state = _engine(config, round_, policies.start, digest, states, prompts)
-    trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
+    trainer = kept_trainer.take(config, round_ - 1, policies.start, digest, states, prompts)
+    engine = trainer.engine
+    trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(summary(metrics, trained.seconds))
@@ -88,31 +86,7 @@ def update(
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
         _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
-        about["table"] = lineage.facts_of(outputs.table)[tables.DIGEST]
-    _save(config, round_, engine, trained.algorithm_state, states, outputs, about)
-
-
-def _save(
-    config: Config,
-    round_: int,
-    engine: Engine,
-    algorithm_state: AlgorithmState,
-    states: Path,
-    outputs: UpdateOutputs,
-    about: JSON,
-) -> None:
-    """Writes the trainer state; a worker that keeps the trainer does so later, except after the last round."""
-    state = TrainerState(engine, algorithm_state.to_json(), outputs.policy, **about)
-    target = states / f"{round_:05d}"
-    kept = engine.can_wait and engine_cache.keep(
-        "trainer", _key(config, round_, about["policy"], outputs.table), (engine, algorithm_state)
-    )
-    if kept and round_ < config.rounds:
-        engine_cache.write_later(state.write, target)
-    else:
-        state.write(target)
-        if not kept:
-            engine.close()
+    kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
@@ -120,29 +94,6 @@ def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: st
     sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
     inputs = inputs if config.uses_reference else inputs._replace(reference=())
     return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
-
-
-def _engine(
-    config: Config, round_: int, start: Path, digest: str, states: Path, prompts: Path | None
-) -> tuple[Engine, AlgorithmState]:
-    """The trainer as the previous round left it: the one that this worker keeps, or one made from the run's files."""
-    if round_ > 1:
-        table = states.parent / "rounds" / f"{round_ - 1:05d}" / lineage.TRAIN
-        kept: tuple[Engine, AlgorithmState] | None = engine_cache.take(
-            "trainer", _key(config, round_ - 1, digest, table)
-        )
-        if kept is not None:
-            engine, state = kept
-            engine.enter_gpu()
-            engine.folder = start
-            return engine, state
-    return replay.engine_after(config, round_ - 1, start, states, prompts)
-
-
-def _key(config: Config, round_: int, digest: str, table: Path) -> tuple[object, ...]:
-    """Key of a kept trainer, from the policy and train.parquet that its update wrote."""
-    written = lineage.facts_of(table).get(tables.DIGEST)
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, written
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -1,7 +1,7 @@
 """Trainer states on disk: DeepSpeed's checkpoint, the algorithm's state, the policy, and a manifest.
 
-States are a cache: each is what training from policy 0 gives (`replay`). A worker therefore writes them beside the next
-rollouts, and not all of them; only the newest is kept.
+States are a cache: each is what training from policy 0 gives (`retraining.py`). A worker therefore writes them beside
+the next rollouts, and not all of them; only the newest is kept.
 """
 
 from __future__ import annotations
