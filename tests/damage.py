@@ -25,9 +25,9 @@ def _round(number: int, kind: str) -> list[str]:
     return [f"{RUN}/rounds/{number:05d}/{kind}/{shard:03d}.parquet" for shard in range(2)]
 
 
-def _update(number: int, start: str, *trainer: str) -> list[str]:
-    outputs = ("output-trainer", "metrics", "events", "table")
-    arguments = ["update", "--round", f"{number}", "--policy", start, "--trainer", *trainer]
+def _update(number: int, start: str) -> list[str]:
+    outputs = ("metrics", "events", "table")
+    arguments = ["update", "--round", f"{number}", "--policy", start, "--trainer", f"{RUN}/trainer"]
     for kind in ("rollouts", "scores", "reference"):
         arguments += [f"--{kind}", *_round(number, kind)]
     return arguments + [argument for name in outputs for argument in (f"--{name}", f"{OUT}/{name}")]
@@ -106,18 +106,16 @@ ARTIFACTS = (
     Artifact("rounds/00001/reference/000.parquet", "rounds/00001/reference/001.parquet", _update(1, POLICY)),
     Artifact(DIFFICULTY[0], DIFFICULTY[1], _pass_rates(1, *DIFFICULTY)),
     Artifact(PASS_RATES, DIFFICULTY[0], _pass_rates(2, PASS_RATES)),
-    Artifact(
-        "trainer/00002/carried.json", "prompts/counts.json", _update(3, f"{RUN}/policies/00002", f"{RUN}/trainer/00002")
-    ),
+    Artifact("trainer/00002/carried.json", "prompts/counts.json", _update(3, f"{RUN}/policies/00002")),
     Artifact(
         "trainer/00002/manifest.json",
         "policies/00002/manifest.json",
-        _update(3, f"{RUN}/policies/00002", f"{RUN}/trainer/00002"),
+        _update(3, f"{RUN}/policies/00002"),
     ),
     Artifact(
         "trainer/00002/state/mp_rank_00_model_states.pt",
         "policies/00002/model.safetensors",
-        _update(3, f"{RUN}/policies/00002", f"{RUN}/trainer/00002"),
+        _update(3, f"{RUN}/policies/00002"),
     ),
     Artifact("rounds/00001/metrics.json", "rounds/00002/metrics.json", ["gate", "--round", "1"]),
     Artifact("rounds/00001/train.parquet", "rounds/00002/train.parquet", REPORT),

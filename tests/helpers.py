@@ -182,13 +182,12 @@ class Round:
             kind: [self._table(number, kind, shard) for shard in range(self.shards)]
             for kind in ("rollouts", "scores", "reference")
         }
-        before = [] if number == 1 else ["--trainer", self.run / "trainer" / f"{number - 1:05d}"]
         policy = self.model if number == 1 else self.policy(number - 1)
         self._sampled_from(number, policy)
         inputs = [argument for kind, files in shards.items() for argument in (f"--{kind}", *files)]
         return (
-            *("update", "--round", number, "--policy", policy, *before, *inputs, "--output", self.policy(number)),
-            *("--output-trainer", self.run / "trainer" / f"{number:05d}", "--metrics", folder / "metrics.json"),
+            *("update", "--round", number, "--policy", policy, *inputs, "--output", self.policy(number)),
+            *("--trainer", self.run / "trainer", "--metrics", folder / "metrics.json"),
             *("--events", self.run / "tensorboard" / f"{number:05d}.tfevents"),
             *("--table", folder / "train.parquet", f"--log={self.run / 'logs' / f'update-{number}.log'}"),
         )

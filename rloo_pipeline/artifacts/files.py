@@ -39,12 +39,17 @@ def temporary_path(path: Path) -> Path:
     """
     fence.check()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for stale in path.parent.glob(f".{path.name}.*.tmp"):
+    remove_temporary(path.parent, path.name)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def remove_temporary(folder: Path, name: str) -> None:
+    """Removes the temporary files in a folder for files or folders whose names match a pattern."""
+    for stale in folder.glob(f".{name}.*.tmp"):
         if stale.is_dir():
             shutil.rmtree(stale, ignore_errors=True)
         else:
             stale.unlink(missing_ok=True)
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextmanager

@@ -66,9 +66,7 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
         from rloo_pipeline.stages.update import TrainingPolicies, UpdateOutputs, update
 
         inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
-        outputs = UpdateOutputs(
-            arguments.output, arguments.output_trainer, arguments.metrics, arguments.events, arguments.table
-        )
+        outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
         policies = TrainingPolicies(arguments.policy_folder, arguments.sampler or arguments.policy_folder)
         more = (arguments.prompts, arguments.checks)
         update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, *more)
@@ -139,13 +137,13 @@ COMMANDS = (
     stage(
         "update",
         "Train the next policy on a round.",
-        *(POLICY, path("output-trainer", "folder for the trainer state")),
+        POLICY,
         path("metrics", "JSON file for the metrics of the round"),
         path("events", "TensorBoard event file for the metrics"),
         path("table", "Parquet file for what the update used of each completion"),
         ROUND,
         option("--sampler", type=Path, help="policy that the rollouts are of (rollout.lag); by default --policy"),
-        option("--trainer", type=Path, nargs="?", help="trainer state of the previous round; none in round 1"),
+        path("trainer", "folder of the run with its trainer states, to be read and written"),
         *(shards("rollouts"), shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
         CHECKS,

@@ -158,13 +158,14 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
     master = 4 if size == 2 or config.deepspeed.zero_stage else 0
     trainer = memory.moments(config, shape) + learned * (master + weights)
+    linked = policy if config.keep_every > 1 else 0  # a state holds on to its policy
     counts = tokens(config)
     tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
     tables *= 1 + config.rollout.refill
     return {
         f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
         "trainer state": trainer,
-        "the next policy and trainer state (temporary)": policy * (1 + lag) + trainer,
+        "the next policy and trainer state (temporary)": policy * (1 + lag) + linked + trainer,
         "tables of rounds": tables,
     }
 

@@ -309,7 +309,7 @@ ROWS = (
         "rounds/{round}/metrics.json",
         policy="previous",
         decides=_whole("seed", "model", "algorithm", "update") | {"rollout": _SAMPLED, "deepspeed": _RANKS},
-        reads=("run", "dataset"),
+        reads=("run", "rounds", "dataset"),
         worker="trainer",
         next_policy_waits=True,
         watched=True,

@@ -11,22 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.seeds import derive
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import round_data, round_training, trainer_state
-from rloo_pipeline.training.batch import AlgorithmState
-from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training import round_data, round_training
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
-from rloo_pipeline.training.settings import TrainerSettings
-from rloo_pipeline.workers import engine_cache
+from rloo_pipeline.workers import kept_trainer
+from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
 class TrainingPolicies(NamedTuple):
@@ -40,7 +37,6 @@ class UpdateOutputs(NamedTuple):
     """Files and folders that an update writes."""
 
     policy: Path
-    trainer: Path
     metrics: Path
     events: Path
     table: Path
@@ -50,7 +46,7 @@ def update(
     config: Config,
     round_: int,
     policies: TrainingPolicies,
-    trainer: Path | None,
+    states: Path,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
     prompts: Path | None = None,
@@ -62,7 +58,7 @@ def update(
         config: the stage's configuration.
         round_: round number, from 1.
         policies: the policies that the update reads.
-        trainer: trainer state of policy `round_ - 1`; None in round 1.
+        states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
@@ -78,19 +74,19 @@ def update(
     proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    engine, state = _engine(config, round_, policies.start, digest, trainer)
-    trained = round_training.train(config, round_, engine, state, sampled, prompts, proof)
+    trainer = kept_trainer.take(config, round_ - 1, policies.start, digest, states, prompts)
+    engine = trainer.engine
+    trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
+    metrics = round_metrics(config, round_, engine, sampled, trained)
+    if engine.rank.first:
+        say(summary(metrics, trained.seconds))
     policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
-    trainer_state.save(engine, outputs.trainer, trained.algorithm_state.to_json(), **about)
     if engine.rank.first:
-        metrics = round_metrics(config, round_, engine, sampled, trained)
-        about |= {"run": config.run, **lineage.of_metrics(metrics, inputs.scores[0])}
-        _write(trained, metrics, outputs, about)
+        of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
+        _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
-        say(summary(metrics, trained.seconds))
-    if not engine_cache.keep("trainer", _state_of(config, round_, policy_digest, outputs.trainer), engine):
-        engine.close()
+    kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
@@ -98,27 +94,6 @@ def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: st
     sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
     inputs = inputs if config.uses_reference else inputs._replace(reference=())
     return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
-
-
-def _engine(
-    config: Config, round_: int, start: Path, digest: str, trainer: Path | None
-) -> tuple[Engine, AlgorithmState]:
-    """The trainer as the previous round left it: the one that this worker keeps, or one loaded from its files."""
-    seed = derive(config.seed, "update", round_)
-    if trainer is None:
-        return Engine(start, TrainerSettings.from_config(config), seed), AlgorithmState()
-    engine: Engine | None = engine_cache.take("trainer", _state_of(config, round_ - 1, digest, trainer))
-    if engine is not None:
-        engine.enter_gpu()
-        engine.folder = start
-        return engine, AlgorithmState.from_json(trainer_state.algorithm_state(trainer))
-    engine = Engine(start, TrainerSettings.from_config(config), seed)
-    return engine, AlgorithmState.from_json(trainer_state.load(engine, trainer, round=round_ - 1, policy=digest))
-
-
-def _state_of(config: Config, round_: int, digest: str, trainer: Path) -> tuple[object, ...]:
-    """Key of a kept trainer, equal only if it has the state in these files: the manifest has a digest of each file."""
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, manifest.folder_digest(trainer)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

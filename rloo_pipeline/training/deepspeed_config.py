@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import merge
@@ -71,6 +74,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
 
 
 REPLACED = {
+    "_copy_recovery_script": "(self, save_path)",
     "clip_fp32_gradients": "(self)",
     "module_state_dict": "(self, destination, prefix, keep_vars, exclude_frozen_parameters)",
 }
@@ -92,11 +96,13 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
     for name, signature in REPLACED.items():
         guard.require_callable(type(engine), name, signature)
     guard.require_callable(type(engine.checkpoint_engine), "save", "(self, state_dict, path)")
+    guard.require_callable(type(engine.checkpoint_engine), "makedirs", "(self, path, exist_ok)")
     guard.require_callable(type(engine.checkpoint_engine), "load", "(self, path, map_location)")
     clip_plainly(engine, max_grad_norm)
     # a single rank would still copy all gradients back and forth to sum them up
     engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
-    engine.checkpoint_engine.save = save_reproducibly
+    engine.checkpoint_engine.makedirs = lambda *_, **__: None  # `trainer_state` writes files
+    engine._copy_recovery_script = lambda *_: None
     engine.checkpoint_engine.load = load_values
     if not weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
@@ -134,8 +140,35 @@ def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
     return bool(engine.fp16_enabled()) and scaler is not None and scaler.cur_scale > scaler.min_scale
 
 
-def save_reproducibly(state_dict: object, path: str) -> None:
-    """torch.save whose bytes depend on the values alone.
+class DigestedFile(io.RawIOBase):
+    """A file to write to, whose BLAKE3 digest is computed at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        import blake3
+
+        super().__init__()
+        self._file, self._hasher = path.open("wb"), blake3.blake3(max_threads=blake3.blake3.AUTO)
+
+    def write(self, content: Any) -> int:
+        """Writes a piece; large ones are digested on other threads meanwhile."""
+        digesting = Thread(target=self._hasher.update, args=(content,))
+        digesting.start()
+        self._file.write(content)
+        digesting.join()
+        return len(content)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
+
+    def digest(self) -> str:
+        """Hex BLAKE3 of what was written."""
+        return str(self._hasher.hexdigest())
+
+
+def save_reproducibly(state_dict: object, path: Path) -> str:
+    """torch.save whose bytes depend on the values alone. Returns the digest of the file.
 
     A pickle records whether two equal strings or tuples are one object, which differs between a trainer that kept
     running and one that was loaded; fast mode records no identities. Checksums are left to the manifest.
@@ -148,7 +181,11 @@ def save_reproducibly(state_dict: object, path: str) -> None:
             self.fast = True
 
     torch.serialization.set_crc32_options(False)
-    torch.save(state_dict, path, pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler))
+    with DigestedFile(path) as file:
+        torch.save(
+            state_dict, cast("IO[bytes]", file), pickle_module=SimpleNamespace(__name__="pickle", Pickler=Pickler)
+        )
+    return file.digest()
 
 
 def load_values(path: str, map_location: Any = None) -> Any:

@@ -92,6 +92,8 @@ class Engine:
         self.seed_dropout(seed)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
+        self.host_copies: dict[int, torch.UntypedStorage] = {}
+        """Host memory for offloaded weights and optimizer (`offload.Copies`)."""
         devices.hold_gpu(self)
 
     def seed_dropout(self, seed: int) -> None:
@@ -265,6 +267,13 @@ class Engine:
                 weight = tensor.detach()
                 yield name.removeprefix("model."), weight if self.settings.lora is not None else weight.cpu()
 
+    @property
+    def can_wait(self) -> bool:
+        """True if a worker can keep the engine while other stages have the GPU."""
+        from rloo_pipeline.training import offload
+
+        return self.device.type == "cpu" or offload.obstacle(self.engine) is None
+
     def leave_gpu(self) -> None:
         """Calls `offload`, but only on a GPU."""
         if self.device.type != "cpu":
@@ -281,7 +290,7 @@ class Engine:
         from rloo_pipeline.training import offload
 
         if self._restore is None:
-            self._restore = offload.to_host(self.engine)
+            self._restore = offload.to_host(self.engine, self.host_copies)
             torch.cuda.empty_cache()
 
     def enter_gpu(self) -> None:

@@ -130,8 +130,10 @@ def _check_space(folder: Path, written: int) -> None:
         )
 
 
-def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:
+def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, str]:
     """Writes this rank's part of a trainer state: for each sub-group float32 weights and moments.
+
+    Returns the digests of the files, by their names.
 
     Args:
         engine: DeepSpeed's.
@@ -141,6 +143,7 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:
     from rloo_pipeline.training.deepspeed_config import save_reproducibly
 
     optimizer: Any = engine.optimizer
+    digests = {}
     for number, weights in enumerate(optimizer.fp32_partitioned_groups_flat):
         on_disk = optimizer._swappable_optimizer_subgroup(number)
         if on_disk:
@@ -150,7 +153,9 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> None:
         values = {"step": step, "weights": weights.detach().clone(), "moments": moments}
         if on_disk:
             optimizer.optimizer_swapper.release_swap_buffers(weights)
-        save_reproducibly(values, str(_file(folder, number)))
+        file = _file(folder, number)
+        digests[file.name] = save_reproducibly(values, file)
+    return digests
 
 
 def load_state(engine: DeepSpeedEngine, folder: Path) -> int:

@@ -1,5 +1,7 @@
 """Moves a trainer's weights and optimizer from the GPU to host memory and back, between two steps.
 
+The host memory is allocated once and page-locked, which makes copies several times as fast.
+
 Storages are emptied and refilled and no tensor is replaced, because the model and the optimizer hold views into
 DeepSpeed's flat buffers. A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two
 moments), a frozen one 2; gradients are 0 between two steps and take none.
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.utils import _pytree as pytree
 
 from rloo_pipeline.errors import IncompatibleEngine
 
@@ -19,20 +22,33 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-def to_host(engine: DeepSpeedEngine) -> Callable[[], None]:
+Copies = dict[int, UntypedStorage]
+"""Copies of storages in host memory, by `UntypedStorage._cdata`."""
+
+
+def obstacle(engine: DeepSpeedEngine) -> str | None:
+    """The reason for which an engine cannot be moved: ZeRO 3 and `deepspeed.offload` have buffers of their own."""
+    if engine.zero_cpu_offload():
+        return "an optimizer that is in host memory already"
+    return "weights that ZeRO 3 has split" if engine.zero_optimization_stage() == 3 else None
+
+
+def to_host(engine: DeepSpeedEngine, buffers: Copies) -> Callable[[], None]:
     """Moves weights and optimizer to host memory.
+
+    Args:
+        engine: DeepSpeed's.
+        buffers: gets the copies; those of the last time are overwritten.
 
     Returns:
         A function that moves them back.
 
     Raises:
-        IncompatibleEngine: under ZeRO 3 or `deepspeed.offload`, which keep weights in buffers of their own.
+        IncompatibleEngine: there is an `obstacle`.
     """
-    if engine.zero_cpu_offload():
-        raise IncompatibleEngine("an optimizer that is in host memory already")
-    if engine.zero_optimization_stage() == 3:
-        raise IncompatibleEngine("weights that ZeRO 3 has split")
-    copies = [_emptied(storage) for storage in _storages(_persistent(engine))]
+    if reason := obstacle(engine):
+        raise IncompatibleEngine(reason)
+    copies = [(storage, _emptied(storage, buffers)) for storage in _storages(_persistent(engine))]
     zeros = list[tuple[UntypedStorage, int]]()
     for storage in _storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())):
         zeros.append((storage, storage.nbytes()))
@@ -65,9 +81,31 @@ def _storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
     return list({(storage := tensor.untyped_storage()).data_ptr(): storage for tensor in tensors}.values())
 
 
-def _emptied(storage: UntypedStorage) -> tuple[UntypedStorage, UntypedStorage]:
-    """Empties a storage; returns it with a copy of its content in host memory."""
-    copy = UntypedStorage(storage.nbytes())
+def _emptied(storage: UntypedStorage, buffers: Copies) -> UntypedStorage:
+    """Empties a storage; returns a copy of its content in host memory."""
+    copy = buffers.get(storage._cdata)
+    if copy is None or copy.nbytes() != storage.nbytes():
+        copy = buffers[storage._cdata] = _host_memory(storage.nbytes())
     copy.copy_(storage)
     storage.resize_(0)
-    return storage, copy
+    return copy
+
+
+def _host_memory(size: int) -> UntypedStorage:
+    """Host memory of this size. torch's own page-locked memory would be rounded up to a power of 2."""
+    memory = UntypedStorage(size)
+    if size and torch.cuda.is_available():  # where CUDA refuses, copies are only slower
+        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)
+    return memory
+
+
+def in_host_memory(values: object, buffers: Copies) -> object:
+    """The same values, with the copies in host memory in place of tensors that were moved there."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        copy = buffers.get(tensor.untyped_storage()._cdata)
+        if copy is None or tensor.untyped_storage().nbytes():
+            return tensor
+        return tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return pytree.tree_map_only(Tensor, copied, values)

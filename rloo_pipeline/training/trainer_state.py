@@ -1,8 +1,14 @@
-"""Trainer state on disk: DeepSpeed's checkpoint, the algorithm's state, and a manifest."""
+"""Trainer states on disk: DeepSpeed's checkpoint, the algorithm's state, the policy, and a manifest.
+
+States are a cache: each is what training from policy 0 gives (`retraining.py`). A worker therefore writes them beside
+the next rollouts, and not all of them; only the newest is kept.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, manifest
@@ -11,7 +17,10 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.training import nvme
 from rloo_pipeline.training.engine import Engine
 
+FOLDER = "trainer"
+"""Folder of a run with its trainer states, by round."""
 TAG = "state"
+POLICY = "policy"
 ALGORITHM_STATE = "carried.json"
 KEYS = {
     "world": "deepspeed.processes",
@@ -20,42 +29,106 @@ KEYS = {
 """Keys of the configuration for facts about a state that come from it."""
 
 
+class TrainerState:
+    """The state of an engine, to be written before its next step."""
+
+    def __init__(self, engine: Engine, algorithm_state: JSON, weights: Path | None = None, **about: object) -> None:
+        """Takes the state without copying it; every rank takes part.
+
+        Args:
+            engine: the engine to save.
+            algorithm_state: `AlgorithmState.to_json()`.
+            weights: folder of the engine's policy; with it, the state stays of use when the policy has been removed.
+            about: facts that `load` must be called with again, such as the round.
+        """
+        self.engine, self.algorithm_state, self.weights, self.about = engine, algorithm_state, weights, about
+        self.parts: dict[str, object] = {}
+        """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
+        if not engine.settings.offload.on_disk:
+            engine.engine.checkpoint_engine.save = self._take
+            engine.engine.save_checkpoint(
+                TAG,
+                tag=TAG,
+                client_state={"step": engine.step_count},
+                save_latest=False,
+                exclude_frozen_parameters=engine.settings.lora is not None,
+            )
+
+    def _take(self, state_dict: object, path: str) -> None:
+        self.parts[Path(path).name] = state_dict
+
+    def write(self, target: Path) -> None:
+        """Writes the state to `target`, replaced as a whole, and removes the states of earlier rounds beside it.
+
+        Every rank takes part.
+        """
+        import torch
+
+        rank = self.engine.rank
+        path = [str(files.temporary_path(target)) if rank.first else ""]
+        torch.distributed.broadcast_object_list(path, src=0)
+        temporary = Path(path[0])
+        try:
+            with translate_disk_full(target.parent):
+                digests: list[dict[str, str]] = [{} for _ in range(rank.world)]
+                torch.distributed.all_gather_object(digests, self._write_parts(temporary / TAG))
+                if rank.first:
+                    known = {f"{TAG}/{name}": digest for part in digests for name, digest in part.items()}
+                    known |= self._link_policy(temporary / POLICY)
+                    files.write_json(temporary / ALGORITHM_STATE, self.algorithm_state)
+                    world, zero_stage = rank.world, self.engine.zero_stage
+                    manifest.write_manifest(temporary, known, world=world, zero_stage=zero_stage, **self.about)
+                    files.replace_folder(temporary, target)
+                    _remove_others(target)
+        finally:
+            if rank.first:
+                shutil.rmtree(temporary, ignore_errors=True)
+        self.engine.barrier()
+
+    def _write_parts(self, folder: Path) -> dict[str, str]:
+        """Writes this rank's files; returns their digests."""
+        from rloo_pipeline.training import offload
+        from rloo_pipeline.training.deepspeed_config import save_reproducibly
+
+        folder.mkdir(parents=True, exist_ok=True)
+        engine = self.engine
+        if engine.settings.offload.on_disk:
+            return nvme.save_state(engine.engine, folder, engine.step_count)
+        return {
+            name: save_reproducibly(offload.in_host_memory(part, engine.host_copies), folder / name)
+            for name, part in self.parts.items()
+        }
+
+    def _link_policy(self, folder: Path) -> dict[str, str]:
+        """Links the files of the policy, or copies them where the file system has no hard links."""
+        if self.weights is None:
+            return {}
+        for file in manifest.folder_files(self.weights):
+            link = folder / file.relative_to(self.weights)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, link)
+            except OSError:
+                shutil.copyfile(file, link)
+        return {f"{POLICY}/{name}": digest for name, digest in manifest.read_manifest(self.weights).digests.items()}
+
+
+def _remove_others(target: Path) -> None:
+    """Removes all other states beside `target`, and what writers of states have left."""
+    for folder in of_rounds(target.parent):
+        if folder != target:
+            shutil.rmtree(folder, ignore_errors=True)
+    files.remove_temporary(target.parent, "*")
+
+
+def of_rounds(folder: Path) -> Iterator[Path]:
+    """The states in a folder, the newest first."""
+    return iter(sorted(folder.glob("[0-9]" * 5), reverse=True))
+
+
 def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
-    """Writes optimizer, master weights and algorithm state; every rank takes part. The policy holds the weights.
-
-    Args:
-        engine: the engine to save.
-        target: folder to write, replaced as a whole.
-        algorithm_state: `AlgorithmState.to_json()`.
-        about: facts that `load` must be called with again, such as the round.
-    """
-    import torch
-
-    path = [str(files.temporary_path(target)) if engine.rank.first else ""]
-    torch.distributed.broadcast_object_list(path, src=0)
-    temporary = Path(path[0])
-    try:
-        with translate_disk_full(target.parent):
-            if engine.settings.offload.on_disk:
-                (temporary / TAG).mkdir(parents=True, exist_ok=True)
-                nvme.save_state(engine.engine, temporary / TAG, engine.step_count)
-            else:
-                engine.engine.save_checkpoint(
-                    path[0],
-                    tag=TAG,
-                    client_state={"step": engine.step_count},
-                    save_latest=False,
-                    exclude_frozen_parameters=engine.settings.lora is not None,
-                )
-            engine.barrier()
-            if engine.rank.first:
-                files.write_json(temporary / ALGORITHM_STATE, algorithm_state)
-                manifest.write_manifest(temporary, world=engine.rank.world, zero_stage=engine.zero_stage, **about)
-                files.replace_folder(temporary, target)
-    finally:
-        if engine.rank.first:
-            shutil.rmtree(temporary, ignore_errors=True)
-    engine.barrier()
+    """Takes and writes a state; the arguments are those of `TrainerState`."""
+    TrainerState(engine, algorithm_state, None, **about).write(target)
 
 
 def load(engine: Engine, source: Path, **about: object) -> JSON:
@@ -86,9 +159,4 @@ def load(engine: Engine, source: Path, **about: object) -> JSON:
         strict = engine.weights_in_state and engine.settings.lora is None
         _, client_state = engine.engine.load_checkpoint(str(source), tag=TAG, load_module_strict=strict)
         engine.step_count = int(client_state["step"])
-    return algorithm_state(source)
-
-
-def algorithm_state(source: Path) -> JSON:
-    """The algorithm state in the folder of a saved trainer state."""
     return files.read_artifact(source / ALGORITHM_STATE, f"delete {source} and run again")

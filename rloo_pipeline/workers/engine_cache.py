@@ -1,18 +1,29 @@
 """The engines that a warm worker keeps between stages, each under a key that identifies its content.
 
 A stage outside a worker keeps nothing: `keep` returns False, and the next stage makes its own engine. A kept engine is
-always equal to what the files would give, and never the only copy of anything.
+always equal to what the files would give, and never the only copy of anything. So a worker writes a trainer's state
+when it has answered, beside the next rollouts, and only so often that it takes at most `SHARE` of the time.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
 
+SHARE = 0.05
+"""Largest share of the time in which a worker writes what `write_later` was given."""
+
 _engines: dict[str, tuple[object, Any]] = {}
 _enabled = False
+_pending: tuple[Callable[[Path], None], Path] | None = None
+_wrote, _seconds = 0.0, 0.0
+"""When the last writing ended (by `time.monotonic`), and how long it took."""
 
 
 def enable() -> None:
@@ -47,6 +58,36 @@ def take(name: str, key: object) -> Any | None:
     if kept_key != key:
         raise IncompatibleEngine(f"another {name}")
     return engine
+
+
+def write_later(write: Callable[[Path], None], target: Path) -> None:
+    """Has `write_pending` call `write` with `target`, a folder that is complete or absent."""
+    global _pending
+    _pending = write, target
+
+
+def write_pending() -> None:
+    """Writes what the last stage has left to write, if it is due. A failure costs nothing but time later."""
+    global _pending, _wrote, _seconds
+    if _pending is None:
+        return
+    began = time.monotonic()
+    if not _wrote or _seconds <= SHARE * (began - _wrote):
+        write, target = _pending
+        try:
+            write(target)
+            _wrote = time.monotonic()
+            _seconds = _wrote - began
+            print(f"wrote {target} in {_seconds:.1f} s", flush=True)
+        except Exception as error:
+            print(f"{target} was not written: {error}", flush=True)
+    _pending = None
+
+
+def abandon() -> None:
+    """Removes what is half-written, at the end of the process."""
+    if _pending is not None:
+        files.remove_temporary(_pending[1].parent, _pending[1].name)
 
 
 def leave_gpu() -> bool:

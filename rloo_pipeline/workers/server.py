@@ -91,6 +91,8 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps({"code": code}).encode())
         connection.shutdown(socket.SHUT_RDWR)  # close() would not end it while the thread still polls it
+    if fit:
+        engine_cache.write_pending()
     return fit
 
 
@@ -116,6 +118,7 @@ def _end_with(controller: int, folder: Path) -> None:
     """Removes the sockets and the temporary files and ends this process when `controller` has ended."""
 
     def end() -> None:
+        engine_cache.abandon()
         shutil.rmtree(folder, ignore_errors=True)
         scratch.leave()
         os._exit(0)

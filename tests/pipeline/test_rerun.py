@@ -49,12 +49,12 @@ def pages(rounds: range = range(1, 2)) -> set[str]:
 
 
 def updates(rounds: range = range(1, 3)) -> set[str]:
-    """Files that updates write."""
+    """Files that updates write, of which the last is that of the run's last round."""
     per_round = (
-        *("policies/{0:05d}", "trainer/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet"),
+        *("policies/{0:05d}", "rounds/{0:05d}/metrics.json", "rounds/{0:05d}/train.parquet"),
         "tensorboard/{0:05d}.tfevents",
     )
-    return {name.format(number) for number in rounds for name in per_round}
+    return {name.format(number) for number in rounds for name in per_round} | {f"trainer/{rounds[-1]:05d}"}
 
 
 def gates(rounds: range) -> set[str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import Round, done, succeeded
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import read_artifact
 
 pytestmark = pytest.mark.slow
@@ -242,3 +242,35 @@ def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
     last = outcome.stderr.splitlines()[-1]
     assert "one of the 2 ranks failed" in last
     assert "deepspeed.processes 1, this run has 2" in last
+
+
+@pytest.mark.parametrize("kept", [(), (1,)])
+def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since_the_last_one_again(
+    tmp_path, tiny_model, kept
+) -> None:
+    """Also where the policy of that last state has been removed; the bytes are those of an update with the state."""
+    first, run = tmp_path / "first", Round(tmp_path / "run", tiny_model, algorithm=CHANGES["algorithm"])
+    shutil.copytree(tiny_model, run.policy(0))
+    run.model = run.policy(0)
+    policy.seal(run.policy(0), "00000")
+    for number in (1, 2, 3):
+        succeeded(run.write(number).update(number))
+        if number == 1:
+            shutil.copytree(run.run / "trainer", first)
+    expected = files_of(run)
+    assert [folder.name for folder in (run.run / "trainer").iterdir()] == ["00003"]
+    for folder in (run.run / "trainer" / "00003", run.policy(1), run.policy(3)):
+        shutil.rmtree(folder)
+    for number in kept:
+        shutil.copytree(first / f"{number:05d}", run.run / "trainer" / f"{number:05d}")
+    outcome = succeeded(run.update(3))
+    assert [f"round {number} is trained again" in outcome.stderr for number in (1, 2)] == [not kept, True]
+    assert files_of(run) == {
+        name: content for name, content in expected.items() if name.parts[:2] != ("policies", "00001")
+    }
+
+
+def files_of(run: Round) -> dict[Path, bytes]:
+    """Policies and trainer states."""
+    paths = [*run.run.glob("policies/*/*"), *run.run.glob("trainer/**/*")]
+    return {path.relative_to(run.run): path.read_bytes() for path in paths if path.is_file()}

@@ -10,6 +10,7 @@ the result is the median of the ratios, with the least and the most.
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -70,9 +71,10 @@ def _stage(run: Path, stage: str, target: Path) -> list[str]:
     if stage == "score":
         rollouts = tables["rollouts"][:1]
         return [*common, "--prompts", str(run / "prompts"), "--policy", str(first), "--rollouts", *rollouts, "--parts"]
-    inputs = ["--policy", str(first), "--trainer", str(run / "trainer" / "00001")]
+    shutil.copytree(run / "trainer", target / "trainer")  # an update removes the state that it has begun from
+    inputs = ["--policy", str(first), "--trainer", str(target / "trainer")]
     inputs += ["--rollouts", *tables["rollouts"], "--scores", *tables["scores"], "--reference", *references]
-    outputs = {"output-trainer": "trainer", "metrics": "m.json", "events": "e.tfevents", "table": "t.parquet"}
+    outputs = {"metrics": "m.json", "events": "e.tfevents", "table": "t.parquet"}
     return [*common, "--round", "2", *inputs, *(w for k, v in outputs.items() for w in (f"--{k}", str(target / v)))]
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import handover
 import overlap
 import scoring
 import shapes
@@ -214,6 +215,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "limits": limits,
     "demo": demo,
     "large": large,
+    "handover": handover.handover,
     "overlap": overlap.in_turns,
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
@@ -230,7 +232,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl, for scoring; without it that is left out")
-    parser.add_argument("--large", nargs="+", metavar="KEY=VALUE", help="changes to large.yaml, to try it with less")
+    parser.add_argument(
+        "--large", nargs="+", metavar="KEY=VALUE", help="changes to large.yaml or handover.yaml, to try it with less"
+    )
     parser.add_argument("--check", action="store_true", help="fail where a ratio is worse than the stored one by 10%%")
     arguments = parser.parse_args()
     figures = json.loads(RESULT.read_text()) if RESULT.exists() else {}

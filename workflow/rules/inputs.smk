@@ -113,10 +113,6 @@ def tracked_before(wildcards):
     return of_round_before(wildcards, "tracking/{}.json")
 
 
-def trainer_before(wildcards):
-    return of_round_before(wildcards, "trainer/{}")
-
-
 def shards_of(table):
     """An input function for all shards of one of a round's tables."""
 

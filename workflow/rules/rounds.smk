@@ -184,14 +184,14 @@ use rule reference as refill_reference with:
         f"{RUN}/benchmarks/refill_reference/{{round}}.tsv"
 
 
-# Three rules differ only in what they keep: `update` keeps the policy, `update_transient` keeps neither, and `update_last`
-# keeps the trainer state too, so that a longer run can continue. Snakemake takes temp() by rule, not by file.
+# Three rules differ only in what they keep: `update` and `update_last` keep the policy, and `update_transient` does not.
+# Snakemake takes temp() by rule, not by file. Trainer states are a cache that updates read and write; only that of the last
+# round is an output, from which a longer run goes on.
 rule update:
     input:
         policy=policy_before,
         sampler=sampling_policy,
         base=base_policy,
-        trainer=trainer_before,
         rollouts=whole("rollouts"),
         scores=whole("scores"),
         reference=whole_reference,
@@ -200,7 +200,6 @@ rule update:
         gate=gate,
     output:
         policy=directory(f"{RUN}/policies/{{round}}"),
-        trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
         events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",
@@ -221,17 +220,17 @@ rule update:
         runtime=growing(240),
     params:
         **made_by("update"),
+        run=subpath(output.policy, ancestor=2),
     shell:
-        "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {input.trainer}"
+        "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {params.run}/trainer"
         " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference}"
         " --prompts {input.prompts} --checks {input.checks} --output {output.policy}"
-        " --output-trainer {output.trainer} --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
+        " --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 
 
 use rule update as update_transient with:
     output:
         policy=temp(directory(f"{RUN}/policies/{{round}}")),
-        trainer=temp(directory(f"{RUN}/trainer/{{round}}")),
         metrics=f"{RUN}/rounds/{{round}}/metrics.json",
         events=f"{RUN}/tensorboard/{{round}}.tfevents",
         table=f"{RUN}/rounds/{{round}}/train.parquet",

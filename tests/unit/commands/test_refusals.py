@@ -408,6 +408,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no layer 'q_poj'", config={"update": {"lora": {"target_modules": ["q_poj"]}}}, checks=MODEL),
     ),
     "training.quantized": WEIGHTS_IN_MEMORY,
+    "training.retraining": STAGES_FILE,
     "training.round_data": STAGES_FILE,
     "training.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,

@@ -1,0 +1,147 @@
+"""Brings a trainer to where a round left it, from the newest trainer state on disk and the tables of later rounds.
+
+The trainer after round r is a function of the state after round s and the tables of rounds s + 1 to r. On CPUs a replay
+gives the same bytes; on GPUs, or where keys that only decide speed have changed in between, it differs by rounding.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts.round_tables import RoundFiles
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.seeds import derive
+from rloo_pipeline.training import round_training, trainer_state
+from rloo_pipeline.training.batch import AlgorithmState
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.settings import TrainerSettings
+
+ROUNDING = 0.5
+"""Largest distance of a replayed policy from the one on disk, relative to the length of the replayed updates.
+
+Rounding that moves a gradient's element across 0 turns its whole step in Adam around; another state or other tables
+give about 1 or more.
+"""
+
+
+def engine_after(
+    config: Config, round_: int, start: Path, states: Path, prompts: Path | None
+) -> tuple[Engine, AlgorithmState]:
+    """The trainer after a round.
+
+    Args:
+        config: the stage's configuration.
+        round_: number of the round; 0 for a new trainer.
+        start: the policy of that round.
+        states: folder with the run's trainer states.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+
+    Raises:
+        UserError: a state or a table is damaged or missing, or they do not give the policy.
+    """
+    number, state = _newest(round_, states)
+    folder = start
+    if number < round_:
+        folder = state / trainer_state.POLICY if state else start.with_name(f"{0:05d}")
+    engine = Engine(folder, TrainerSettings.from_config(config), derive(config.seed, "update", number + 1))
+    carried = AlgorithmState()
+    if state is not None:
+        digest = policy.digest(start) if number == round_ else _digest_of(states.parent, number)
+        carried = AlgorithmState.from_json(trainer_state.load(engine, state, round=number, policy=digest))
+    for again in range(number + 1, round_ + 1):
+        say(f"round {again} is trained again, since no trainer state of it was written before the last trainer ended")
+        carried = _train(config, again, engine, carried, states.parent, prompts)
+    if number < round_:
+        _compare(engine, folder, start, states)
+    engine.folder = start
+    return engine, carried
+
+
+def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
+    """The newest state that belongs to a round up to this one, and the number of its round; 0 if there is none."""
+    for folder in trainer_state.of_rounds(states):
+        facts, number = lineage.facts_of(folder), int(folder.name)
+        table = lineage.facts_of(_round(states.parent, number) / lineage.TRAIN)
+        expected = {"policy": table.get("policy"), "table": table.get(tables.DIGEST)}
+        if number <= round_ and all(facts.get(key, value) == value for key, value in expected.items() if value):
+            return number, folder
+    return 0, None
+
+
+def _round(run: Path, number: int) -> Path:
+    return run / "rounds" / f"{number:05d}"
+
+
+def _digest_of(run: Path, number: int) -> str:
+    """Digest of a policy, which may have been removed."""
+    if number == 0:
+        return policy.digest(run / policy.FOLDER / f"{0:05d}")
+    return lineage.facts_of(_round(run, number) / lineage.TRAIN).get("policy", "")
+
+
+def _train(
+    config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path, prompts: Path | None
+) -> AlgorithmState:
+    """Trains a round from the tables in its folder; the numbers of shards may have been others then."""
+    folder = _round(run, round_)
+    kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in ("rollouts", "scores", "reference")]
+    if not kinds[0]:
+        raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as new; start a new run")
+    if config.rollout.refill:
+        kinds = [[*paths, folder / round_tables.REFILL / f"{paths[0].parent.name}.parquet"] for paths in kinds if paths]
+    inputs = RoundFiles(*kinds)
+    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    sampler = _digest_of(run, config.rollout.policy_of(round_))
+    sampled = round_tables.read(inputs, policy.vocabulary(engine.folder), round=round_, policy=sampler)
+    trained = round_training.train(config, round_, engine, carried, sampled, prompts)
+    written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
+    if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):
+        raise UserError(f"{folder}: its tables have other completions than {lineage.TRAIN}; delete it and run again")
+    return trained.algorithm_state
+
+
+def _compare(engine: Engine, before: Path, start: Path, states: Path) -> None:
+    """Compares the engine's policy with the one that it should be; the replay began from `before`."""
+    replayed = states / ".replayed.policy.tmp"
+    try:
+        engine.save_policy(replayed)
+        if not engine.rank.first or _same(replayed, start):
+            return
+        length, distance = (_distance(start, other) for other in (before, replayed))
+        if distance > ROUNDING * length:
+            raise UserError(
+                f"{start}: not the policy that the tables of its rounds give (its distance from that is "
+                f"{distance:.3g}, and {length:.3g} from {before}); delete it and run again"
+            )
+        say(f"the replayed policy differs from {start} by rounding: {distance / length:.2g} of the updates' length")
+    finally:
+        if engine.rank.first:
+            shutil.rmtree(replayed, ignore_errors=True)
+            files.remove_temporary(states, replayed.name)
+
+
+def _same(one: Path, other: Path) -> bool:
+    names = [file.name for file in one.glob("*.safetensors")]
+    return all(manifest.digest(one / name) == manifest.digest(other / name) for name in names)
+
+
+def _distance(one: Path, other: Path) -> float:
+    """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
+    from safetensors import safe_open as open_safetensors
+
+    safe_open: Any = open_safetensors
+    squares = 0.0
+    for file in sorted(one.glob("*.safetensors")):
+        with safe_open(file, "pt") as first:
+            second = safe_open(other / file.name, "pt") if (other / file.name).exists() else None
+            for name in first.keys():  # noqa: SIM118
+                weights = first.get_tensor(name).double()
+                if second is not None and name in second.keys():  # noqa: SIM118
+                    weights -= second.get_tensor(name)
+                squares += float(weights.square().sum())
+    return float(squares**0.5)

@@ -1,0 +1,80 @@
+"""The trainer between two updates: in the memory of a warm worker, or made from the run's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.training import retraining
+from rloo_pipeline.training.batch import AlgorithmState
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.trainer_state import TrainerState
+from rloo_pipeline.workers import engine_cache
+
+
+class RoundTrainer(NamedTuple):
+    """A trainer after a round."""
+
+    engine: Engine
+    algorithm_state: AlgorithmState
+
+
+def take(config: Config, round_: int, policy: Path, digest: str, states: Path, prompts: Path | None) -> RoundTrainer:
+    """The trainer as a round left it.
+
+    Args:
+        config: the stage's configuration.
+        round_: number of the round; 0 for a new trainer.
+        policy: the policy of that round.
+        digest: its digest.
+        states: folder with the run's trainer states.
+        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+
+    Raises:
+        UserError: as `retraining.engine_after`.
+    """
+    kept: RoundTrainer | None = engine_cache.take("trainer", _key(config, round_, digest, states)) if round_ else None
+    if kept is None:
+        return RoundTrainer(*retraining.engine_after(config, round_, policy, states, prompts))
+    kept.engine.enter_gpu()
+    kept.engine.folder = policy
+    return kept
+
+
+def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about: dict[str, Any]) -> None:
+    """Keeps the trainer if this process is a worker, which writes its state later; otherwise writes it and ends it.
+
+    After the last round the state is always written at once.
+
+    Args:
+        config: the stage's configuration.
+        trainer: the trainer after a round.
+        policy: the round's policy.
+        states: folder with the run's trainer states.
+        about: facts for the state's manifest; on the first rank at least the round and the policy's digest.
+    """
+    engine, round_ = trainer.engine, about["round"]
+    if engine.rank.first:
+        about = about | {"table": _table(states, round_)}
+    state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
+    target = states / f"{round_:05d}"
+    kept = engine.can_wait and engine_cache.keep("trainer", _key(config, round_, about["policy"], states), trainer)
+    if kept and round_ < config.rounds:
+        engine_cache.write_later(state.write, target)
+        return
+    state.write(target)
+    if not kept:
+        engine.close()
+
+
+def _key(config: Config, round_: int, digest: str, states: Path) -> tuple[object, ...]:
+    """Key of a kept trainer, from the policy and train.parquet that its update wrote."""
+    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, _table(states, round_)
+
+
+def _table(states: Path, round_: int) -> str | None:
+    """Digest of train.parquet of a round."""
+    return lineage.facts_of(states.parent / "rounds" / f"{round_:05d}" / lineage.TRAIN).get(tables.DIGEST)
