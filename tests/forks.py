@@ -12,8 +12,10 @@ holds a vLLM engine in it has the marker `holds_vllm` and is then a pytest of it
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
+import logging
 import os
 import pickle
 import runpy
@@ -33,7 +35,10 @@ import shape_checks
 from filelock import FileLock
 
 ROOT = Path(__file__).parent.parent
-LIBRARIES = ("vllm.v1.worker.cpu_worker", "snakemake.cli", "pyarrow.parquet", "datasets", "peft")
+LIBRARIES = (
+    *("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.model_executor.layers.quantization.online.base"),
+    *("snakemake.cli", "pyarrow.parquet", "datasets", "peft"),
+)
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 """One thread, since a fork does not inherit the threads of a pool."""
 
@@ -216,9 +221,29 @@ def _import() -> None:
     engine.import_libraries()
     for name in LIBRARIES:
         importlib.import_module(name)
+    _do_once()
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:
         del sys.modules[name]
     shape_checks.install()
+    gc.collect()
+    gc.freeze()  # else each collection in a fork copies the pages of all that is imported here
+
+
+def _do_once() -> None:
+    """Does here what each fork would do for itself: seconds of CPU at every start of vLLM."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from vllm.platforms import current_platform
+
+    get_checkpoint_conversion_mapping("qwen3")  # makes that of all models
+    current_platform.register_triton_kernel_overrides()  # looks for kernels in all modules
+    type(current_platform).register_triton_kernel_overrides = lambda *_: None
+    set_level = logging.Logger.setLevel
+
+    def set_other_level(self: logging.Logger, level: int | str) -> None:
+        if self.level != logging._checkLevel(level):  # else clears the cache of a thousand loggers, for nothing
+            set_level(self, level)
+
+    logging.Logger.setLevel = set_other_level
 
 
 def _hide_tests() -> None:

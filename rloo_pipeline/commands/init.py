@@ -1,4 +1,4 @@
-"""init: a model, data and a reward → the folder of a project, on which `rloo check` and `rloo run` work.
+"""init: a model, data and a reward → the folder of a project, on which `rloo check` and `snakemake` work.
 
 It holds config/config.yaml, a reward function with its test, a Snakefile with the workflow as a module, profiles and a
 README. Data in one file are split into training and held-out rows.
@@ -246,8 +246,8 @@ def _next_steps(folder: Path, data: ProjectData, console: Terminal) -> None:
         console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
-        f"\nNext:\n{enter}  rloo check    # model, data and reward, in seconds\n"
-        "  rloo run      # on this machine; `rloo why` says before what it would run\n"
+        f"\nNext:\n{enter}  rloo check               # model, data and reward, in seconds\n"
+        "  snakemake --cores all    # on this machine; `rloo why` says before what it would run\n"
         "README.md has the way to a cluster.",
         soft_wrap=True,
     )

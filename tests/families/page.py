@@ -1,4 +1,4 @@
-"""`make models`: tries out every type of causal language model of transformers and writes the table of docs/models.md.
+"""`make models`: tries out every type of causal language model of transformers and writes docs/generated/families.md.
 
 With types as arguments, only their rows are made anew.
 """
@@ -12,7 +12,7 @@ import torch
 import transformers
 from sweep import KINDS, Outcome, try_out
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "generated" / "families.md"
 BEGIN, END = "<!-- families -->\n", "<!-- /families -->\n"
 HEAD = ["| type | form | |", "|---|---|---|"]
 NAMES = {"single": "one at a time"}

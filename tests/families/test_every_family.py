@@ -23,7 +23,7 @@ def test_every_causal_language_model_is_right_or_refused(capsys) -> None:
 
 
 def forms() -> dict[str, str]:
-    """The form of each type, as docs/models.md says."""
+    """The form of each type, as docs/generated/families.md says."""
     return {kind: line.split(" | ")[1] for kind, line in page.rows().items()}
 
 

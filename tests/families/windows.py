@@ -1,6 +1,7 @@
 """Every type of causal language model that a tiny configuration makes, without an attention window and with one of 16.
 
-`make models` counts them and writes the result into docs/models.md; with types as arguments, they are only printed.
+`make models` counts them and writes the result into docs/generated/families.md; with types as arguments, they are only
+printed.
 """
 
 import sys

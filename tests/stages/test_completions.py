@@ -6,10 +6,8 @@ import shutil
 import forks
 import pytest
 
-from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.demo.character_model import START
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.rollout.engine_size import CPU_BLOCK_SIZE, CPU_MAX_SEQS, cache_bytes
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
@@ -83,12 +81,3 @@ def test_no_compiler_is_needed_to_sample(sampler, tmp_path) -> None:
     outcome = forks.run(program, [sampler.settings["model"]], environment | without)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     assert not list((tmp_path / "cache").rglob("*.so"))
-
-
-def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
-    shape = ModelDims(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
-    assert shape.cached("float32") == 2 * 2 * 32 * 4
-    needed = CPU_MAX_SEQS * 2 * CPU_BLOCK_SIZE * shape.cached("float32")
-    assert needed < cache_bytes(shape, "float32", 1, CPU_BLOCK_SIZE + 1) < 2 * needed
-    assert cache_bytes(shape, "float32", 1, 10**6) == 2**30, "no more than the configuration gives it"
-    assert cache_bytes(None, "float32", 3, 100) == 3 * 2**30

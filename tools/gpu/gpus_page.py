@@ -119,9 +119,12 @@ def readme() -> str:
 
 
 def _readme_line(record: Record) -> str:
-    """The number of rows that passed on a card, and our speed relative to TRL's."""
+    """The number of rows that passed on a card, the demo's gain, and our speed relative to TRL's."""
     rows = record["rows"]
     said = [f"Measured on {record['machine']['cards']}: {counts(record)}"]
+    if (demo := rows.get("demo", {})).get("outcome") == "passed":
+        before, after = (f"{demo['figures'][f'pass@1 {when}']:.1%}" for when in ("before", "after"))
+        said.append(f"`make demo` takes {demo['seconds']:.0f} s, held-out pass@1 from {before} to {after}")
     if (step := rows.get("step-1.5B", {})).get("outcome") == "passed":
         ratio = step["figures"]["deepspeed tokens/s"] / step["figures"]["trl tokens/s"]
         said.append(f"an optimizer step of 1.5 billion weights has {ratio:.2f} times TRL's tokens/s")

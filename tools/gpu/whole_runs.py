@@ -76,9 +76,9 @@ def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: b
         invariant: use vLLM kernels that give the same sums for every batch, and compare the bytes with those of an
             undisturbed run.
         first: compare the bytes even without such kernels, as on CPUs, where sums never depend on the batch.
-        on_cpu: run in float32.
+        on_cpu: run one round, in float32.
     """
-    config = _mini_config({"model": {"dtype": "float32"}} if on_cpu else {})
+    config = _mini_config({"model": {"dtype": "float32"}, "rounds": 1} if on_cpu else {})
     scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
     variables = {"TMPDIR": scratch} | ({"VLLM_BATCH_INVARIANT": "1"} if invariant else {})
     figures = {}

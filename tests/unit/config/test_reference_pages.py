@@ -1,8 +1,9 @@
-"""docs/configuration.md and the JSON schema match the models of the configuration."""
+"""The pages of keys and the JSON schema match the models of the configuration."""
 
 import runpy
 
 import pytest
+import yaml
 from helpers import ROOT
 
 from rloo_pipeline.config import Config
@@ -27,3 +28,14 @@ def test_every_key_is_documented() -> None:
                 yield from undocumented(inner, f"{above}{name}.")
 
     assert list(undocumented(Config)) == []
+
+
+def test_a_configuration_of_the_project_sets_each_key_of_the_first_page() -> None:
+    files = [yaml.safe_load(file.read_text()) for file in (ROOT / "config").glob("*.yaml")]
+
+    def sets(config: dict, section: str, name: str) -> bool:
+        part = config.get(section.removesuffix("[]"), {}) if section else config
+        return any(name in one for one in (part if isinstance(part, list) else [part]))
+
+    first = [(section, name) for section, names in TOOL["FIRST"].items() for name in names]
+    assert [key for key in first if not any(sets(config, *key) for config in files)] == []

@@ -1,4 +1,4 @@
-"""vLLM's share of a GPU, computed before its engine starts."""
+"""vLLM's share of a GPU and its cache on CPUs, computed before its engine starts."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,14 @@ import pytest
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import engine_size
-from rloo_pipeline.rollout.engine_size import VisibleGpu, gpu_budget, gpu_settings
+from rloo_pipeline.rollout.engine_size import (
+    CPU_BLOCK_SIZE,
+    CPU_MAX_SEQS,
+    VisibleGpu,
+    cache_bytes,
+    gpu_budget,
+    gpu_settings,
+)
 from rloo_pipeline.runtime import devices
 
 GIB = 2**30
@@ -88,3 +95,12 @@ def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monke
     ):
         gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 1, 4096)
     assert gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 2, 4096)["kv_cache_memory_bytes"] > 0
+
+
+def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
+    shape = ModelDims(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
+    assert shape.cached("float32") == 2 * 2 * 32 * 4
+    needed = CPU_MAX_SEQS * 2 * CPU_BLOCK_SIZE * shape.cached("float32")
+    assert needed < cache_bytes(shape, "float32", 1, CPU_BLOCK_SIZE + 1) < 2 * needed
+    assert cache_bytes(shape, "float32", 1, 10**6) == 2**30, "no more than the configuration gives it"
+    assert cache_bytes(None, "float32", 3, 100) == 3 * 2**30
