@@ -1,6 +1,6 @@
 """Moves a trainer's weights and optimizer from the GPU to host memory and back, between two steps.
 
-The host memory is allocated once and page-locked, which makes copies several times as fast.
+The host memory is allocated once, since fresh memory makes the copies slower.
 
 Storages are emptied and refilled and no tensor is replaced, because the model and the optimizer hold views into
 DeepSpeed's flat buffers. A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two
@@ -85,18 +85,10 @@ def _emptied(storage: UntypedStorage, buffers: Copies) -> UntypedStorage:
     """Empties a storage; returns a copy of its content in host memory."""
     copy = buffers.get(storage._cdata)
     if copy is None or copy.nbytes() != storage.nbytes():
-        copy = buffers[storage._cdata] = _host_memory(storage.nbytes())
+        copy = buffers[storage._cdata] = UntypedStorage(storage.nbytes())
     copy.copy_(storage)
     storage.resize_(0)
     return copy
-
-
-def _host_memory(size: int) -> UntypedStorage:
-    """Host memory of this size. torch's own page-locked memory would be rounded up to a power of 2."""
-    memory = UntypedStorage(size)
-    if size and torch.cuda.is_available():  # where CUDA refuses, copies are only slower
-        torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)
-    return memory
 
 
 def in_host_memory(values: object, buffers: Copies) -> object:
