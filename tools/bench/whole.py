@@ -37,7 +37,8 @@ stage=$1
 shift
 while [ $# -gt 0 ]; do
     case $stage$1 in
-    stage-assets--output | prompts--output | warmstart--output | update--output*) mkdir -p "$2" ;;
+    update--output) mkdir -p "$2" "${2%/*/*}/trainer/${2##*/}" ;;
+    stage-assets--output | prompts--output | warmstart--output) mkdir -p "$2" ;;
     score--held-out) : >"$3" ;;
     *--output | *--metrics | *--events | *--table | *--held-out) : >"$2" ;;
     esac
