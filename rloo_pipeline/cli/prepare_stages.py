@@ -18,7 +18,7 @@ from rloo_pipeline.cli.stage_options import (
     path,
     stage,
 )
-from rloo_pipeline.cli.stage_setup import runs_here
+from rloo_pipeline.cli.stage_setup import runs_here, whole_config
 from rloo_pipeline.config import Config
 
 
@@ -30,6 +30,19 @@ def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
         from rloo_pipeline.stages.warmstart import warmstart
 
         warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
+
+
+def _checks(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.stages.checks import RefusedPolicyError, checks
+    from rloo_pipeline.stages.report_so_far import write_page
+
+    inputs = (arguments.assets, arguments.prompts, arguments.policy_folder, arguments.probed)
+    try:
+        checks(config, *inputs, arguments.trial, arguments.output)
+    except RefusedPolicyError:
+        run = arguments.output.absolute().parents[1]
+        write_page(whole_config(arguments).only("report"), run, "about the failed checks")
+        raise
 
 
 COMMANDS = (
@@ -54,6 +67,7 @@ COMMANDS = (
         "Check policy 0 by its probe; fails if RLOO could not learn from it.",
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
         option("--trial", action="store_true", help="do not fail, because SFT may follow"),
+        run=_checks,
         log_probs=True,
     ),
     stage(

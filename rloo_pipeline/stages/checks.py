@@ -27,13 +27,11 @@ from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.checks.token_facts import token_facts
 from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.runtime import progress, ranks
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.report_so_far import write_page
 from rloo_pipeline.training import forward_only, round_data, sampler_proof, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -45,6 +43,10 @@ HISTOGRAM_BINS = 24
 """Bins of the histogram of lengths."""
 LARGEST_K = 64
 """Largest K for which the expected share of mixed groups is given."""
+
+
+class RefusedPolicyError(UserError):
+    """Policy 0 has failed a check that is not accepted."""
 
 
 def checks(
@@ -62,7 +64,7 @@ def checks(
         output: checks.json.
 
     Raises:
-        UserError: a check fails and is not accepted.
+        RefusedPolicyError: a check fails and is not accepted.
     """
     torch.set_num_threads(config.deepspeed.threads)
     policy_folder = asset_files.policy_of(policy_folder)
@@ -89,10 +91,8 @@ def checks(
         },
     )
     if stops:
-        run = output.absolute().parents[1]
-        write_page(load(run / "config.yaml").only("report"), run, "about the failed checks")
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
-        raise UserError(
+        raise RefusedPolicyError(
             f"{policy_folder}: the warm start does not pass its checks ({path}; report.html has completions): {advice} "
             f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )

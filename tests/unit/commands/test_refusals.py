@@ -438,7 +438,7 @@ def refusals() -> Counter[str]:
     def visit(node: ast.AST, place: str) -> None:
         for child in ast.iter_child_nodes(node):
             inside = isinstance(child, ast.FunctionDef | ast.ClassDef)
-            if isinstance(child, ast.Call) and getattr(child.func, "id", "") == "UserError":
+            if isinstance(child, ast.Call) and getattr(child.func, "id", "") in {"UserError", "RefusedPolicyError"}:
                 found[place] += 1
             visit(child, f"{place}.{child.name}" if inside else place)
 
