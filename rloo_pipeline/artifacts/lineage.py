@@ -73,7 +73,10 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
     weights = {reward.column: reward.weight for reward in config.rewards}
     for path in inputs:
         facts = facts_of(path)
-        stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
+        try:
+            stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
+        except ValueError:  # a damaged file, which the stage that reads it reports
+            continue
         from rloo_pipeline.config.section import flatten  # a step without DeepSpeed has no pydantic
 
         made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
