@@ -185,9 +185,9 @@ DAMAGES: dict[str, Callable[[Path, Path], None]] = {
 
 
 def applies(artifact: Artifact, damage: str) -> bool:
-    """Whether the artifact can have the damage. Prompts and tokenizers hold no number that could be NaN, a table of pass
-    rates is whole with any number of prompts, and a trainer state of something else is not read: the update trains the
-    rounds again.
+    """Whether the artifact can have the damage. Prompts and tokenizers hold no number that could be NaN, a table of
+    pass rates is whole with any number of prompts, and a trainer state of something else is not read: the update
+    trains the rounds again.
     """
     if artifact.file == "trainer/00002/manifest.json" and damage == "a sibling":
         return False
