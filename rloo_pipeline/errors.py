@@ -18,6 +18,10 @@ class UserError(Exception):
         return printable(super().__str__())
 
 
+class RefusedPolicyError(UserError):
+    """Policy 0 has failed a check that is not accepted."""
+
+
 class IncompatibleEngine(BaseException):
     """The engine that this worker keeps does not fit the stage, and a process can only ever load one engine, so another
     process must run the stage. A BaseException, because the stage itself has not failed and must not catch it.

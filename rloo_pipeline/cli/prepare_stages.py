@@ -20,6 +20,7 @@ from rloo_pipeline.cli.stage_options import (
 )
 from rloo_pipeline.cli.stage_setup import runs_here, whole_config
 from rloo_pipeline.config import Config
+from rloo_pipeline.errors import RefusedPolicyError
 
 
 def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
@@ -33,7 +34,7 @@ def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.checks import RefusedPolicyError, checks
+    from rloo_pipeline.stages.checks import checks
     from rloo_pipeline.stages.report_so_far import write_page
 
     inputs = (arguments.assets, arguments.prompts, arguments.policy_folder, arguments.probed)

@@ -27,7 +27,7 @@ from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.checks.token_facts import token_facts
 from rloo_pipeline.checks.verdicts import judge
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import RefusedPolicyError
 from rloo_pipeline.evaluation.completions import is_correct, scores_of
 from rloo_pipeline.evaluation.statistics import Array
 from rloo_pipeline.runtime import progress, ranks
@@ -43,10 +43,6 @@ HISTOGRAM_BINS = 24
 """Bins of the histogram of lengths."""
 LARGEST_K = 64
 """Largest K for which the expected share of mixed groups is given."""
-
-
-class RefusedPolicyError(UserError):
-    """Policy 0 has failed a check that is not accepted."""
 
 
 def checks(
