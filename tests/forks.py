@@ -186,7 +186,7 @@ def _serve(parent: int) -> None:
     """Runs the commands of each request, a line of JSON, until standard input is closed or the parent has ended, also
     where a process that was forked by a test keeps that input open.
     """
-    from rloo_pipeline.scoring.worker import die_with
+    from rloo_pipeline.user_code.worker import die_with
 
     die_with(parent)
     server = os.getpid()
@@ -294,7 +294,7 @@ def _answer(file: Path) -> None:
 
 def _run_once(parent: int, command: list[Any]) -> None:
     """Runs a command in this new process, which ends with its parent."""
-    from rloo_pipeline.scoring.worker import die_with
+    from rloo_pipeline.user_code.worker import die_with
 
     die_with(parent)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rloo_pipeline"]:

@@ -236,7 +236,7 @@ def write_prompts(folder: Path, rows: list[dict], part: str = "train") -> None:
 
 def require_sandbox(image: str = ""):
     """The sandbox of this machine; where there is none, the test is skipped, or fails in .ci/run."""
-    from rloo_pipeline.sandbox import sandbox
+    from rloo_pipeline.user_code.sandbox import sandbox
 
     sandbox_or_reason = sandbox.search(image=image)
     if isinstance(sandbox_or_reason, str):
@@ -246,7 +246,7 @@ def require_sandbox(image: str = ""):
 
 def score(reward, batch) -> list[float | None]:
     """The scores of a reward function, where each row is a prompt of its own."""
-    from rloo_pipeline.scoring.dispatch import score_all
+    from rloo_pipeline.user_code.dispatch import score_all
 
     return score_all([reward], batch, [1] * len(batch.completions), 1)[0].scores
 

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
-from rloo_pipeline.evaluation.across_seeds import compare_arms, summarize_arm
+from rloo_pipeline.judging.across_seeds import compare_arms, summarize_arm
 
 PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
 EXPERIMENTS = 500

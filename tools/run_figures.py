@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.diagnosis.run_files import read_config
+from rloo_pipeline.judging.run_files import read_config
 from rloo_pipeline.report.jobs import jobs_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "monitoring.md"

@@ -43,7 +43,7 @@ def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
     Raises:
         UserError: the profile is for another executor, or the wait is negative.
     """
-    from rloo_pipeline.preflight.slurm_checks import read_profile
+    from rloo_pipeline.before_run.slurm_checks import read_profile
 
     if profile is None:
         if minutes is not None:

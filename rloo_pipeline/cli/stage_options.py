@@ -55,7 +55,7 @@ def stage(
         except UserError:
             raise
         except Exception as error:
-            from rloo_pipeline.planning import out_of_memory
+            from rloo_pipeline.before_run import out_of_memory
 
             role = gpu_shares.role_of(name)
             out_of_memory.refuse(error, role, whole_config(arguments), _model_of(arguments))

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.artifacts.files import read_artifact
-from rloo_pipeline.diagnosis import run_files
-from rloo_pipeline.diagnosis.diagnosis import Symptom
+from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.diagnosis import Symptom
 from rloo_pipeline.report.live import COLOURS
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext.early_stop import stopped_after

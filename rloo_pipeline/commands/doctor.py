@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rloo_pipeline.before_run import estimate, gpus, image, model_inputs, places, slurm_checks
+from rloo_pipeline.before_run.findings import Finding, show
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import estimate
-from rloo_pipeline.preflight import Finding, gpus, image, model_inputs, places, show, slurm_checks
 from rloo_pipeline.runtime.console import Terminal
 
 

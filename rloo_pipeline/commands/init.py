@@ -179,8 +179,8 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
         return count
     try:
         from rloo_pipeline.artifacts import policy
+        from rloo_pipeline.rollout.prompt_parts import PromptParts
         from rloo_pipeline.rollout.templating import Templater
-        from rloo_pipeline.stages.prompts import PromptParts
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
         tokenizer = policy.load_tokenizer(model.folder, trust_remote_code=False)

@@ -8,12 +8,20 @@ from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.before_run import (
+    checkpointing,
+    dataset_inputs,
+    estimate,
+    inputs,
+    memory,
+    model_inputs,
+    overlap,
+    queueing,
+)
+from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.planning import checkpointing, estimate, memory, overlap, queueing
-from rloo_pipeline.planning.memory import GB
-from rloo_pipeline.preflight import dataset_inputs, inputs, model_inputs
 from rloo_pipeline.report.jobs import jobs_of, side_seconds
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal

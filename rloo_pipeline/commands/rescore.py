@@ -19,10 +19,10 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import Change, change, columns
+from rloo_pipeline.judging.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table, scoring_facts
 from rloo_pipeline.training.round_data import completions_of
+from rloo_pipeline.user_code.score_table import score_table, scoring_facts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,15 +15,15 @@ import numpy as np
 from rich.table import Table
 
 from rloo_pipeline.artifacts.prompt_set import content_text
+from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.config import Reward, Source
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
-from rloo_pipeline.preflight import reward_audit
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.scoring.completion_text import as_completion, text_of
-from rloo_pipeline.scoring.dispatch import score_all
-from rloo_pipeline.scoring.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.scoring.score_table import OF_PROMPTS
+from rloo_pipeline.user_code.completion_text import as_completion, text_of
+from rloo_pipeline.user_code.dispatch import score_all
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.user_code.score_table import OF_PROMPTS
 
 EXAMPLES = 5
 """Rows of each kind that are printed."""

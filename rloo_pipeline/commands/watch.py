@@ -11,8 +11,8 @@ from rich.live import Live
 
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import RESULTS
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 from rloo_pipeline.report.live import frame
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal

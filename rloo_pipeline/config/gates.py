@@ -1,4 +1,4 @@
-"""Section `gates`: thresholds of the symptoms that diagnosis/symptoms.py looks for after each round.
+"""Section `gates`: thresholds of the symptoms that judging/symptoms.py looks for after each round.
 
 Gates change no result, so a new threshold reruns nothing. It applies to the rounds that are judged from then on.
 """

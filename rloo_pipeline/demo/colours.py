@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rloo_pipeline.scoring.completion_text import text_of
+from rloo_pipeline.user_code.completion_text import text_of
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
 QUESTION = "colour?"

@@ -1,1 +1,1 @@
-"""Environments and tools that a model uses in rollouts of several turns: the contract, the processes, built-in ones."""
+"""Tools and environments to use as they are or to copy."""

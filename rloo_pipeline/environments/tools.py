@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rloo_pipeline.sandbox import sandbox
-from rloo_pipeline.sandbox.command_line import Sandbox, SandboxLimits
-from rloo_pipeline.sandbox.program_runs import RunSettings, run_program
-from rloo_pipeline.sandbox.self_test import self_test
+from rloo_pipeline.user_code.sandbox import sandbox
+from rloo_pipeline.user_code.sandbox.command_line import Sandbox, SandboxLimits
+from rloo_pipeline.user_code.sandbox.program_runs import RunSettings, run_program
+from rloo_pipeline.user_code.sandbox.self_test import self_test
 
 LIMITS = SandboxLimits(seconds=10.0, memory_mb=512, file_mb=16, processes=8)
 """Limits of a program."""
@@ -115,3 +115,6 @@ def confinement() -> Sandbox:
     box = sandbox.find()
     self_test(box, LIMITS)
     return box
+
+
+python.before_forks = confinement  # type: ignore[attr-defined]  # tested once, before an episode is forked

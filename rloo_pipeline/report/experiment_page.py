@@ -7,7 +7,7 @@ from math import isclose
 from pathlib import Path
 
 from rloo_pipeline.config import JSON
-from rloo_pipeline.evaluation.across_seeds import FEWEST, FEWEST_FOR_IQM
+from rloo_pipeline.judging.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span

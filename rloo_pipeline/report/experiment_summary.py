@@ -14,17 +14,17 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.across_seeds import (
+from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.across_seeds import (
     FEWEST,
     Comparison,
     compare_arms,
     smallest_p,
     summarize_arm,
 )
-from rloo_pipeline.evaluation.completions import is_correct
-from rloo_pipeline.evaluation.statistics import Array, holm
+from rloo_pipeline.judging.completions import is_correct
+from rloo_pipeline.judging.statistics import Array, holm
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.comparison import incomparable
 from rloo_pipeline.report.finished import FinishedRun

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloo_pipeline.config import JSON
-from rloo_pipeline.evaluation.across_seeds import FEWEST, FEWEST_FOR_IQM
+from rloo_pipeline.judging.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report.experiment_summary import without_baseline
 
 SMALLEST_P = 0.001

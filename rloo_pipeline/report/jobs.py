@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.diagnosis.run_files import round_of
+from rloo_pipeline.judging.run_files import round_of
 from rloo_pipeline.stages.table import ROWS
 
 TOOK = re.compile(

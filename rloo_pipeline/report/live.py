@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rloo_pipeline.diagnosis.diagnosis import Symptom, showing
-from rloo_pipeline.diagnosis.run_files import RunFiles
+from rloo_pipeline.judging.diagnosis import Symptom, showing
+from rloo_pipeline.judging.run_files import RunFiles
 from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, sample_of
 from rloo_pipeline.report.terminal_table import clock
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Literal
 
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from datasets import Dataset
 
-    from rloo_pipeline.diagnosis.diagnosis import Symptom
+    from rloo_pipeline.judging.diagnosis import Symptom
 
 
 def open_run(folder: str | Path) -> Run:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.evaluation.completions import score_names, scores_of
+from rloo_pipeline.judging.completions import score_names, scores_of
 from rloo_pipeline.report.evaluations import read_pair
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.completion_text import after_thinking, text_of
+from rloo_pipeline.user_code.completion_text import after_thinking, text_of
 
 
 def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> list[float | None]:

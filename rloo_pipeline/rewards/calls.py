@@ -1,5 +1,5 @@
 """Import path of `unscored` for the reward functions of users."""
 
-from rloo_pipeline.scoring.reward_call import unscored
+from rloo_pipeline.user_code.reward_call import unscored
 
 __all__ = ["unscored"]

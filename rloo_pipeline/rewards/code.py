@@ -39,7 +39,7 @@ Not covered:
 Startup cost in CPU time on one core of an AMD EPYC: a script 39 ms under bubblewrap, 125 ms under Apptainer, 34 ms
 unconfined; all asserts of a row, which need two processes, 99, 271 and 90 ms.
 
-`sandbox/sandbox.py` lists what the sandbox covers. With `allow_unconfined: true` and no sandbox, a program has the
+`user_code/sandbox` lists what the sandbox covers. With `allow_unconfined: true` and no sandbox, a program has the
 rights of the user who runs the pipeline, and nothing of this holds against a program that looks for the other process.
 """
 
@@ -52,13 +52,13 @@ from functools import partial as bind
 from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.sandbox import sandbox
-from rloo_pipeline.sandbox.code_tests import Asserts, UnusableTestsError, read_tests
-from rloo_pipeline.sandbox.command_line import SandboxLimits
-from rloo_pipeline.sandbox.program_runs import RunSettings, passed_asserts, passed_scripts
-from rloo_pipeline.sandbox.self_test import self_test
-from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_of
-from rloo_pipeline.scoring.reward_call import unscored
+from rloo_pipeline.user_code.completion_text import THINK_END, THINK_START, text_of
+from rloo_pipeline.user_code.reward_call import unscored
+from rloo_pipeline.user_code.sandbox import sandbox
+from rloo_pipeline.user_code.sandbox.code_tests import Asserts, UnusableTestsError, read_tests
+from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
+from rloo_pipeline.user_code.sandbox.program_runs import RunSettings, passed_asserts, passed_scripts
+from rloo_pipeline.user_code.sandbox.self_test import self_test
 
 FENCE = re.compile(r"^[ \t]*```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 PYTHON = ("python", "python3", "py")

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.completion_text import THINK_START, text_of
+from rloo_pipeline.user_code.completion_text import THINK_START, text_of
 
 THINK_FORMAT = re.compile(
     rf"^\s*{THINK_START}(?P<work>(?:(?!</?think>).)*)</think>(?P<answer>(?:(?!</?think>).)+)$", re.DOTALL

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.scoring import http_service
-from rloo_pipeline.scoring.completion_text import THINK_START, after_thinking, text_of
-from rloo_pipeline.scoring.reward_call import score_refused, unscored
+from rloo_pipeline.user_code import http_service
+from rloo_pipeline.user_code.completion_text import THINK_START, after_thinking, text_of
+from rloo_pipeline.user_code.reward_call import score_refused, unscored
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

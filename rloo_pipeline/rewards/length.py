@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.completion_text import after_thinking, text_of
+from rloo_pipeline.user_code.completion_text import after_thinking, text_of
 
 _ENDING = re.compile(r"[.!?…。！？][\"'”’)\]*_]*\s*\Z")
 _BEGINNING = re.compile(r"\s*[\"'“‘(\[*_]*(?:[^\W\d_]|\d)")

@@ -23,9 +23,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring import number_parsing, symbolic
-from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START, text_of
-from rloo_pipeline.scoring.number_parsing import Number
+from rloo_pipeline.user_code import number_parsing, symbolic
+from rloo_pipeline.user_code.completion_text import THINK_END, THINK_START, text_of
+from rloo_pipeline.user_code.number_parsing import Number
 
 _HEADING = r"[^\S\n]*[*_]*[A-Za-z]{2}[^\n]*\n\s*\S"
 """Text after the `####` of a Markdown heading. A heading that begins with a number looks like an answer."""

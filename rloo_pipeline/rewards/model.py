@@ -21,8 +21,8 @@ from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.scoring.completion_text import after_thinking, as_completion, text_of
-from rloo_pipeline.scoring.reward_call import score_refused
+from rloo_pipeline.user_code.completion_text import after_thinking, as_completion, text_of
+from rloo_pipeline.user_code.reward_call import score_refused
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.scoring import http_service
-from rloo_pipeline.scoring.reward_call import score_refused
+from rloo_pipeline.user_code import http_service
+from rloo_pipeline.user_code.reward_call import score_refused
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient

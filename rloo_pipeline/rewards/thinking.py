@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.scoring.completion_text import THINK_END, THINK_START
+from rloo_pipeline.user_code.completion_text import THINK_END, THINK_START
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -30,8 +30,8 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 
 if TYPE_CHECKING:
-    from rloo_pipeline.environments.connection import Answer
-    from rloo_pipeline.environments.pool import EnvironmentPool
+    from rloo_pipeline.user_code.connection import Answer
+    from rloo_pipeline.user_code.pool import EnvironmentPool
 
 UNREADABLE = "call"
 """Name of the tool in the answer to a malformed call."""

@@ -16,8 +16,8 @@ from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_loop import check_reset
 
 if TYPE_CHECKING:
-    from rloo_pipeline.environments.connection import Answer
-    from rloo_pipeline.environments.pool import EnvironmentPool
+    from rloo_pipeline.user_code.connection import Answer
+    from rloo_pipeline.user_code.pool import EnvironmentPool
 
 Calls = list[tuple[str, dict[str, Any]]]
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
-from rloo_pipeline.environments.confinement import Confinement
-from rloo_pipeline.environments.pool import EnvironmentPool
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import gpu_claims
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.user_code.confinement import Confinement
+from rloo_pipeline.user_code.pool import EnvironmentPool
 
 if TYPE_CHECKING:
-    from rloo_pipeline.environments.connection import Answer
+    from rloo_pipeline.user_code.connection import Answer
 
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
 """Columns of the prompt sets that `reset` does not get."""

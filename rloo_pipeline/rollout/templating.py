@@ -20,7 +20,7 @@ from rloo_pipeline.rollout import resets
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rloo_pipeline.environments.pool import EnvironmentPool
+    from rloo_pipeline.user_code.pool import EnvironmentPool
 
 
 class Templater:

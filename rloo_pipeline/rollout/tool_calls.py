@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import import_shims
-from rloo_pipeline.scoring.completion_text import after_thinking
+from rloo_pipeline.user_code.completion_text import after_thinking
 
 if TYPE_CHECKING:
     from vllm.tool_parsers import ToolParser

@@ -13,8 +13,8 @@ from pathlib import Path
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import flatten
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 
 
 def check(runs: RunSet, results: Path) -> None:

@@ -24,12 +24,12 @@ from snakemake.path_modifier import PathModifier
 from snakemake.persistence.file import FilePersistence as Persistence
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
+from rloo_pipeline.before_run import inputs, slurm_checks, warm_engines
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
-from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import inputs, slurm_checks, warm_engines
+from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
@@ -322,7 +322,7 @@ class Controller:
     def fail(self) -> None:
         """Runs after a job failed. If a gate has ended the run, finishes it as a run of the rounds that it has.
 
-        That takes a second call of Snakemake (diagnosis/diagnosis.py says why). This process keeps the run's lock.
+        That takes a second call of Snakemake (judging/diagnosis.py says why). This process keeps the run's lock.
 
         Raises:
             SystemExit: with 0 on success.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import held_out_of, is_finished, metrics_of
+from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:

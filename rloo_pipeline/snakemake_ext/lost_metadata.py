@@ -17,8 +17,8 @@ from snakemake.settings.enums import RerunTrigger
 from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import JSON, flatten
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 
 
 def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]) -> str | None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline.artifacts.assets import ASSETS
+from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config
-from rloo_pipeline.preflight import dataset_inputs
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -14,11 +14,11 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import require_enough
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.completions import counts_of
+from rloo_pipeline.judging.completions import counts_of
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table
 from rloo_pipeline.seeds import shard_range
+from rloo_pipeline.user_code.score_table import score_table
 
 
 def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, output: Path) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation.statistics import estimate_mean
+from rloo_pipeline.judging.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive

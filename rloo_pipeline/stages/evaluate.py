@@ -14,11 +14,11 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
-from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import join_scores, score_table, scoring_facts
+from rloo_pipeline.user_code.score_table import join_scores, score_table, scoring_facts
 
 
 class EvaluationOutputs(NamedTuple):

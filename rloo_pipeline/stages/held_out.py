@@ -15,11 +15,11 @@ from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import join_scores
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.trackers.names import eval_metrics
+from rloo_pipeline.user_code.score_table import join_scores
 
 
 def held_out(

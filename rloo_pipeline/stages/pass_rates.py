@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts import prompt_counts as files
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import after_round
-from rloo_pipeline.evaluation.completions import counts_of
+from rloo_pipeline.judging.completions import counts_of
 
 
 def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Sequence[Path], output: Path) -> None:

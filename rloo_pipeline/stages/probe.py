@@ -12,9 +12,9 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import join_scores, score_table
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
+from rloo_pipeline.user_code.score_table import join_scores, score_table
 
 
 def probe(config: Config, prompts: Path, policy_folder: Path, earlier: Path | None, output: Path) -> None:

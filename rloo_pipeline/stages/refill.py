@@ -19,8 +19,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.scoring.score_table import score_table, scoring_facts
 from rloo_pipeline.training.selection import teaching_groups
+from rloo_pipeline.user_code.score_table import score_table, scoring_facts
 
 
 def refill(

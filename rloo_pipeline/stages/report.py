@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import metrics_of
+from rloo_pipeline.judging.run_files import metrics_of
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
 from rloo_pipeline.runtime.progress import say

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import is_finished
 from rloo_pipeline.errors import explain
+from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import so_far
 from rloo_pipeline.runtime.progress import say

@@ -19,9 +19,9 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.runtime import gpu_claims
-from rloo_pipeline.scoring.dispatch import WorkerPools
-from rloo_pipeline.scoring.score_batch import FunctionScores
-from rloo_pipeline.scoring.score_table import as_table, join, score_columns, scoring_facts
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.score_batch import FunctionScores
+from rloo_pipeline.user_code.score_table import as_table, join, score_columns, scoring_facts
 
 
 class HeldOutFiles(NamedTuple):

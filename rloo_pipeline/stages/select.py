@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import read_config, read_evaluation
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging.run_files import read_config, read_evaluation
 from rloo_pipeline.runtime.progress import say
 
 DIGITS = 12

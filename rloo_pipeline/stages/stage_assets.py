@@ -12,10 +12,10 @@ from pathlib import Path
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
+from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.preflight import dataset_inputs, model_inputs
 from rloo_pipeline.runtime.progress import say
 
 WEIGHTS_AND_TEXT = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]

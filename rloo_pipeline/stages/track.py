@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import read_artifact, write_json
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError, explain
+from rloo_pipeline.judging import run_files
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers import trackers
 

@@ -13,8 +13,8 @@ import torch
 
 from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
+from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training

@@ -8,8 +8,8 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage, policy
 from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_artifact
 from rloo_pipeline.artifacts.manifest import folder_files
+from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config
-from rloo_pipeline.planning import checkpointing
 from rloo_pipeline.rollout import gpu_limits
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say

@@ -20,8 +20,8 @@ import yaml
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of, metrics_until
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging.run_files import held_out_of, metrics_of, metrics_until
 from rloo_pipeline.stages.table import ROWS
 from rloo_pipeline.trackers.names import STEP, eval_metrics, named
 

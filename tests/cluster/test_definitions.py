@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT
 from slurm_project import missing
 
-from rloo_pipeline.preflight.image import DRIVERS
+from rloo_pipeline.before_run.image import DRIVERS
 
 ARGUMENTS = {"bootstrap": "localimage", "version": "9.9", "lock": "0123456789ab", "commit": "c0ffee"}
 

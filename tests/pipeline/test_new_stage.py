@@ -65,7 +65,7 @@ from pathlib import Path
 from rloo_pipeline.cli.main import parser
 from rloo_pipeline.config import provenance
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.planning import estimate
+from rloo_pipeline.before_run import estimate
 from rloo_pipeline.report import dag, run_progress
 
 config = load(Path(sys.argv[1]))

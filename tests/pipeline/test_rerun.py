@@ -293,13 +293,13 @@ STATEMENT = "\n", "\nEDITED = True\n"
     ("file", "edit", "expected"),
     [
         (
-            "scoring/score_table.py",
+            "user_code/score_table.py",
             STATEMENT,
             of_rounds(("scores",)) | measured() | SECOND_ROUND | updates() | WARM | FINAL | CHECKS | REPORT,
         ),
         ("algorithm/loss.py", FORMULA, updates() | SECOND_ROUND | FINAL | REPORT),
         ("stages/reference.py", STATEMENT, of_rounds(("reference",)) | SECOND_ROUND | updates() | FINAL | REPORT),
-        ("evaluation/evaluation_summary.py", STATEMENT, WARM | FINAL | REPORT | measured()),
+        ("judging/evaluation_summary.py", STATEMENT, WARM | FINAL | REPORT | measured()),
         ("report/page.html.j2", STATEMENT, REPORT),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import Project, rloo
 
-from rloo_pipeline.sandbox import sandbox
+from rloo_pipeline.user_code.sandbox import sandbox
 
 pytestmark = pytest.mark.slow
 

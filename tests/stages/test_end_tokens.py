@@ -72,8 +72,8 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
 
 def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_path, tiny_model) -> None:
     from rloo_pipeline.artifacts import policy
-    from rloo_pipeline.checks.token_facts import token_facts
     from rloo_pipeline.config import Config
+    from rloo_pipeline.judging.token_facts import token_facts
 
     rows = [{"prompt": "1+1", "prompt_ids": [4, 5]}]
     config = Config(**mini())

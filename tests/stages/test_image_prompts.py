@@ -18,8 +18,8 @@ from rloo_pipeline.demo.colours import square
 from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import samples
-from rloo_pipeline.scoring.score_table import batch_of
 from rloo_pipeline.training import row_images
+from rloo_pipeline.user_code.score_table import batch_of
 
 pytestmark = pytest.mark.slow
 

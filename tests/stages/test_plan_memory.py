@@ -8,8 +8,8 @@ import pytest
 from helpers import Round, write_prompts
 
 from rloo_pipeline.artifacts import model_dims, policy, tables
+from rloo_pipeline.before_run import memory
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.planning import memory
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
 from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.change import change
+from rloo_pipeline.judging.change import change
 
 NAN = float("nan")
 MINE = """

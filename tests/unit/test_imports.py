@@ -71,10 +71,9 @@ LAYERS = [
         "config",
         "artifacts",
     ),
-    "data",
-    *("algorithm", "sandbox", "scoring", "environments", "rewards", "demo"),
-    *("training", "workers", "rollout", "evaluation", "checks", "diagnosis", "planning", "trackers", "report"),
-    *("cluster", "preflight", "snakemake_ext", "stages", "commands", "cli", "__main__"),
+    *("data", "algorithm", "user_code", "environments", "rewards", "demo"),
+    *("training", "workers", "rollout", "judging", "trackers", "report"),
+    *("cluster", "before_run", "snakemake_ext", "stages", "commands", "cli", "__main__"),
 ]
 """The packages, lowest layer first: a package imports only from those before it in this list. The table of stages is
 data, for all of them.

@@ -23,9 +23,9 @@ from typing import Any
 
 from rloo_pipeline import import_string
 from rloo_pipeline.config import Reward
-from rloo_pipeline.scoring.dispatch import WorkerPools
-from rloo_pipeline.scoring.reward_call import signature_of
-from rloo_pipeline.scoring.score_batch import RewardBatch
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.reward_call import signature_of
+from rloo_pipeline.user_code.score_batch import RewardBatch
 
 MATH = "rloo_pipeline.rewards.math:math_reward"
 ROWS, SAMPLES = 20_000, 8

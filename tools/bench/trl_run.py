@@ -99,7 +99,7 @@ def vocabulary(run: Path) -> int:
 
 def reward(section: Reward) -> Callable[..., Any]:
     """A reward function, which is in TRL's convention; it gets the arguments that it names."""
-    from rloo_pipeline.scoring.reward_call import signature_of
+    from rloo_pipeline.user_code.reward_call import signature_of
 
     function = import_string.load(section.function)
     signature = signature_of(function)

@@ -46,8 +46,8 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
 
 def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float]:
     from rloo_pipeline.artifacts import model_dims
+    from rloo_pipeline.before_run import memory
     from rloo_pipeline.config.loading import load
-    from rloo_pipeline.planning import memory
 
     model = cases.make_model(folder / "model", size)
     on_gpu = {"model": {"dtype": "bfloat16"}, "algorithm": {"steps_per_generation": 1, "old_logps": "trainer"}}

@@ -9,8 +9,8 @@ from helpers import mini
 from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
 from rloo_pipeline.cli.stage_setup import INPUTS
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 
 KEY = {"prompt_id": "p", "sample": 0}
 

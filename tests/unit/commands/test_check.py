@@ -11,13 +11,13 @@ from helpers import merged, mini, printed
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.commands import data_trial, model_trial
+from rloo_pipeline.before_run import data_trial, inputs, model_inputs, model_trial, places
+from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.commands.check import check, findings
-from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding, inputs, model_inputs, places
 from rloo_pipeline.stages.prompts import prompts
 from rloo_pipeline.stages.stage_assets import stage_assets
 

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 import pytest
 from helpers import merged, mini
 
-from rloo_pipeline.commands import episode_trial
+from rloo_pipeline.before_run import episode_trial
+from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.commands.check import findings
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.character_model import (
@@ -17,7 +18,6 @@ from rloo_pipeline.demo.character_model import (
     write_qwen3,
 )
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import Finding
 
 SIZE = {"hidden_size": 32, "layers": 1, "heads": 1, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 ACT = '"""Act.\n\n        Args:\n            number: what\n        """\n        '

@@ -12,11 +12,11 @@ import yaml
 from helpers import printed
 
 from rloo_pipeline.artifacts.policy import load_tokenizer
+from rloo_pipeline.before_run.data_trial import datasets, enough
+from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
-from rloo_pipeline.commands.data_trial import datasets, enough
 from rloo_pipeline.commands.init import ProjectChoices, init
-from rloo_pipeline.commands.run_inputs import RunInputs
 from rloo_pipeline.config.loading import ConfigArguments, load
 from rloo_pipeline.errors import UserError
 

@@ -21,8 +21,8 @@ from helpers import ROOT, merged, mini
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import policy
-from rloo_pipeline.commands import data_trial, model_trial
-from rloo_pipeline.commands.run_inputs import RunInputs
+from rloo_pipeline.before_run import data_trial, model_trial
+from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.config import Config
 
 PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training")
@@ -325,7 +325,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.harness.section_of": BY_HAND,
     "stages.harness.load_tasks": "reads the data of the tasks, which the stage stage-harness fetches",
     "stages.held_out": BY_HAND,
-    "stages.prompts.PromptParts.add": (
+    "rollout.prompt_parts.PromptParts.add": (
         Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
     ),
     "stages.score": BY_HAND,

@@ -5,8 +5,8 @@ from helpers import mini
 from pydantic import ValidationError
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.environments.confinement import Confinement
 from rloo_pipeline.rollout import resets
+from rloo_pipeline.user_code.confinement import Confinement
 
 CALCULATOR, PYTHON = (f"rloo_pipeline.environments.tools:{name}" for name in ("calculator", "python"))
 

@@ -14,8 +14,8 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.live import frame, sparkline
 from rloo_pipeline.report.run_progress import progress_of

@@ -26,9 +26,9 @@ from synthetic_runs import (
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.diagnosis import diagnose
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.evaluation.evaluation_summary import summarize_evaluation
+from rloo_pipeline.judging.diagnosis import diagnose
+from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
 from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run

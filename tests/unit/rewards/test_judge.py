@@ -15,7 +15,7 @@ from local_server import Request, serving
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.judge import judge_reward
 from rloo_pipeline.rewards.remote import remote_reward
-from rloo_pipeline.scoring import reward_call
+from rloo_pipeline.user_code import reward_call
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
 

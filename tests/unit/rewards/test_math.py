@@ -11,7 +11,7 @@ from helpers import gsm8k_rows, needs_gsm8k
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.math import math_reward
-from rloo_pipeline.scoring import symbolic
+from rloo_pipeline.user_code import symbolic
 
 
 def score(completion: str, gold: Any, **options: Any) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards import model as rewards
 from rloo_pipeline.rewards.model import reward_model
-from rloo_pipeline.scoring import reward_call
+from rloo_pipeline.user_code import reward_call
 
 
 def write(folder: Path, labels: int = 1, **settings: Any) -> Path:

@@ -10,7 +10,7 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.remote import remote_reward
-from rloo_pipeline.scoring import http_service, reward_call
+from rloo_pipeline.user_code import http_service, reward_call
 
 SECRET = "s3cret-t0ken"
 

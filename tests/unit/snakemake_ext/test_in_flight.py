@@ -6,7 +6,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis.run_files import held_out_of, metrics_of
+from rloo_pipeline.judging.run_files import held_out_of, metrics_of
 from rloo_pipeline.snakemake_ext import in_flight
 
 

@@ -13,8 +13,8 @@ from synthetic_runs import metrics_of, write_config
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.diagnosis import run_files
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 from rloo_pipeline.stages.track import track
 from rloo_pipeline.trackers import mlflow_store, trackers, wandb_folder
 from rloo_pipeline.trackers.trackers import History, history_of

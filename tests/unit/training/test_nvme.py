@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers import mini
 
+from rloo_pipeline.before_run import places
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.preflight import places
 from rloo_pipeline.runtime import scratch
 from rloo_pipeline.training import nvme, nvme_access
 

@@ -1,0 +1,107 @@
+"""Advice: settings with which a stage would fit on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import memory
+from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.config import Config, Offload
+from rloo_pipeline.rollout.engine_size import VisibleGpu
+
+MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
+
+
+def override(config: Config, changes: dict[str, Any]) -> Config:
+    """The configuration with other values for some keys, each written as `section.key`."""
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        part = getattr(config, section)
+        config = config.model_copy(update={section: part.model_copy(update={name: value})})
+    return config
+
+
+def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
+    """Advice: the first of the increasingly costly changes with which an update fits; where that takes more GPUs, also
+    what would fit with the optimizer, or the weights too, in the node's memory.
+
+    Args:
+        config: the run's configuration.
+        shape: the model's dimensions.
+        room: bytes of a GPU that may be used.
+    """
+
+    def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+        for changes in candidates:
+            changed = override(config, changes)
+            if _is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
+                return changes
+        return None
+
+    nearest, offload, processes = first(_changes(config)), None, config.deepspeed.processes
+    if nearest is None or nearest.get("deepspeed.processes", processes) > processes:
+        offload = first(_offloads(config))
+    if nearest is None and offload is None:
+        return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
+    advice = [] if nearest is None else [_written(nearest)]
+    if offload is not None:
+        host = memory.total(memory.offloaded(override(config, offload), shape)) / GB
+        advice.append(f"{_written(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
+    return "would fit with " + "; or, without more GPUs, with ".join(advice)
+
+
+def _written(changes: dict[str, Any]) -> str:
+    """Changes as they are written in a configuration."""
+    values = {
+        key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
+    }
+    return ", ".join(f"{key}: {str(value).lower().replace(chr(39), '')}" for key, value in values.items())
+
+
+def _changes(config: Config) -> Iterator[dict[str, Any]]:
+    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then more cards."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    sizes = [size for n in range(1, 8) if (size := config.deepspeed.max_tokens_per_micro_batch >> n) > longest]
+    smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
+    yield CHECKPOINTING
+    yield from smaller
+    yield from (CHECKPOINTING | change for change in smaller)
+    for processes in (2, 4, 8):
+        for stage in (1, 2, 3):
+            if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
+                yield from _with_less({"deepspeed.processes": processes, "deepspeed.zero_stage": stage}, longest)
+
+
+def _offloads(config: Config) -> Iterator[dict[str, Any]]:
+    """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
+        if stage >= config.deepspeed.zero_stage:
+            yield from _with_less({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)
+
+
+def _is_allowed(config: Config) -> bool:
+    """True if a configuration would be accepted."""
+    try:
+        Config.model_validate(config.model_dump(mode="json"))
+    except ValueError:
+        return False
+    return True
+
+
+def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
+    """These changes, then with fewer activations too."""
+    yield changes
+    yield changes | CHECKPOINTING
+    yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
+
+
+def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
+    """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
+    for count in (2, 4, 8):
+        wider = override(config, {"vllm.tensor_parallel_size": count})
+        if memory.concurrent_sequences(wider, shape, memory.rollout(wider, shape, card)) >= 1:
+            return f"would fit with vllm.tensor_parallel_size: {count}"
+    return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"

@@ -1,0 +1,48 @@
+"""`deepspeed.gradient_checkpointing: auto`: on where training would not fit into memory without it.
+
+Recomputed activations have the bits of stored ones, so the decision changes no result.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import advice, memory
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
+
+
+def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
+    """`resolve_for` the model in a folder and the memory of this process; off where config.json has no known sizes."""
+    if config.deepspeed.gradient_checkpointing != "auto":
+        return config
+    try:
+        shape = model_dims.read(folder)
+    except UserError:
+        return advice.override(config, {"deepspeed.gradient_checkpointing": False})
+    return resolve_for(config, shape, devices.device_type(), devices.training_bytes(), sft)
+
+
+def resolve_for(config: Config, shape: ModelDims, device: str, room: float, sft: bool = False) -> Config:
+    """The configuration with true or false in place of `auto`.
+
+    Args:
+        config: configuration of the run or of a stage that trains.
+        shape: the model's dimensions.
+        device: cpu or cuda.
+        room: bytes that a process may use.
+        sft: the training is that of `warmstart.sft`, of all weights and with full micro-batches.
+    """
+    if config.deepspeed.gradient_checkpointing != "auto":
+        return config
+    without, batch = advice.override(config, {"deepspeed.gradient_checkpointing": False}), None
+    if sft and config.warmstart.sft is not None:
+        tokens = config.deepspeed.max_tokens_per_micro_batch
+        batch = memory.MicroBatch(tokens, tokens, several=True)
+        trains_all = {"update.lora": None, "update.optimizer": config.warmstart.sft.optimizer}
+        without = advice.override(without, trains_all)
+    needed = memory.total(memory.update(without, shape, device, batch)) > room * memory.ROOM
+    return advice.override(config, {"deepspeed.gradient_checkpointing": needed})

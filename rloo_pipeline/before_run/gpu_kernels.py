@@ -1,0 +1,94 @@
+"""`python -m rloo_pipeline.before_run.gpu_kernels NAME`: runs one small kernel on the GPU, as stages do.
+
+It runs as a separate process so that it may crash, and so that the caller never holds the GPU. It prints what worked
+and exits with 0, or fails with a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+TWICE = """
+#include <cstdio>
+__global__ void twice(float *x) { x[threadIdx.x] *= 2; }
+int main() {
+    float host[4] = {1, 2, 3, 4}, *device;
+    cudaMalloc(&device, sizeof host);
+    cudaMemcpy(device, host, sizeof host, cudaMemcpyHostToDevice);
+    twice<<<1, 4>>>(device);
+    cudaMemcpy(host, device, sizeof host, cudaMemcpyDeviceToHost);
+    if (cudaGetLastError() != cudaSuccess || host[3] != 8) { fprintf(stderr, "wrong result\\n"); return 1; }
+    return 0;
+}
+"""
+tl: Any = None
+"""triton.language, which kernels look up among the names of their module."""
+
+
+def flash_attention(device: str = "cuda") -> str:
+    """Runs attention forward and backward over two sequences, as in `training/kernels/attention.py`."""
+    import torch
+    from torch.nn.attention import varlen
+
+    query, key = (torch.randn(48, heads, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2))
+    value = torch.ones_like(key).requires_grad_()
+    starts = torch.tensor([0, 16, 48], dtype=torch.int32, device=device)
+    out: Any = varlen.varlen_attn(
+        query, key, value, starts, starts, 32, 32, scale=0.125, window_size=(-1, 0), enable_gqa=True
+    )
+    out.float().sum().backward()
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.02)
+    return "forward and backward"
+
+
+def triton(device: str = "cuda") -> str:
+    """Runs a Triton kernel that doubles numbers."""
+    global tl
+    import torch
+
+    compiler, tl = import_module("triton"), import_module("triton.language")
+
+    @compiler.jit
+    def double(numbers):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - Triton would look annotations up
+        places = numbers + tl.arange(0, 16)
+        tl.store(places, 2 * tl.load(places))
+
+    numbers = torch.arange(16.0, device=device)
+    double[(1,)](numbers)
+    torch.testing.assert_close(numbers.cpu(), 2 * torch.arange(16.0))
+    return f"{compiler.__version__} compiles and runs a kernel"
+
+
+def nvcc() -> str:
+    """Compiles and runs a CUDA program that doubles numbers, with the compiler that DeepSpeed and FlashInfer call."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    if CUDA_HOME is None:
+        wheel = _wheel()
+        raise FileNotFoundError(f"no CUDA_HOME; {f'export CUDA_HOME={wheel}' if wheel else 'load the module of CUDA'}")
+    program = Path(CUDA_HOME) / "bin" / "nvcc"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "twice.cu"
+        source.write_text(TWICE)
+        subprocess.run([program, "-arch=native", "-o", source.with_suffix(""), source], check=True)
+        subprocess.run([source.with_suffix("")], check=True)
+    return f"{program} compiles and runs a kernel"
+
+
+def _wheel() -> Path | None:
+    """CUDA_HOME in an installed CUDA wheel that has nvcc; None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    return next((file.parent.parent for folder in folders for file in folder.glob("*/bin/nvcc")), None)
+
+
+KERNELS = {"FlashAttention": flash_attention, "Triton": triton, "nvcc": nvcc}
+
+if __name__ == "__main__":
+    print(KERNELS[sys.argv[1]]())

@@ -1,0 +1,129 @@
+"""Checks of a node's GPUs: driver, memory, links, kernels, and vLLM's start."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rloo_pipeline.before_run import image
+from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.before_run.gpu_kernels import KERNELS
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.caches import cache_folder
+
+SECONDS = 180
+"""Time limit for compiling and running one kernel."""
+NEEDED = {
+    "FlashAttention": "needed for training in 16 bits; GPUs older than Ampere (compute capability 8.0) do without it",
+    "Triton": "vLLM needs it: a C compiler (gcc) and the headers of Python must be on this node",
+    "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
+}
+"""Advice for a kernel that does not run."""
+FIRST_START, LATER_STARTS = 73, 43
+"""Seconds to vLLM's first token without and with its compile cache: 1.7 billion weights on an H200."""
+
+
+def findings(in_image: bool) -> Iterator[Finding]:
+    """Runs all checks; does nothing on a machine without a GPU.
+
+    Args:
+        in_image: stages run in the image, so its own `apptainer test` runs the kernels.
+    """
+    if not devices.has_gpu():
+        return
+    names = devices.visible_gpus()
+    rows = [row.split(", ") for row in devices.gpu_facts("name,memory.total,compute_cap,driver_version")]
+    if not names or not rows:
+        fix = "ask SLURM for one (--gres=gpu:1), set CUDA_VISIBLE_DEVICES, or see what `nvidia-smi -L` says"
+        yield Finding("GPUs", False, "this process may use none", fix)
+        return
+    for name, memory, capability, _ in sorted(map(tuple, rows)):
+        yield Finding("GPU", True, f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB, compute capability {capability}")
+    yield Finding("GPUs", True, f"{len(names)} for this process, so many stages use one at once: {', '.join(names)}")
+    if len(names) > 1:
+        yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
+    if not in_image:
+        yield driver(rows[0][3], image.driver())
+        if not _is_installed("vllm"):
+            fix = "run `make setup ACCELERATOR=cuda`"
+            yield Finding("packages", False, "those for CPUs are installed here", fix)
+            return
+        yield from map(kernel, KERNELS)
+    yield start(_vllm_cache())
+
+
+def links(topology: list[str]) -> str:
+    """Describes how GPUs are linked, from the output of `nvidia-smi topo -m`."""
+    rows = [line.split() for line in topology if re.match(r"GPU\d", line)]
+    kinds = {word for row in rows for word in row if re.fullmatch(r"NV\d+", word)}
+    return f"NVLink between GPUs ({', '.join(sorted(kinds))})" if kinds else "no NVLink between GPUs"
+
+
+def driver(version: str, supported: tuple[int, int] | None) -> Finding:
+    """Checks that the driver supports the CUDA version of the pinned packages.
+
+    Args:
+        version: driver version.
+        supported: highest CUDA version that the driver supports; None if libcuda cannot be asked.
+    """
+    if supported is None:
+        return Finding("driver", False, f"{version}, but libcuda.so.1 cannot be loaded", "reinstall the driver")
+    message = f"{version}, for CUDA {supported[0]}.{supported[1]}"
+    needed = _cuda_of_torch()
+    if needed is None or supported[0] >= needed:
+        return Finding("driver", True, message)
+    fix = f"ask for driver {image.DRIVERS[needed]} or newer"
+    return Finding("driver", False, f"{message}; the installed packages are for CUDA {needed}", fix)
+
+
+def _cuda_of_torch() -> int | None:
+    """Major version of the installed CUDA runtime; None if it is not installed."""
+    try:
+        return int(importlib.metadata.version("nvidia-cuda-runtime").split(".")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def kernel(name: str) -> Finding:
+    """Runs one of the kernels on a GPU of this process."""
+    command = [sys.executable, "-m", "rloo_pipeline.before_run.gpu_kernels", name]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, False, f"no result in {SECONDS} s", NEEDED[name])
+    if process.returncode == 0:
+        return Finding(name, True, process.stdout.strip().splitlines()[-1])
+    last = (process.stderr.strip().splitlines() or [f"ended with status {process.returncode}"])[-1]
+    return Finding(name, False, f"does not run: {last}", NEEDED[name])
+
+
+def _vllm_cache() -> Path:
+    """The folder of vLLM's cache."""
+    return Path(os.environ.get("VLLM_CACHE_ROOT", cache_folder() / "vllm"))
+
+
+def start(cache: Path) -> Finding:
+    """Says how long vLLM takes to start, with and without its compile cache."""
+    compiled = cache / "torch_compile_cache"
+    count = sum(entry.is_dir() for entry in compiled.iterdir()) if compiled.is_dir() else 0
+    holds = f"has {count} compiled models" if count else "is empty"
+    return Finding(
+        "vLLM's start",
+        True,
+        f"{compiled} {holds}; a model that is not in it takes {FIRST_START} s to its first token, one that is "
+        f"{LATER_STARTS} s (1.7 billion weights, H200); to keep it, set VLLM_CACHE_ROOT to a folder that stays and "
+        "that all nodes see",
+    )

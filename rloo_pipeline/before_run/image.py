@@ -1,0 +1,129 @@
+"""Checks of a node for the container image: Apptainer, user namespaces, the image, its CUDA and the node's driver."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rloo_pipeline.before_run.findings import Finding
+
+OLDEST = (1, 1)
+"""First version of Apptainer that runs without setuid, by user namespaces."""
+LOCK = "/opt/rloo/lock.txt"
+"""List of pinned packages inside the image."""
+CUDA = re.compile(r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit)==(\d+)\.(\d+)", re.MULTILINE)
+DRIVERS = {12: 525, 13: 580}
+"""First driver of each major version of CUDA, on Linux."""
+TIMEOUT = 120
+"""Seconds for a command."""
+SYSTEM = Path("/proc/sys")
+
+
+def findings(image: str) -> Iterator[Finding]:
+    """All checks of this node for an image.
+
+    Args:
+        image: path or URI.
+    """
+    program = shutil.which("apptainer")
+    runs = apptainer(program)
+    yield runs
+    exists = "://" in image or Path(image).exists()
+    yield Finding(
+        "image",
+        exists,
+        image if exists else f"{image} does not exist",
+        "run `rloo images cuda` (or cpu), or set container.image to another one, on a file system that all nodes "
+        "share; a run without --sdm apptainer needs none: ask with --no-image",
+    )
+    if runs.ok and exists and program:
+        lock = _output(program, "exec", image, "cat", LOCK)
+        if lock is None:  # else Apptainer has them, or does without: by setuid, or by a profile of AppArmor
+            yield namespaces()
+        yield from cuda(lock, driver())
+
+
+def apptainer(program: str | None) -> Finding:
+    """Apptainer is installed and new enough."""
+    fix = "load its module (module avail apptainer), or ask for Apptainer 1.1 or newer; without it, leave out --sdm"
+    if program is None:
+        return Finding("apptainer", False, "not on the PATH", fix)
+    output = _output(program, "--version") or ""
+    version = re.search(r"(\d+)\.(\d+)\S*", output)
+    if version is None:
+        return Finding("apptainer", False, f"{program} does not start ({output.strip()[:80]})", fix)
+    is_new = (int(version[1]), int(version[2])) >= OLDEST
+    return Finding("apptainer", is_new, f"{version[0]} at {program}", "" if is_new else fix)
+
+
+def namespaces(system: Path = SYSTEM) -> Finding:
+    """Users may create user namespaces: by creating one, or else according to the kernel's settings."""
+    unshare = shutil.which("unshare")
+    if unshare and _output(unshare, "--user", "--map-root-user", "true") is not None:
+        return Finding("user namespaces", True, "allowed")
+    for file, bad in (
+        ("user/max_user_namespaces", "0"),
+        ("kernel/unprivileged_userns_clone", "0"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+    ):
+        setting = system / file
+        if setting.exists() and setting.read_text().strip() == bad:
+            fix = f"ask the administrators for {file.replace('/', '.')} other than {bad}, or for setuid Apptainer"
+            return Finding("user namespaces", False, f"{setting} is {bad}", fix)
+    if unshare:
+        return Finding("user namespaces", False, "unshare --user fails", "ask the administrators to allow them")
+    return Finding("user namespaces", True, "allowed")
+
+
+def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[Finding]:
+    """The node's driver supports the CUDA version of the image.
+
+    Args:
+        lock: list of pinned packages in the image; None if the image cannot be read.
+        driver_version: highest CUDA version that the driver supports; None if there is no driver.
+    """
+    if lock is None:
+        yield Finding(
+            "image runs", False, f"cannot read {LOCK} in it", "build it again with `rloo images cuda` (or cpu)"
+        )
+        return
+    yield Finding("image runs", True, "starts, and has its list of packages")
+    version = CUDA.search(lock)
+    if version is None:
+        yield Finding("CUDA", True, "an image for CPUs")
+        return
+    message, major = f"image of CUDA {version[1]}.{version[2]}", int(version[1])
+    if major in DRIVERS:
+        message += f", which needs driver {DRIVERS[major]} or newer"
+    if driver_version is None:
+        fix = "expected on a login node: run `srun … rloo doctor` on a GPU node"
+        yield Finding("CUDA", False, f"{message}; no NVIDIA driver here", fix)
+        return
+    message += f"; the driver here is for CUDA {driver_version[0]}.{driver_version[1]}"
+    fits = driver_version[0] >= major  # a driver supports every minor version of its major version
+    yield Finding("CUDA", fits, message, "ask for a newer driver, or build the image from an older CUDA")
+
+
+def driver() -> tuple[int, int] | None:
+    """The highest CUDA version that the node's driver supports, according to the driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _output(*command: str) -> str | None:
+    """Standard output of a command; None if it fails."""
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if process.returncode else process.stdout

@@ -1,0 +1,50 @@
+"""Checks of everything that a configuration names, by files and config.json: no torch, no engine, no network.
+
+`rloo check`, `plan` and `doctor`, Snakemake before it plans, and the stages that use an input all call the same checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.before_run import dataset_inputs, model_inputs
+from rloo_pipeline.before_run.findings import Finding, problems_of
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+
+
+def model_finding(config: Config) -> Finding:
+    """The model, if its config.json is on this machine."""
+    with problems_of("model") as problems:
+        if folder := model_inputs.model_folder(config):
+            model_inputs.check_model(config, folder)
+            note = model_inputs.tight_context(config, read_json(folder / "config.json"))
+            return Finding("model", True, note, note=bool(note))
+    return next(iter(problems), Finding("model", True, ""))
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """The model and each dataset; a problem or note has a message, an input without remarks has none."""
+    yield model_finding(config)
+    for key, source in dataset_inputs.sources(config).items():
+        with problems_of(key) as problems:
+            dataset_inputs.columns(config, key, source)
+        yield from problems or [Finding(key, True, "")]
+
+
+def require(config: Config) -> list[str]:
+    """Checks the inputs of a run that is about to start.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        UserError: an input is missing or cannot be used.
+    """
+    results = list(findings(config))
+    problems = [finding.message for finding in results if not finding.ok]
+    if problems:
+        others = f" (and {len(problems) - 1} more, which `rloo check` lists)" if len(problems) > 1 else ""
+        raise UserError(problems[0] + others)
+    return [finding.message for finding in results if finding.note]

@@ -1,0 +1,127 @@
+"""Explains an engine's lack of memory in one sentence: what it wanted, who holds the memory, what would fit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims, policy
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import advice, memory
+from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.devices import GpuProcess
+
+ENGINES = {"sampler": "vLLM", "trainer": "the trainer", "logprobs": "the model for log-probs"}
+"""Engine of each worker role, in words."""
+TEXTS = (
+    "out of memory",
+    "No available memory for the cache blocks",
+    "larger than the available KV cache memory",
+    "is less than desired GPU memory utilization",
+    "Error in memory profiling",
+    "Memory usage increased after sleeping",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+)
+"""Parts of the messages of torch, CUDA and vLLM that mean too little memory."""
+LESS = 0.05
+"""Step by which to lower `gpu_memory_utilization` if it is too large although nothing else is on the GPU."""
+
+
+def refuse(error: Exception, role: str, config: Config, folder: Path | None) -> None:
+    """Raises a more helpful error if this one means that an engine found too little memory.
+
+    Args:
+        error: error that ended the stage.
+        role: worker role of the stage; nothing is raised for a role without an engine.
+        config: the run's configuration.
+        folder: folder of the policy or the model; None if there are several.
+
+    Raises:
+        UserError: its message is `sentence`.
+    """
+    if role not in ENGINES or not is_out_of_memory(error):
+        return
+    try:
+        dims = None if folder is None else model_dims.read(policy.base_of(folder))
+    except (UserError, OSError):
+        dims = None
+    gpu = _gpu()
+    raise UserError(sentence(role, config, dims, gpu, devices.gpu_processes() if gpu else [])) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True if the error means that memory ran out."""
+    if isinstance(error, UserError):
+        return False
+    is_named_so = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named_so or any(text in str(error) for text in TEXTS)
+
+
+def _gpu() -> VisibleGpu | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return VisibleGpu(facts.total_memory, facts.name)
+
+
+def sentence(
+    role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, holders: list[GpuProcess]
+) -> str:
+    """The sentence for the user.
+
+    Args:
+        role: worker role of the engine.
+        config: the run's configuration.
+        dims: the model's dimensions; None if unknown.
+        gpu: the GPU; None on CPUs.
+        holders: processes that hold memory of the GPU, including this one.
+    """
+    room = devices.machine_bytes() if gpu is None else gpu.memory
+    place = "this machine or job" if gpu is None else f"the GPU ({gpu.name})"
+    parts = [f"out of memory: {place} has {room / GB:.1f} GB"]
+    if dims is not None:
+        terms = _terms(role, config, dims, gpu)
+        listed = ", ".join(f"{name} {size / GB:.1f}" for name, size in terms.items() if size >= 0.05 * GB)
+        parts.append(f"{ENGINES[role]} wanted about {memory.total(terms) / GB:.1f} GB ({listed or 'process'})")
+    if holders:
+        parts.append("now " + ", ".join(f"{one.name} holds {one.used / GB:.1f} GB" for one in holders))
+    others = sum(one.used for one in holders if one.pid != os.getpid())
+    parts.append(
+        _sampler_fits(config, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)
+    )
+    return "; ".join(parts)
+
+
+def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> memory.Terms:
+    device = "cpu" if gpu is None else "cuda"
+    if role == "sampler":
+        return memory.rollout(config, dims, gpu)
+    return memory.reference(config, dims, device) if role == "logprobs" else memory.update(config, dims, device)
+
+
+def _sampler_fits(config: Config, gpu: VisibleGpu | None, others: float) -> str:
+    if gpu is None:
+        return f"lower vllm.kv_cache_gib ({config.vllm.kv_cache_gib}), or give the job more memory"
+    set_to = config.vllm.gpu_memory_utilization
+    fits = int(min((gpu.memory - others) / gpu.memory, set_to) * 100 - 100 * LESS) / 100
+    ends = "end the other processes, or " if others else ""
+    if fits <= 0:
+        return f"{ends}use another GPU"
+    return f"{ends}set vllm.gpu_memory_utilization: {fits} ({set_to} now), or raise vllm.tensor_parallel_size"
+
+
+def _trainer_fits(role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, others: float) -> str:
+    smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.max_tokens_per_micro_batch})"
+    if gpu is None:
+        return f"{smaller}, or give the job more memory"
+    ends = "end the other processes, or " if others else ""
+    if dims is None or role == "logprobs":
+        return ends + smaller
+    return ends + advice.nearest_update(config, dims, (gpu.memory - others) * memory.ROOM)

@@ -1,0 +1,182 @@
+"""Checks of a node's folders: bind mounts, caches, model and data, free space and quota."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rloo_pipeline.before_run import dataset_inputs, inputs
+from rloo_pipeline.before_run.findings import Finding, problems_of
+from rloo_pipeline.cluster import containers
+from rloo_pipeline.config import Config, Dtype, Source
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.caches import cache_folder
+
+GB, MB = 1e9, 1e6
+
+
+def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:
+    """All checks of folders.
+
+    Args:
+        config: the run's configuration.
+        needed: bytes that the run will write; None if unknown.
+        fetch: the command that downloads model and data.
+    """
+    fix = f"where there is internet: {fetch}, with the HF_HOME of the nodes"
+    yield from binds(config)
+    yield from caches()
+    yield from model(config, fix)
+    yield from datasets(config, fix)
+    yield from space(Path("results"), needed)
+
+
+def binds(config: Config) -> Iterator[Finding]:
+    """The folders in container.binds exist."""
+    for name in config.container.binds:
+        exists = Path(name).is_dir()
+        yield Finding(f"bind {name}", exists, "exists" if exists else "no such folder", "correct container.binds")
+
+
+def caches() -> Iterator[Finding]:
+    """The cache folders of the engines are writable."""
+    folders = {name: Path(os.environ[name]) for name in containers.CACHES if name in os.environ}
+    folders = {"cache": cache_folder()} | {name: folder for name, folder in folders.items() if name != "XDG_CACHE_HOME"}
+    for name, folder in folders.items():
+        writable = _writable(folder)
+        fix = "set XDG_CACHE_HOME (or the variable itself) to a folder that this node can write to"
+        yield Finding(f"{name} folder", writable, f"{folder}{'' if writable else ' is not writable'}", fix)
+
+
+def _writable(folder: Path) -> bool:
+    """True if files can be created in a folder, or in its nearest existing parent."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def model(config: Config, fix: str) -> Iterator[Finding]:
+    """The model is complete and can be trained as configured."""
+    from rloo_pipeline.artifacts import policy
+
+    by_config_json = inputs.model_finding(config)
+    if not by_config_json.ok:
+        yield by_config_json
+        return
+    if by_config_json.note:
+        yield by_config_json._replace(subject="model's context")
+    if config.model.build is not None:
+        yield Finding("model", True, f"built by {config.model.build}")
+        return
+    name = str(config.model.name_or_path)
+    folder = Path(name) if Path(name).is_dir() else dataset_inputs.cached(name, config.model.revision, "model")
+    if folder is None:
+        yield Finding("model", False, f"{name} is neither a folder nor in the Hub's cache", fix)
+    elif not Path(name).is_dir() and not any(folder.glob("*.safetensors")):
+        yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fix)
+    else:
+        with problems_of("model", "" if Path(name).is_dir() else fix) as problems:
+            policy.check(folder)
+        yield from problems or [Finding("model", True, f"{folder} is complete")]
+
+
+def machine(config: Config) -> Iterator[Finding]:
+    """Checks that this node can run updates. Stages on other nodes check their own node."""
+    from rloo_pipeline.training import nvme
+
+    if config.model.dtype != "float32":
+        yield _number_format(config.model.dtype)
+    if config.deepspeed.offload.on_disk:
+        with problems_of("offload") as problems:
+            yield Finding("offload", True, f"to {nvme.disk(config.deepspeed.nvme_path)}")
+        yield from problems
+
+
+def _number_format(dtype: Dtype) -> Finding:
+    """This node can train in a 16-bit format."""
+    from rloo_pipeline.training import formats
+
+    try:
+        supported = formats.trains_in(dtype)
+    except ImportError:
+        return Finding("model.dtype", True, f"{dtype}; not checked, because DeepSpeed is not installed here")
+    message = f"{dtype} can{'' if supported else 'not'} be trained on this machine, says DeepSpeed"
+    return Finding("model.dtype", supported, message, formats.REMEDY)
+
+
+def datasets(config: Config, fix: str) -> Iterator[Finding]:
+    """The data is here, and its first row can be read."""
+    for key, source in dataset_inputs.sources(config).items():
+        yield _dataset(config, key, source, fix)
+
+
+def _dataset(config: Config, key: str, source: Source, fix: str) -> Finding:
+    if source.generator:
+        return Finding(key, True, f"generated by {source.generator}")
+    try:
+        columns = dataset_inputs.columns(config, key, source)
+        place = dataset_inputs.data_place(config, key, source)
+    except UserError as error:
+        return Finding(key, False, str(error))
+    if place is None:
+        return Finding(key, False, f"{source.name} is neither a folder nor in the Hub's cache", fix)
+    if source.path:
+        size = f"{place}, {Path(place).stat().st_size / MB:.1f} MB"
+        return Finding(key, True, size + (f", columns {', '.join(columns)}" if columns else ""))
+    empty = not any(file.is_file() for file in Path(place).rglob("*"))
+    return Finding(key, not empty, f"{place}{' is empty' if empty else ''}", fix)
+
+
+def space(folder: Path, needed: float | None) -> Iterator[Finding]:
+    """Free space, free inodes and quota in the folder of the results suffice for what the run will write.
+
+    Args:
+        folder: for the results.
+        needed: bytes that the run will write; None if unknown.
+    """
+    folder = folder if folder.exists() else Path()
+    free = shutil.disk_usage(folder).free
+    message = f"{free / GB:.1f} GB free at {folder.resolve()}"
+    if needed is None:
+        yield Finding("disk", True, f"{message}; how much the run needs is unknown until the model is here", note=True)
+    else:
+        fix = "free some, raise keep_every, or link results/ to a larger file system"
+        yield Finding("disk", free > needed, f"{message}, the run needs about {size_of(needed)}", fix)
+    if inodes := os.statvfs(folder).f_files:
+        free_inodes = os.statvfs(folder).f_favail
+        yield Finding(
+            "files", free_inodes > 10_000, f"{free_inodes} of {inodes} inodes are free", "remove files, or ask for more"
+        )
+    if program := shutil.which("quota"):
+        process = subprocess.run([program, "-w", "-p"], capture_output=True, text=True, check=False)
+        yield from quota(process.stdout, needed or 0.0)
+
+
+def size_of(count: float) -> str:
+    """Bytes in GB or MB, as text."""
+    return f"{count / GB:.1f} GB" if count >= 0.1 * GB else f"{count / MB:.1f} MB"
+
+
+def quota(output: str, needed: float) -> Iterator[Finding]:
+    """The quota suffices on each file system.
+
+    Args:
+        output: output of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …
+        needed: bytes that the run will write.
+    """
+    for line in output.splitlines():
+        fields = line.split()
+        if len(fields) < 4 or not fields[1].rstrip("*").isdigit() or not fields[3].isdigit():
+            continue
+        used, limit = int(fields[1].rstrip("*")) * 1024, (int(fields[2]) or int(fields[3])) * 1024
+        if limit:
+            message = f"{(limit - used) / GB:.1f} GB of the quota on {fields[0]} are left"
+            yield Finding(f"quota {fields[0]}", limit - used > needed, message, "free some, or ask for more")

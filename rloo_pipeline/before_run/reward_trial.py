@@ -1,0 +1,141 @@
+"""Calls every reward function of a configuration on a few rows of its data, for `rloo check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rloo_pipeline import import_string
+from rloo_pipeline.before_run import reward_audit
+from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
+from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rloo_pipeline.user_code.score_batch import RewardBatch
+
+PROMPTS, SAMPLES = 4, 2
+"""A function is called with this many prompts, and this many completions of each."""
+SHOWN = 600
+"""Characters shown of a prompt or a completion."""
+WRONG_ANSWER = "I do not know."
+"""A completion that is not from the data."""
+
+
+class RewardInputs(NamedTuple):
+    """Arguments for the reward functions."""
+
+    batch: RewardBatch
+    has_solutions: bool
+    """True if the first completion of each prompt is the data's own solution."""
+
+
+def rewards(inputs: RunInputs) -> Iterator[Finding]:
+    """One finding per reward function and dataset, from the scores of a few training and held-out rows."""
+    config = inputs.config
+    keys = [key for key in inputs.datasets if key.startswith("dataset.")]
+    samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}
+    scores: dict[str, float | None] = {}
+    for reward in config.rewards:
+        if reward.gpus and not devices.has_gpu():
+            yield _not_called(reward, "it needs a GPU, and there is none here")
+        elif not samples:
+            yield _not_called(reward, "there are no rows to call it with")
+        for key in samples if not reward.gpus or devices.has_gpu() else ():
+            finding, first = _call(config, reward, key, samples[key], inputs.folder)
+            scores.setdefault(reward.column, first)
+            yield finding
+            if not finding.ok:
+                break
+    if scores:
+        yield _first_completion(samples[keys[0]], scores)
+
+
+def _first_completion(inputs: RewardInputs, scores: Mapping[str, float | None]) -> Finding:
+    """The first completion as rewards see it, with what each gives for it."""
+    from rloo_pipeline.user_code.completion_text import text_of
+
+    text = text_of(inputs.batch.completions[0])
+    given = ", ".join(f"{name} {_text_of(score)}" for name, score in scores.items())
+    whose = "the data's own solution to the first prompt" if inputs.has_solutions else "no solution in the data"
+    return Finding("first completion", True, f"{given}: {in_one_line(text)} ({whose})")
+
+
+def in_one_line(text: str) -> str:
+    """A text with its line ends and other control characters as Python writes them; of a long one, the two ends."""
+    half = SHOWN // 2
+    ends = text if len(text) <= SHOWN else f"{text[:half]} … {text[-half:]}"
+    return repr(ends)[1:-1]
+
+
+def _text_of(score: float | None) -> str:
+    return "None" if score is None else f"{score:.4g}"
+
+
+def _not_called(reward: Reward, reason: str) -> Finding:
+    """A finding about a function from its source text, without calling it."""
+    subject = f"reward {reward.column}"
+    try:
+        import_string.check(reward.function)
+    except UserError as error:
+        return Finding(subject, False, str(error))
+    return Finding(subject, True, f"{reward.function} exists; it was not called, because {reason}", note=True)
+
+
+def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
+    from rloo_pipeline.user_code.completion_text import as_completion
+    from rloo_pipeline.user_code.score_batch import RewardBatch
+    from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
+
+    rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
+    prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
+    names = ["completion", "solution", "answer"]
+    if config.warmstart.sft is not None:
+        names.insert(0, config.warmstart.sft.completion_column)
+    solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
+    texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
+    completions = list(map(as_completion, texts, prompts))
+    ids = [[*range(len(text.split()))] for text in texts]  # as many as words, if there is no tokenizer
+    if tokenizer is not None:
+        ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in OF_PROMPTS}
+    columns["finish_reason"] = ["stop"] * len(rows)
+    if dataset.episodes:
+        episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]
+        for index in range(1, len(rows), SAMPLES):  # the wrong answer, after a call of each tool
+            completions[index], ids[index] = episodes[index].messages, episodes[index].ids
+        columns |= environment_columns([(episode.reward, episode.state) for episode in episodes])
+    return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
+
+
+def _call(
+    config: Config, reward: Reward, key: str, inputs: RewardInputs, folder: Path | None
+) -> tuple[Finding, float | None]:
+    """Scores the rows with one function; also returns the score of the first one."""
+    from rloo_pipeline.user_code.dispatch import WorkerPools
+
+    subject, rows = f"reward {reward.column}", f"on rows of {key}"
+    constants = {} if folder is None else {"tokenizer_path": str(folder)}
+    samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
+    try:
+        with WorkerPools([reward], reward.threads) as pools:
+            (scored,) = pools.score(inputs.batch, samples, constants)
+    except UserError as error:
+        return Finding(subject, False, f"{rows}: {error}"), None
+    if failure := next(filter(None, [*scored.errors, *scored.notes]), None):
+        message = f"{rows}: {failure}; the run would continue (see on_error and on_timeout of this reward)"
+        return Finding(subject, True, message, note=True), scored.scores[0]
+    if set(scored.scores) == {None}:
+        return Finding(subject, True, f"{rows}: None for all; does it find the columns it needs?", note=True), None
+    scores = list(map(_text_of, scored.scores))
+    parts = [f"'{WRONG_ANSWER}' {', '.join(scores[1::SAMPLES])}"]
+    if inputs.has_solutions:
+        parts.insert(0, f"the data's own solutions {', '.join(scores[::SAMPLES])}")
+        parts.append(reward_audit.verdict(config, reward, scored.scores[::SAMPLES], scored.scores[1::SAMPLES]))
+    note = inputs.has_solutions and bool(parts[-1])
+    return Finding(subject, True, f"{rows}: {'; '.join(filter(None, parts))}", note=note), scored.scores[0]

@@ -1,0 +1,275 @@
+"""Checks of a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that the jobs request;
+and the jobs request as many GPUs as their engines use.
+
+Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
+first attempt, and the first number of a sum; `scoring_memory` follows from the configuration.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rloo_pipeline.before_run.findings import Finding
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError, one_line
+
+RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
+GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
+GPUS = re.compile(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?")
+UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
+
+
+class Partition(NamedTuple):
+    """A partition of the cluster."""
+
+    up: bool
+    minutes: float
+    """Maximum time of a job."""
+    megabytes: float
+    """Maximum memory of a job on a node."""
+    gres: str
+    """Generic resources of its nodes, such as `gpu:h100:4`."""
+
+
+class ResourceRequest(NamedTuple):
+    """The resources that a rule requests."""
+
+    partition: str | None
+    minutes: float
+    megabytes: float
+    gres: str | None
+    engine_gpus: tuple[str, int] | None = None
+    """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+    attempts: int = 1
+    """The last attempt requests this many times the minutes."""
+
+
+USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
+"""Advice for a profile that uses Snakemake's own SLURM executor."""
+
+
+def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
+    """All checks of SLURM; none if the profile is for another executor.
+
+    Args:
+        profile: folder of the Snakemake profile.
+        rules: folder with the .smk files.
+        config: the run's configuration.
+
+    Raises:
+        UserError: the profile cannot be read.
+    """
+    settings = read_profile(profile)
+    if settings.get("executor") == "slurm" or any(key.startswith("slurm-") for key in settings):
+        yield Finding("profile", False, f"{profile} is for Snakemake's own SLURM executor", USE_OURS)
+        return
+    if settings.get("executor") != "rloo-slurm":
+        return
+    scontrol, sinfo = shutil.which("scontrol"), shutil.which("sinfo")
+    if scontrol is None or sinfo is None:
+        yield Finding("slurm", False, "no scontrol and sinfo on the PATH", "run this on a login or compute node")
+        return
+    shown = subprocess.run([scontrol, "show", "partition", "-o"], capture_output=True, text=True, check=False)
+    nodes = subprocess.run([sinfo, "-h", "-o", "%R|%m|%G"], capture_output=True, text=True, check=False)
+    if shown.returncode:
+        yield Finding("slurm", False, f"does not respond ({shown.stderr.strip()[:100]})", "check whether SLURM is up")
+        return
+    yield from compare_requests(partitions(shown.stdout, nodes.stdout), requests(settings, rules, config))
+
+
+def read_profile(profile: Path) -> dict[str, Any]:
+    """The settings in a profile.
+
+    Raises:
+        UserError: the file is missing, or not YAML.
+    """
+    file = profile / "profile.v9+.yaml"
+    try:
+        return dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such profile; pass its folder with --profile") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{file}: not a profile ({one_line(error)})") from error
+
+
+def partitions(shown: str, nodes: str) -> dict[str, Partition]:
+    """Partitions by name.
+
+    Args:
+        shown: output of `scontrol show partition -o`.
+        nodes: output of `sinfo -h -o '%R|%m|%G'`.
+    """
+    node_memory: dict[str, float] = {}
+    gres: dict[str, str] = {}
+    for name, memory, gpus in (line.strip().split("|", 2) for line in nodes.splitlines() if line.count("|") == 2):
+        node_memory[name] = max(node_memory.get(name, 0.0), float(re.sub(r"\D", "", memory) or 0))
+        gres[name] = f"{gres.get(name, '')} {gpus}".strip()
+    by_name = {}
+    for line in shown.splitlines():
+        facts = dict(field.split("=", 1) for field in line.split() if "=" in field)
+        if partition := facts.get("PartitionName"):
+            limit = facts.get("MaxMemPerNode", "UNLIMITED")
+            megabytes = node_memory.get(partition, float("inf")) if limit in UNLIMITED else float(limit)
+            minutes = minutes_of(facts.get("MaxTime", "UNLIMITED"))
+            by_name[partition] = Partition(facts.get("State") == "UP", minutes, megabytes, gres.get(partition, ""))
+    return by_name
+
+
+def minutes_of(time: str) -> float:
+    """A time of SLURM, [days-]hours:minutes:seconds, in minutes."""
+    if time in UNLIMITED:
+        return float("inf")
+    days, _, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    padded = [*parts, 0, 0] if days else [*([0] * (3 - len(parts))), *parts]
+    hours, minutes, seconds = padded[:3]
+    return int(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
+    """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
+    of the profile.
+    """
+    engine_gpus = _engine_gpus(config)
+    default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
+    by_rule = {}
+    for rule, own in _rules(rules, config):
+        for_rule = _resources(per_rule.get(rule))
+        resources = default | own | for_rule
+        minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
+        partition, gres = resources.get("slurm_partition"), resources.get("gres")
+        grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
+        attempts = 1 + int(settings.get("retries") or 0) if grows else 1
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule), attempts)
+    return by_rule
+
+
+def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
+    """For each rule, the key that gives its engine's GPUs per node, and their number."""
+    ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
+    training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
+    if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
+        training += ["checks", "trial_checks", "distance", "prove_chosen"]
+        training += ["reference", "refill_reference"] if config.uses_reference else []
+    scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
+    scoring += ["refill"] if config.rollout.refill else []
+    scoring += ["difficulty"] if config.measures_difficulty else []
+    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
+    # reward functions with `gpus` take turns with the engine
+    rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
+    engine = max(parallel, rewards, key=lambda pair: pair[1])
+    return {
+        **dict.fromkeys(training, ranks),
+        **dict.fromkeys(scoring, _with_environments(engine, config)),
+        "rollout": _with_environments(parallel, config),
+        "harness": parallel,
+    }
+
+
+def _with_environments(engine: tuple[str, int], config: Config) -> tuple[str, int]:
+    key, count = engine
+    beside = config.rollout.environment_gpus
+    return (f"{key} + rollout.environment_gpus", count + beside) if beside else engine
+
+
+def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]:
+    """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
+    resources: dict[str, dict[str, int]] = {}
+    for file in sorted(folder.glob("*.smk")):
+        text = file.read_text(encoding="utf-8")
+        headers = list(RULE.finditer(text))
+        ends = [*(header.start() for header in headers), len(text)][1:]
+        for header, end in zip(headers, ends, strict=False):
+            growing = GROWING.findall(text[header.start() : end])
+            own = {name: int(amount or config.scoring.memory_mb) for name, amount in growing}
+            name = header[1] or header[3]
+            resources[name] = own or resources.get(header[2] or "", {})
+            if resources[name]:
+                yield name, resources[name]
+
+
+def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Resources of a profile; `mem` is another name of `mem_mb`, whose value may have a unit."""
+    return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
+
+
+def _amount(name: str, value: Any) -> float:
+    """Minutes of `runtime`, or megabytes of `mem`, as Snakemake reads them: 90, 2h, 64GB; of an expression such as
+    `30 * attempt`, its first number.
+    """
+    from snakemake.exceptions import WorkflowError
+    from snakemake.resources import Resource
+
+    with suppress(WorkflowError):
+        value = Resource.parse_human_friendly(name, value)
+    match = re.search(r"\d+(?:\.\d+)?", str(value))
+    return float(match[0]) if match else 0.0
+
+
+def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
+    """Each request against its partition; rules with the same request share a finding."""
+    groups: dict[ResourceRequest, list[str]] = {}
+    for rule, request in by_rule.items():
+        groups.setdefault(request, []).append(rule)
+    for request, rules in groups.items():
+        message, fix = judge(by_name, request)
+        later = "" if fix else _later_attempts(by_name, request)
+        yield Finding(f"slurm {', '.join(rules)}", not fix, message + later, fix, note=bool(later))
+
+
+def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
+    """A remark on the time that a later attempt requests; empty if the partition allows it."""
+    partition = by_name.get(request.partition or "")
+    minutes = request.minutes * request.attempts
+    if partition is None or minutes <= partition.minutes:
+        return ""
+    return (
+        f"; attempt {request.attempts} would request {minutes:.0f} minutes, {partition.minutes:.0f} are allowed, so it "
+        "would never start; set runtime under set-resources in the profile to a number"
+    )
+
+
+def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:
+    """Message and fix for a request; the fix is empty if the cluster can satisfy it."""
+    gpus = GPUS.fullmatch(request.gres or "")
+    if gpus and request.engine_gpus and int(gpus[2] or 1) < request.engine_gpus[1]:
+        key, count = request.engine_gpus
+        message = f"requests {request.gres}, but {key} uses {count} GPUs per node"
+        return message, f"set gres to that number in the profile, or lower {key}"
+    if request.partition is None:
+        return "the default partition of the cluster", ""
+    partition = by_name.get(request.partition)
+    if partition is None:
+        names = ", ".join(sorted(by_name)) or "none"
+        return f"no partition '{request.partition}' (there are {names})", "set slurm_partition in the profile"
+    name = f"partition '{request.partition}'"
+    if not partition.up:
+        return f"{name} is not up", "wait, or set another slurm_partition"
+    if request.minutes > partition.minutes:
+        message = f"{name} allows {partition.minutes:.0f} minutes, {request.minutes:.0f} are requested"
+        return message, "set runtime under set-resources in the profile"
+    if request.megabytes > partition.megabytes:
+        message = f"{name} allows {partition.megabytes:.0f} MB, {request.megabytes:.0f} are requested"
+        return message, "set mem_mb under set-resources in the profile"
+    if request.gres and not _has_gres(partition.gres, request.gres):
+        message = f"{name} has no node with {request.gres} (it has {partition.gres or 'none'})"
+        return message, "set gres in the profile as `sinfo -o '%P %G'` shows it"
+    gres = f", {request.gres}" if request.gres else ""
+    return f"{name}: {request.minutes:.0f} minutes, {request.megabytes:.0f} MB{gres}", ""
+
+
+def _has_gres(available: str, requested: str) -> bool:
+    """True if a node has the requested GPUs: a type and a number, or a number alone."""
+    request = GPUS.fullmatch(requested)
+    if request is None:
+        return True  # not GPUs
+    kind, count = request[1], int(request[2] or 1)
+    return any(kind in (None, model) and int(number or 1) >= count for model, number in GPUS.findall(available))

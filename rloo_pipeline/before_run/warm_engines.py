@@ -1,0 +1,66 @@
+"""Chooses which warm engines take turns on GPUs: while one has its turn, the others wait in host memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.before_run import memory, model_inputs
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.runtime import devices
+
+PROCESS = 4e9
+"""Bytes of host memory that a worker with CUDA takes besides its engine. Not measured."""
+SHARE = 0.8
+"""Share of host memory for waiting engines; reward functions and the page cache need the rest."""
+
+
+def left_out(config: Config) -> frozenset[str]:
+    """Roles that get no warm worker because host memory does not hold all engines; their stages start engines of their
+    own. Empty without a GPU, and with `workers: always`.
+    """
+    if config.workers != "auto" or not devices.has_gpu():
+        return frozenset()
+    try:
+        built = Path("results") / config.run / "assets" / "model"
+        folder = model_inputs.model_folder(config) or (built if config.model.build else _fetched(config))
+        dims = model_dims.read(folder)
+    except UserError:  # not here, as a model that a function builds in the first stage
+        return frozenset()
+    return _too_many(config, dims, devices.machine_bytes())
+
+
+def _fetched(config: Config) -> Path:
+    """A folder with the config.json of a model on the Hub, all of which the first stage will fetch.
+
+    Raises:
+        UserError: it cannot be fetched.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name = str(config.model.name_or_path)
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=config.model.revision)).parent
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(f"{name}: cannot be fetched ({one_line(error)})") from error
+
+
+def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
+    """The roles to leave out so that the rest fit into `machine` bytes, the largest first."""
+    waiting = waiting_bytes(config, dims)
+    left: set[str] = set()
+    for role in ("trainer", "logprobs", "sampler"):
+        if sum(size for other, size in waiting.items() if other not in left) <= SHARE * machine:
+            break
+        left.add(role)
+    return frozenset(left)
+
+
+def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
+    """Bytes of host memory that each engine takes while it is off its GPU."""
+    weights = dims.parameters * float(BYTES[config.model.dtype])
+    of_trainer = memory.weight_bytes(config, dims) + memory.state(config, dims)
+    return {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": PROCESS + of_trainer}

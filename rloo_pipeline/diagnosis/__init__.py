@@ -1,1 +1,0 @@
-"""The symptoms of a run, diagnosed from its metrics."""

@@ -1,1 +1,0 @@
-"""Accuracy, intervals, tests and changes of rankings: arrays in, numbers out."""

@@ -1,0 +1,126 @@
+"""Measures how other rewards would have changed a round: rankings, informative groups, advantages.
+
+Rankings are compared within each prompt's completions, by Kendall's tau-b and Spearman's rho over the completions that
+both rewards score. A group in which all values of either reward are equal has no ranking and is left out. A group is
+informative if at least two of its rewards differ; RLOO learns only from such groups.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rloo_pipeline.judging.statistics import Array, informative
+
+
+class Change(NamedTuple):
+    """The changes in one round or in all rounds; None if there is nothing to compare. Pairs are (old, new)."""
+
+    groups: int
+    ranked_groups: int
+    """Groups that both rewards rank."""
+    kendall: float | None
+    spearman: float | None
+    reward: tuple[float | None, float | None]
+    """Mean."""
+    unscorable: tuple[int, int]
+    """Completions without a reward."""
+    informative: tuple[float, float]
+    """Share of groups whose rewards differ."""
+    variance: tuple[float | None, float | None]
+    """Mean variance of the rewards within a group."""
+    completions: int
+    advantage_correlation: float | None
+    """Pearson's r, over completions."""
+    sign_changes: float
+    """Share of completions whose advantage changes its sign."""
+    silenced: float
+    """Share of completions whose advantage becomes 0."""
+    awakened: float
+    """Share of completions whose advantage was 0 and no longer is."""
+
+
+def change(
+    old: Sequence[Sequence[float]],
+    new: Sequence[Sequence[float]],
+    old_advantages: Sequence[Sequence[float]],
+    new_advantages: Sequence[Sequence[float]],
+) -> Change:
+    """Compares old and new rewards of the same completions, of a round or of all rounds.
+
+    Args:
+        old: rewards [prompts, samples], NaN for unscorable completions.
+        new: the new rewards, likewise.
+        old_advantages: [prompts, samples].
+        new_advantages: likewise.
+    """
+    before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
+    ranked = [pair for pair in map(_rankings, before, after) if pair is not None]
+    first, second = (np.asarray(values, dtype=float).ravel() for values in (old_advantages, new_advantages))
+    return Change(
+        groups=len(before),
+        ranked_groups=len(ranked),
+        kendall=_mean([tau for tau, _ in ranked]),
+        spearman=_mean([rho for _, rho in ranked]),
+        reward=(_mean(before[~np.isnan(before)]), _mean(after[~np.isnan(after)])),
+        unscorable=(int(np.isnan(before).sum()), int(np.isnan(after).sum())),
+        informative=(informative(before), informative(after)),
+        variance=(_variance(before), _variance(after)),
+        completions=len(first),
+        advantage_correlation=_correlation(first, second),
+        sign_changes=float(np.mean(first * second < 0)),
+        silenced=float(np.mean((first != 0) & (second == 0))),
+        awakened=float(np.mean((first == 0) & (second != 0))),
+    )
+
+
+def columns(change: Change | None = None) -> dict[str, str]:
+    """A row of the printed table, heading → text; without a change, the headings."""
+
+    def pair(values: tuple[float | None, float | None] | None, form: str) -> str:
+        return " → ".join(single(value, form) for value in values or ())
+
+    def single(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    return {
+        "mean reward": pair(change and change.reward, ".3f"),
+        "unscorable": pair(change and change.unscorable, "d"),
+        "Kendall τ": single(change and change.kendall, ".3f"),
+        "Spearman ρ": single(change and change.spearman, ".3f"),
+        "informative groups": pair(change and change.informative, ".1%"),
+        "variance in a group": pair(change and change.variance, ".3g"),
+        "advantages: correlation": single(change and change.advantage_correlation, ".3f"),
+        "sign changes": single(change and change.sign_changes, ".1%"),
+        "to 0": single(change and change.silenced, ".1%"),
+        "from 0": single(change and change.awakened, ".1%"),
+    }
+
+
+def _rankings(old: Array, new: Array) -> tuple[float, float] | None:
+    """Kendall's tau-b and Spearman's rho of one group; None if one of the rewards does not rank it."""
+    from scipy.stats import kendalltau, spearmanr
+
+    both = ~(np.isnan(old) | np.isnan(new))
+    first, second = old[both], new[both]
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(kendalltau(first, second).statistic), float(spearmanr(first, second).statistic)
+
+
+def _variance(rewards: Array) -> float | None:
+    """Mean over groups of the variance of their scored rewards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of groups with fewer than two scored completions
+        return _mean([value for value in np.nanvar(rewards, axis=1, ddof=1) if np.isfinite(value)])
+
+
+def _correlation(old: Array, new: Array) -> float | None:
+    return None if np.ptp(old) == 0 or np.ptp(new) == 0 else float(np.corrcoef(old, new)[0, 1])
+
+
+def _mean(values: Sequence[float] | Array) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,73 @@
+"""The input of the checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rloo_pipeline.judging.statistics import Array
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """Facts about tokenizer, generation config and chat template, measured on the probe prompts."""
+
+    prompts: int
+    changed: int
+    """Prompts whose ids change when decoded and encoded again."""
+    double_bos: int
+    """Prompts that begin with two BOS tokens."""
+    chats: int
+    """Prompts that are messages, for the chat template."""
+    opened: int
+    """Chats whose ids end with `generation_prompt`."""
+    generation_prompt: str
+    """The text that the template puts before an answer, taken from the first chat."""
+    pad: int | None
+    """None if the tokenizer has none of its own and EOS is used for it."""
+    eos: int | None
+    stops: tuple[int, ...]
+    """Token ids at which the sampler ends a completion."""
+    configured: tuple[int, ...] | None
+    """End tokens of generation_config.json; None if there is no such file."""
+    turn_end: tuple[int, str] | None
+    """Id and text of the token that ends an answer in the template; None without a template or such a token."""
+    template: tuple[str, ...]
+    """Problems of the chat template, one sentence each."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A probe of a policy on P prompts with K completions each."""
+
+    tokens: TokenFacts
+    packed: float
+    """Largest difference of a token's log-prob in the model's self-check, in nats."""
+    dtype: str
+    longest: int
+    """max_completion_length of the probe."""
+    rewards: Array
+    """[P, K], NaN where unscorable."""
+    right: NDArray[np.bool_]
+    """[P, K]"""
+    lengths: NDArray[np.int64]
+    """[P, K] tokens"""
+    truncated: NDArray[np.bool_]
+    """[P, K]"""
+    texts: list[list[str]]
+    """[P][K]"""
+    in_form: NDArray[np.bool_] | None
+    """[P, K] whether the format reward is at least 1; None without such a reward."""
+    differences: Array | None
+    """[tokens] log-prob of the sampler less that of the trainer; None if their distributions differ by design."""
+    entropies: Array
+    """[tokens] nats"""
+    demonstrations: Array | None
+    """[tokens] log-probs of demonstrations that SFT trains on; None without demonstrations."""
+    held_out: Array | None
+    """[tokens] log-probs of demonstrations that SFT does not train on; None without them."""
+    num_generations: int
+    """K of the rounds, which may differ from the probe's."""
+    seed: int

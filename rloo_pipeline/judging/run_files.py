@@ -1,0 +1,292 @@
+"""Reads what a run has written so far: finished, stopped, in flight or killed. Writes nothing.
+
+Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or goes on to
+more rounds, files of the training before are still there. They are older than what they would now be made from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.config.run_set import EXPERIMENT
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging.diagnosis import Symptom, diagnose, monitors_of
+from rloo_pipeline.judging.history import Metrics
+
+NO_MEMORY = (
+    *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
+    *("oom-kill", "oom_kill", "oom kill"),
+)
+"""Lower-case parts of lines that report a lack of memory."""
+TAIL = 200_000
+"""Bytes at a log's end that are searched for `NO_MEMORY`."""
+EVIDENCE_LENGTH = 160
+"""Characters of such a line that are shown."""
+ROUND = re.compile(r"\d{5,}")
+"""Begin of the name of a round's log."""
+Result = TypeVar("Result")
+BY_SEED = ("evaluate_chosen", "prove_chosen")
+"""Stages of what was chosen, whose logs are named by the seed."""
+
+
+class RunFiles(NamedTuple):
+    """A run, as far as it has come."""
+
+    folder: Path
+    config: Config
+    rounds: list[Metrics]
+    """metrics.json of the finished rounds of this training, from the first without a gap."""
+
+    def is_current(self, file: Path, policy: int | None) -> bool:
+        """True if a file is there and was made from the policy of this number, not from that of an earlier training;
+        None stands for what is made from no policy.
+        """
+        if not policy:
+            return _not_older(file, _before_rounds(self.folder) if policy == 0 else ())
+        return policy <= len(self.rounds) and _not_older(file, [metrics_of(self.folder, policy)])
+
+    def evaluations(self) -> dict[int, JSON]:
+        """The evaluations by the policy's number."""
+        numbers = {"warmstart": 0, "final": self.config.rounds}
+        evaluations = {}
+        for file in sorted((self.folder / "evaluation").glob("*/summary.json")):
+            name = file.parent.name
+            number = int(name) if name.isdigit() else numbers.get(name)
+            if number is not None and self.is_current(file, number):
+                evaluations[number] = read_evaluation(self.folder, name)
+        return evaluations
+
+    def held_out(self) -> list[JSON]:
+        """held_out.json of the rounds and of the next one, as far as they have one."""
+        rounds = range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
+        policy_of = self.config.rollout.policy_of
+        return read_held_out(
+            self.folder,
+            (number for number in rounds if self.is_current(held_out_of(self.folder, number), policy_of(number))),
+        )
+
+    def accuracies(self) -> dict[int, float]:
+        """Held-out accuracy by the policy's number: on the problems of each round, or else of the evaluations, whose
+        problems are others.
+        """
+        by_round = {measured["policy"]: measured["accuracy"] for measured in self.held_out()}
+        return by_round or {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
+
+    def out_of_memory(self) -> dict[int, str]:
+        """Maps rounds to the last out-of-memory line in their stages' logs. An unfinished round counts as the latest,
+        and so does a stage outside of rounds.
+        """
+        lines, latest, logs = dict[int, str](), len(self.rounds), self.folder / "logs"
+        for file in sorted(logs.rglob("*.log")):
+            name = file.relative_to(logs).with_suffix("").as_posix()
+            of_round = round_of(file)
+            if of_round is None:
+                number, policy = (self.config.rounds, self.config.rounds) if file.stem == "final" else (0, None)
+            else:
+                number, policy = of_round, max(of_round - 1 - self.config.rollout.lag, 0)
+                name = f"{file.parent.name} of round {number}"
+            # what workers print is also in the logs of the jobs that use them
+            if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
+                continue
+            if line := _no_memory(file):
+                lines[latest if of_round is None else min(number, latest)] = f"{name}: {line}"
+        return lines
+
+    def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
+        """The symptoms that rounds from `since` on showed, from metrics, evaluations and logs.
+
+        Args:
+            evaluations: by the policy's number; those that are there if None.
+            since: the first round that is judged.
+        """
+        return diagnose(
+            self.rounds,
+            self.config.gates,
+            monitors=monitors_of(self.config.rewards),
+            evaluations=self.evaluations() if evaluations is None else evaluations,
+            out_of_memory=self.out_of_memory(),
+            planned=self.config.rounds,
+            since=since,
+        )
+
+
+def read(folder: Path, config: Config | None = None) -> RunFiles:
+    """Reads the run in a folder, without the rounds that are older than those before them.
+
+    Args:
+        folder: the run's folder.
+        config: the run's configuration; read from the folder if None.
+
+    Raises:
+        UserError: the folder has no run, or a file of it is damaged.
+    """
+    config = config or read_config(folder)
+    return RunFiles(folder, config, metrics_until(folder, _rounds_of_training(folder, config.rounds)))
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """True if the summary of all rounds and evaluations, as they are now, is there."""
+    evaluations = (folder / "evaluation" / name / "summary.json" for name in config.evaluated)
+    made_from = [metrics_of(folder, config.rounds), *evaluations]
+    return _not_older(folder / "summary.json", made_from) and (
+        _rounds_of_training(folder, config.rounds) == config.rounds
+    )
+
+
+def _before_rounds(folder: Path) -> list[Path]:
+    """Existing files that the first round is made from; a copy of a run may lack weights."""
+    files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
+    return [file for file in files if file.exists()]
+
+
+def _rounds_of_training(run: Path, last: int) -> int:
+    """The last round of this training, from 1 to `last`; 0 where what the first is made from is newer than it."""
+    first = metrics_of(run, 1)
+    tables = (
+        file for table in ("rollouts", "scores", "reference") for file in (first.parent / table).glob("*.parquet")
+    )
+    return in_order_of_time(run, 1, last) if _not_older(first, [*_before_rounds(run), *tables]) else 0
+
+
+def in_order_of_time(run: Path, first: int, last: int) -> int:
+    """The last round from `first` to `last` up to which each round is newer than the one before.
+
+    When a round is repeated, the older files of later rounds remain until those rounds are repeated too.
+    """
+    until = first
+    while until < last and _not_older(metrics_of(run, until + 1), [metrics_of(run, until)]):
+        until += 1
+    return until
+
+
+def round_of(log: Path) -> int | None:
+    """The round in the name of a log; None for stages outside of rounds, whose logs may be named by shard or seed."""
+    named = ROUND.match(log.stem)
+    return int(named[0]) if named and log.parent.name not in BY_SEED else None
+
+
+def read_config(folder: Path) -> Config:
+    """Reads the configuration of the run in a folder.
+
+    Raises:
+        UserError: the folder has no config.yaml, or it is not valid.
+    """
+    file = folder / "config.yaml"
+    if not file.exists() and (folder / EXPERIMENT).exists():
+        runs = sorted(str(file.parent) for file in folder.glob("*/[0-9]*/config.yaml"))
+        example = f", such as {runs[0]}" if runs else ""
+        raise UserError(f"{folder}: the folder of an experiment; name one of its runs{example}")
+    if not file.exists():
+        raise UserError(
+            f"{folder}: not the folder of a run, since it has no config.yaml; name one such as results/demo"
+        )
+    return load(file)
+
+
+def metrics_of(folder: Path, number: int) -> Path:
+    """The path of a round's metrics.json."""
+    return folder / "rounds" / f"{number:05d}" / "metrics.json"
+
+
+def read_metrics(folder: Path, number: int) -> JSON:
+    """metrics.json of a round.
+
+    Raises:
+        UserError: it is missing, damaged, of another round, or not from the update that wrote the round's table.
+    """
+    metrics = read_artifact(metrics_of(folder, number), round=number)
+    lineage.check_metrics(metrics_of(folder, number), metrics)
+    return metrics
+
+
+def metrics_until(folder: Path, last: int) -> list[Metrics]:
+    """metrics.json of rounds 1 to `last`, up to the first round that has none."""
+    rounds: list[Metrics] = []
+    for number in range(1, last + 1):
+        file = metrics_of(folder, number)
+        if not file.exists():
+            break
+        metrics = _read(file)
+        check_facts(file, metrics, {"round": number})
+        rounds.append(metrics)
+    return rounds
+
+
+def held_out_of(folder: Path, number: int) -> Path:
+    """The path of a round's held_out.json."""
+    return metrics_of(folder, number).with_name("held_out.json")
+
+
+def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
+    """held_out.json of these rounds, those that have one: accuracy of the policies that sampled them."""
+    files = (held_out_of(run, number) for number in rounds)
+    measured = [_read(file) for file in files if file.exists()]
+    return [summary for summary in measured if summary["accuracy"] is not None]
+
+
+def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON:
+    """summary.json of an evaluation, with its `distance` (KL from policy 0) and `harness` (lm-eval), each or None.
+
+    Args:
+        run: folder of the run.
+        name: name of the evaluation.
+        refused: which of the two is an error if it is of another policy. By default it counts as none, since an earlier
+            training may have left it.
+    """
+    folder = run / "evaluation" / name
+    evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)
+    for part in ("distance", "harness"):
+        file = folder / f"{part}.json"
+        content = read_artifact(file) if file.exists() else None
+        if content and part in refused:
+            check_facts(file, content, {"policy": evaluation["policy"]})
+        evaluation[part] = content if content and content.get("policy") == evaluation["policy"] else None
+    return evaluation
+
+
+def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
+    """True if a file and those that it is made from are there, and none of them is newer."""
+    try:
+        time = file.stat().st_mtime
+        return all(time >= other.stat().st_mtime for other in made_from)
+    except OSError:
+        return False
+
+
+def _until_changed(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
+    """Reads a file again only after it was written or replaced; what is returned is not to be changed."""
+    once = lru_cache(maxsize=100_000)(lambda file, _version: read(file))
+
+    def read_cached(file: Path) -> Result:
+        status = file.stat()
+        return once(file, (status.st_ino, status.st_ctime_ns, status.st_size))
+
+    return read_cached
+
+
+@_until_changed
+def _read(file: Path) -> JSON:
+    return read_artifact(file)
+
+
+@_until_changed
+def _no_memory(log: Path) -> str | None:
+    """The last line near a log's end that reports a lack of memory."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        text = file.read().decode("utf-8", errors="replace")
+    lines = reversed(text.splitlines()) if _reports_no_memory(text) else ()
+    return next((line.strip()[-EVIDENCE_LENGTH:] for line in lines if _reports_no_memory(line)), None)
+
+
+def _reports_no_memory(text: str) -> bool:
+    lower_case = text.lower()
+    return any(words in lower_case for words in NO_MEMORY)

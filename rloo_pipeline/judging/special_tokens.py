@@ -1,0 +1,89 @@
+"""Checks that tokenizer, generation config and chat template agree on the ends of prompts and completions."""
+
+from __future__ import annotations
+
+from rloo_pipeline.judging.evidence import Evidence
+from rloo_pipeline.judging.registry import CheckResult, check
+
+
+@check(bad="below")
+def round_trip(evidence: Evidence) -> CheckResult:
+    """Share of prompts whose ids stay the same when decoded and encoded again."""
+    facts = evidence.tokens
+    share = 1 - facts.changed / facts.prompts
+    return CheckResult(
+        share,
+        f"{share:.1%} of {facts.prompts} prompts",
+        "Prompts keep their ids when decoded and encoded again.",
+        "Decoding and encoding changes the ids of some prompts; rewards may see another text than the model.",
+    )
+
+
+@check(bad="above")
+def double_bos(evidence: Evidence) -> CheckResult:
+    """Number of prompts that begin with two BOS tokens."""
+    return CheckResult(
+        float(evidence.tokens.double_bos),
+        f"{evidence.tokens.double_bos} of {evidence.tokens.prompts} prompts",
+        "No prompt begins with two BOS tokens.",
+        "Template and tokenizer both put a BOS before the prompt; remove it from the chat template.",
+    )
+
+
+@check(bad="below")
+def generation_prompt(evidence: Evidence) -> CheckResult | None:
+    """Share of chats whose ids end with the text that the template puts before an answer."""
+    facts = evidence.tokens
+    if not facts.chats:
+        return None
+    share = facts.opened / facts.chats
+    return CheckResult(
+        share,
+        f"{share:.1%} of {facts.chats} chats, {facts.generation_prompt!r}",
+        "Each chat ends where the assistant's answer begins.",
+        "The chat template ignores add_generation_prompt, so the model must open its own turn; correct the template.",
+    )
+
+
+@check(bad="above")
+def stop_ids(evidence: Evidence) -> CheckResult:
+    """Number of disagreements between the three on how a completion ends."""
+    facts, conflicts = evidence.tokens, list[str]()
+    if facts.configured is not None and facts.eos is not None and facts.eos not in facts.configured:
+        conflicts.append(f"generation_config.json ends at {list(facts.configured)}, the tokenizer at {facts.eos}")
+    if facts.turn_end is not None and facts.turn_end[0] not in facts.stops:
+        conflicts.append(f"the template ends an answer with {facts.turn_end[1]!r}, where the sampler does not stop")
+    return CheckResult(
+        float(len(conflicts)),
+        f"stops at {list(facts.stops)}" + (f", template at {facts.turn_end[0]}" if facts.turn_end else ""),
+        "Tokenizer, generation config and template agree on how an answer ends.",
+        f"Name one end token in tokenizer_config.json and generation_config.json: {'; '.join(conflicts)}.",
+    )
+
+
+@check(bad="above")
+def pad_token(evidence: Evidence) -> CheckResult:
+    """1 if PAD is also an end token or EOS is used as PAD: safe here, because masks come from lengths, not from ids."""
+    pad, eos = evidence.tokens.pad, evidence.tokens.eos
+    state = "The tokenizer has no PAD token, and EOS is used for it" if pad is None else "PAD is also an end token"
+    return CheckResult(
+        float(pad is None or pad in evidence.tokens.stops),
+        f"no pad, so eos {eos} is used for it" if pad is None else f"pad {pad}, eos {eos}",
+        "Padding is not an end token.",
+        f"{state}: safe here, because nothing is padded, so the end token stays in the loss and counts as an end; give "
+        "the tokenizer its own PAD token for other tools.",
+    )
+
+
+@check(bad="above")
+def chat_template(evidence: Evidence) -> CheckResult | None:
+    """Counts silent faults of the chat template, such as leaving out a role that the data has."""
+    faults = evidence.tokens.template
+    if not evidence.tokens.chats:
+        return None
+    return CheckResult(
+        float(len(faults)),
+        f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}",
+        "The chat template shows all messages of the data and reads its variables.",
+        f"Look at the chat template: {'; '.join(faults)}.",
+    )

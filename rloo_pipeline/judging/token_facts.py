@@ -1,0 +1,78 @@
+"""Facts about tokenizer, generation config and chat template, measured on some prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.data.prompting import render
+from rloo_pipeline.judging.evidence import TokenFacts
+from rloo_pipeline.judging.template_lint import TemplateLint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER = "an answer"
+CHECKED = "the checks of the chat template"
+
+
+def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) -> TokenFacts:
+    """Measures the facts.
+
+    Args:
+        config: for the chat template's arguments.
+        folder: the policy's folder.
+        rows: prompts, with `prompt` and `prompt_ids`.
+    """
+    tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
+    chats = [row for row in rows if not isinstance(row["prompt"], str)]
+    opening = [_opening(tokenizer, config, row["prompt"]) for row in chats]
+    path = policy.base_of(folder) / "generation_config.json"
+    configured = read_json(path).get("eos_token_id") if path.exists() else None
+    ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
+    bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
+    stops = policy.stop_ids(folder, tokenizer)
+    lint = TemplateLint(config, tokenizer, stops).findings([row["prompt"] for row in rows])
+    return TokenFacts(
+        prompts=len(rows),
+        changed=sum(_round_trip(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
+        double_bos=sum(bos is not None and list(row["prompt_ids"][:2]) == [bos, bos] for row in rows),
+        chats=len(chats),
+        opened=sum(
+            bool(text) and str(tokenizer.decode(row["prompt_ids"], clean_up_tokenization_spaces=False)).endswith(text)
+            for row, text in zip(chats, opening, strict=True)
+        ),
+        generation_prompt=opening[0] if opening else "",
+        pad=pad if isinstance(pad, int) and policy.has_pad(tokenizer) else None,
+        eos=eos if isinstance(eos, int) else None,
+        stops=tuple(stops),
+        configured=tuple(ids) if path.exists() else None,
+        turn_end=_turn_end(tokenizer, config, chats[0]["prompt"]) if chats else None,
+        template=tuple(finding.message for finding in lint if finding.problem),
+    )
+
+
+def _round_trip(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Decodes ids and encodes the text again."""
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> str:
+    """The text that the template puts before an answer; may be empty."""
+    closed, opened = (render(messages, config.dataset, tokenizer, CHECKED, value) for value in (False, True))
+    return opened[len(closed) :] if opened.startswith(closed) else ""
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> tuple[int, str] | None:
+    """The first special token that the template puts after an answer."""
+    whole = render([*messages, {"role": "assistant", "content": ANSWER}], config.dataset, tokenizer, CHECKED, False)
+    after = whole.rpartition(ANSWER)[2]
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
+    first = next((token for token in ids if token in special), None)
+    return None if first is None else (first, str(tokenizer.convert_ids_to_tokens(first)))

@@ -1,1 +1,0 @@
-"""Estimates a run's memory, jobs, tokens and hours before anything is queued."""

@@ -1,1 +1,0 @@
-"""Calls reward functions in worker processes, and what several reward functions share: text, numbers, HTTP."""

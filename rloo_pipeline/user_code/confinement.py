@@ -1,0 +1,203 @@
+"""The command that starts the process from which episodes are forked: as any other process, in the sandbox, or in an
+Apptainer image.
+
+The sandbox is that of `code_reward` (`user_code/sandbox`) around all episodes at once, so they share its /tmp, its
+user and its number of processes, and one can end another. In it are the files of Python and its packages, this package,
+the code of the environments and tools, and `read_only`. An image has this package, that code and `read_only` besides
+its own files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rloo_pipeline import frozen_functions, import_string
+from rloo_pipeline.config import provenance
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.installation import PACKAGE
+from rloo_pipeline.user_code import fork_server
+from rloo_pipeline.user_code.sandbox import command_line, sandbox
+from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
+from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, THREADS
+
+BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
+"""Keeps the path of the image's Python, whose packages come first."""
+CPU_SECONDS = float(1 << 31)
+"""Episodes end at their deadlines; the process that forks them lives as long as the stage."""
+FILE_MB = 512
+"""Limit in MiB for a file, and for the /tmp that episodes in a sandbox share."""
+PROCESSES = 16
+"""Processes and threads for each worker in a sandbox, on average."""
+
+
+class Confinement(NamedTuple):
+    """The sandbox or image in which processes of tools and environments run."""
+
+    sandbox: bool = False
+    memory_mb: int = 2048
+    """Limit for each process in the sandbox."""
+    image: str = ""
+    read_only: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """Value of CUDA_VISIBLE_DEVICES for them."""
+
+    @property
+    def has_own_files(self) -> bool:
+        """True if the processes see other files than this one."""
+        return self.sandbox or bool(self.image)
+
+
+class ForkServerCommand(NamedTuple):
+    """The command line that starts the process."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    limits: dict[str, int] | None = None
+    """Limits for `sandbox.inside.limits.apply`, in the sandbox."""
+    schema_file: str = ""
+    """File of transformers that makes the schemas of tools; only in an image."""
+
+
+def reference_inside(confinement: Confinement, reference: str) -> str:
+    """An import string as the process needs it, which has another working folder in the sandbox and in an image.
+
+    Raises:
+        UserError: the file or module does not exist.
+    """
+    module, _, name = reference.rpartition(":")
+    if not (confinement.has_own_files and module.endswith(".py")):
+        return reference
+    file = import_string.source_of(reference)
+    return reference if file is None else f"{file.resolve()}:{name}"
+
+
+def command(confinement: Confinement, references: Sequence[str], file: int, workers: int) -> ForkServerCommand:
+    """The command that starts `fork_server.main`.
+
+    Args:
+        confinement: sandbox or image that it runs in.
+        references: import strings of the environments and tools.
+        file: file descriptor that `main` gets.
+        workers: most episodes at a time.
+
+    Raises:
+        UserError: no sandbox works here, there is no Apptainer, or a file does not exist.
+    """
+    variables = ENVIRONMENT | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ",".join(confinement.gpus)}
+    if not confinement.has_own_files:
+        argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, [file]), *sys.path]
+        return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
+    own = {str(PACKAGE), *read_only_paths(confinement), *_sources(references, with_modules=not confinement.image)}
+    if copies := frozen_functions.in_use().folder:
+        own.add(copies)
+        variables[frozen_functions.VARIABLE] = copies
+    folders = [path for path in read_only_paths(confinement) if Path(path).is_dir()]
+    if confinement.image:
+        arguments = ["-c", BOOT_IN_IMAGE.format(fork_server.__name__, [file]), str(PACKAGE.parent), *folders]
+        passed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
+        return _in_image(confinement, own, arguments, passed, workers)
+    path = [*(entry for entry in sys.path if Path(entry).is_absolute()), *folders]
+    return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, [file]), *path], variables, workers)
+
+
+def _in_sandbox(
+    confinement: Confinement, own: set[str], arguments: list[str], variables: dict[str, str], workers: int
+) -> ForkServerCommand:
+    box = sandbox.search(tuple(sorted({*own, *_packages()})))
+    if isinstance(box, str):
+        raise UserError(
+            f"rollout.environment_sandbox: no sandbox works here ({box}); install bubblewrap, or set "
+            "rollout.environment_image for Apptainer"
+        )
+    limits = _limits(confinement, workers)
+    argv = [*command_line.interpreter_argv(box, limits), "-s", "-S", "-c", *arguments]
+    environment = command_line.environment() | variables
+    return ForkServerCommand(argv, environment, command_line.limits_of_process(box, limits))
+
+
+def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
+    processes = PROCESSES * workers + fork_server.RESERVE
+    return SandboxLimits(CPU_SECONDS, confinement.memory_mb, FILE_MB, processes, open_files=64 + 2 * workers)
+
+
+def _in_image(
+    confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
+) -> ForkServerCommand:
+    image, schema_file = Path(confinement.image).resolve(), _schema_file()
+    if not image.exists():
+        raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
+    files = tuple(sorted({*own, schema_file}))
+    if not confinement.sandbox:
+        devices = ["--nv"] if confinement.gpus else []
+        binds = [argument for path in files for argument in ("--bind", f"{path}:{path}:ro")]
+        options = ["--quiet", "exec", "--containall", "--cwd", "/tmp", *devices, *binds, str(image), "python3"]
+        argv = [*command_line.dies_with_parent([_apptainer()]), *options, *arguments]
+        return ForkServerCommand(argv, os.environ | passed, None, schema_file)
+    box = sandbox.search(files, str(image), in_image=True)
+    if isinstance(box, str):
+        raise UserError(
+            f"rollout.environment_sandbox: no sandbox works in {confinement.image} ({box}); leave out "
+            "rollout.environment_image where bubblewrap is installed, or leave out this key"
+        )
+    limits = _limits(confinement, workers)
+    argv = [*command_line.interpreter_argv(box, limits), *arguments]
+    numbers = command_line.limits_of_process(box, limits)
+    return ForkServerCommand(argv, command_line.ENVIRONMENT | passed, numbers, schema_file)
+
+
+def _apptainer() -> str:
+    program = shutil.which("apptainer") or shutil.which("singularity")
+    if program is None:
+        inside = "APPTAINER_CONTAINER" in os.environ
+        fix = "run without --sdm apptainer" if inside else "load its module, or ask for it"
+        where = "in the image of the stages" if inside else "here"
+        raise UserError(
+            f"rollout.environment_image: there is no Apptainer {where}; {fix}, or install what the environments need "
+            "beside the stages and drop the key"
+        )
+    return program
+
+
+def read_only_paths(confinement: Confinement) -> list[str]:
+    """`Confinement.read_only` as absolute paths.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    for path in confinement.read_only:
+        if not Path(path).exists():
+            raise UserError(f"rollout.environment_read_only: there is no {path}; correct the path")
+    return [str(Path(path).absolute()) for path in confinement.read_only]
+
+
+def _packages() -> Iterator[str]:
+    """Folders of installed packages."""
+    for path in sys.path:
+        if {"site-packages", "dist-packages"} & set(Path(path).parts) and Path(path).is_dir():
+            yield path
+
+
+def _sources(references: Iterable[str], with_modules: bool) -> Iterator[str]:
+    """Files with the code of environments and tools: of a named file also the neighbours that it imports, and of a
+    module of a package that is not installed the whole package.
+    """
+    installed = [PACKAGE, *map(Path, _packages())]
+    for reference in references:
+        module, source = reference.rpartition(":")[0], import_string.source_of(reference)
+        if source is not None and module.endswith(".py"):
+            yield from map(str, filter(Path.exists, provenance.source_files(reference, source)))
+        elif source is not None and with_modules and not any(source.is_relative_to(folder) for folder in installed):
+            package = importlib.util.find_spec(module.partition(".")[0])
+            yield from (package.submodule_search_locations or [str(source)]) if package else ()
+
+
+def _schema_file() -> str:
+    """The file of transformers with `get_json_schema`, found without the import of transformers."""
+    package = importlib.util.find_spec("transformers")
+    return str(Path(str(package and package.origin)).parent / "utils" / "chat_template_utils.py")

@@ -1,0 +1,138 @@
+"""The pool's end of the socket to the process of one episode: the request under way, and its answer."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
+from rloo_pipeline.user_code.messages import BadMessageError, MessageSocket, decode_report
+from rloo_pipeline.user_code.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
+
+MESSAGE_BYTES = 1 << 23
+"""Maximum size of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
+
+
+class Answer(NamedTuple):
+    """The answer to one request."""
+
+    episode: int
+    request: str
+    """`reset`, `call` or `finish`."""
+    texts: tuple[str, ...] = ()
+    """Result of each call; for `reset`, the observation if any."""
+    errors: tuple[bool, ...] = ()
+    """True for each text that is an error."""
+    reward: float | None = None
+    """Result of `get_reward`, in the answer to `finish`."""
+    state: str | None = None
+    """The public attributes of the environment as JSON, in the answer to `finish`."""
+    lost: str | None = None
+    """Why the episode cannot go on: its process was killed at its deadline, died, or reset or get_reward raised."""
+    seconds: float = 0.0
+    """Seconds from the request to its answer, without waiting for a process."""
+
+
+class Connection:
+    """One process as the pool sees it."""
+
+    def __init__(self, episode: int, serial: int, file: int) -> None:
+        self.episode, self.serial = episode, serial
+        self.channel = MessageSocket(file)
+        self.request: str | None = None
+        """The request under way."""
+        self.done: RequestDone | None = None
+        """The last message about it."""
+        self.deadline = math.inf
+        self.closed = False
+        """True if the other end is closed or disturbed."""
+        self.fault: str | None = None
+        """Description of the code's write to the socket, phrased to follow its name."""
+        self._late = ""
+        self._calls: list[tuple[str, Any]] = []
+        self._texts: dict[int, ToolText] = {}
+        self._began, self._timeout = 0.0, math.inf
+
+    def send(self, kind: str, request: Any, timeout: float) -> None:
+        """Sends a request; its deadline is `timeout` seconds from now, and from each answer of a tool."""
+        self.request, self.done, self._texts = kind, None, {}
+        self._calls = request.calls if isinstance(request, CallTools) else []
+        self._began, self._timeout = time.monotonic(), timeout
+        if not self.closed:
+            self.deadline = self._began + timeout
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will be told
+            self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+
+    def restart_clock(self, timeout: float) -> None:
+        """Begins the time of a request anew, which waited for imports."""
+        if self.request in ("reset", "call"):
+            self._began, self._timeout = time.monotonic(), timeout
+            self.deadline = self._began + timeout
+
+    def read(self) -> RequestDone | None:
+        """Reads messages. Returns the last one about the request where it has come."""
+        if not self.closed:
+            try:
+                for report in self.channel.arrived(MESSAGE_BYTES):
+                    for message in decode_report(report, KINDS):
+                        self._record(message)
+            except BadMessageError:
+                self._disturb(NO_MESSAGE)
+            except EOFError:
+                self._disturb(CLOSED)
+        return self.done
+
+    def _disturb(self, fault: str) -> None:
+        """Notes a fault. If the process ended, the pool is told so at once; else it ends after EXIT_SECONDS."""
+        self.closed = True
+        self.fault = fault if fault is NO_MESSAGE else None
+        self._late = fault
+        self.deadline = time.monotonic() + (0.0 if fault is NO_MESSAGE else EXIT_SECONDS)
+
+    def _record(self, message: ToolText | RequestDone) -> None:
+        if self.request is None or self.done is not None:
+            raise BadMessageError
+        if isinstance(message, ToolText):
+            if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
+                raise BadMessageError
+            self._texts[message.place] = message
+            self.deadline = time.monotonic() + self._timeout
+        else:
+            unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
+            if unanswered or (message.tools is not None and self.request != "schemas"):
+                raise BadMessageError
+            self.done = message
+            self.deadline = math.inf
+
+    def answer(self, done: RequestDone) -> Answer:
+        """The answer to the request that `done` ended, which is then over."""
+        texts = [self._texts[place] for place in sorted(self._texts)]
+        values = tuple(text.text for text in texts), tuple(text.error for text in texts)
+        kind, self.request, self.done = str(self.request), None, None
+        return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
+
+    def place_of_fault(self) -> str:
+        """Name of the call in which the process died: a tool, reset, or get_reward."""
+        if self.request == "call":
+            place = next((place for place in range(len(self._calls)) if place not in self._texts), 0)
+            return str(self._calls[place][0])
+        return {"finish": "get_reward"}.get(str(self.request), str(self.request))
+
+    def late(self) -> str:
+        """Description of a missed deadline, phrased to follow the name of the call."""
+        return self._late if self.closed else f"took over {self._timeout:g} s"
+
+    def failed(self, error: str, lost: str | None) -> Answer:
+        """The answer to a request whose process has ended: the texts that came, and `error` for the others."""
+        for place in range(len(self._calls)):
+            self._texts.setdefault(place, ToolText(place, error_text(error), True))
+        return self.answer(RequestDone(lost=lost))
+
+    def close(self) -> None:
+        """Closes this end."""
+        self.closed = True
+        self.channel.close()

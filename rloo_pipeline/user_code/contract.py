@@ -1,0 +1,172 @@
+"""Contract of environments and tools, which is TRL's (`environment_factory` and `tools` of its GRPOTrainer 1.16).
+
+An environment is a class without constructor arguments, or a function that returns an instance. `reset(**row)` begins
+an episode and returns text for the end of the last user message, or None. Public methods are tools; `get_reward()` is
+optional and returns a number or None. A tool in `tools` is a plain function. Tools have types and a Google docstring,
+from which `transformers.utils.get_json_schema` makes what the model is shown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rloo_pipeline import import_string
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code.reward_call import signature_of
+
+OWN_METHODS = ("reset", "get_reward")
+"""Public methods of an environment that are not tools."""
+
+
+class EnvironmentCode(NamedTuple):
+    """The imported environments and tools of a run."""
+
+    environments: dict[str, tuple[str, Callable[..., Any]]]
+    """Import string and class by name; the name is empty if there is one environment for all rows."""
+    tools: dict[str, tuple[str, Callable[..., Any]]]
+    """Import string and function by the name that the model calls."""
+
+
+class ToolSet(NamedTuple):
+    """The tools that the model can call in one environment, or without one."""
+
+    schemas: list[dict[str, Any]]
+    """JSON schemas for the chat template, in the order of TRL: functions of `tools`, then methods by name."""
+    gives_reward: bool
+    """True if the environment has `get_reward`."""
+
+
+def by_name(environment: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Import strings of environments by name; the name is empty if there is one environment for all rows."""
+    if environment is None:
+        return {}
+    return {"": environment} if isinstance(environment, str) else dict(environment)
+
+
+def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCode:
+    """Imports environments and tools.
+
+    Args:
+        environments: import strings by name, from `by_name`.
+        tools: import strings of functions.
+
+    Raises:
+        UserError: one of them cannot be imported, is of the wrong kind, or two tools have one name.
+    """
+    functions: dict[str, tuple[str, Callable[..., Any]]] = {}
+    for reference in tools:
+        function = import_string.load(reference)
+        if isinstance(function, type) or not hasattr(function, "__name__"):
+            raise UserError(f"'{reference}': not a function, as a tool is; a class is a rollout.environment")
+        if function.__name__ in functions:
+            raise UserError(f"'{reference}': two of rollout.tools are called {function.__name__}; rename one of them")
+        functions[function.__name__] = reference, function
+    classes = {name: (reference, import_string.load(reference)) for name, reference in environments.items()}
+    return EnvironmentCode(classes, functions)
+
+
+def tool_sets(code: EnvironmentCode) -> dict[str, ToolSet]:
+    """The tools of each environment by its name; of the empty name if there is no environment.
+
+    Raises:
+        UserError: an environment or a tool does not keep the contract.
+    """
+    functions = [_schema(tool, f"'{reference}'") for reference, tool in code.tools.values()]
+    if not code.environments:
+        return {"": ToolSet(functions, False)}
+    return {name: _tool_set(*entry, code.tools, functions) for name, entry in code.environments.items()}
+
+
+def _tool_set(
+    reference: str, factory: Callable[..., Any], tools: Mapping[str, object], functions: list[dict[str, Any]]
+) -> ToolSet:
+    kind = _class_of(reference, factory)
+    methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
+    if "reset" not in methods:
+        raise UserError(f"'{reference}': {kind.__name__} has no method reset; add `def reset(self, **row)`")
+    schemas = list(functions)
+    for name in tool_methods(kind):
+        if name in tools:
+            raise UserError(f"'{reference}': {kind.__name__}.{name} has the name of one of rollout.tools; rename it")
+        schemas.append(_schema(methods[name], f"'{reference}': {kind.__name__}.{name}"))
+    return ToolSet(schemas, "get_reward" in methods)
+
+
+def _class_of(reference: str, factory: Callable[..., Any]) -> type:
+    if not isinstance(factory, type):
+        return type(create(reference, factory))
+    check_constructor(reference, factory)
+    return factory
+
+
+def check_constructor(reference: str, factory: Callable[..., Any]) -> None:
+    """Checks that an environment can be made without arguments.
+
+    Raises:
+        UserError: its constructor needs some.
+    """
+    needed = signature_of(factory).required
+    if needed:
+        name = f"{factory.__name__}.__init__" if isinstance(factory, type) else factory.__name__
+        raise UserError(
+            f"'{reference}': {name} needs {' and '.join(map(repr, needed))}, and an environment is made without "
+            "arguments; give defaults, or read values from variables of the module"
+        )
+
+
+def create(reference: str, factory: Callable[..., Any]) -> Any:
+    """A new instance of an environment.
+
+    Raises:
+        UserError: the constructor needs arguments, or the method reset is missing.
+    """
+    check_constructor(reference, factory)
+    instance = factory()
+    if not callable(getattr(instance, "reset", None)):
+        raise UserError(f"'{reference}': {type(instance).__name__} has no method reset; add `def reset(self, **row)`")
+    return instance
+
+
+def tool_methods(kind: type) -> list[str]:
+    """Names of the methods of an environment that are tools, as in TRL: public functions of the class, by name."""
+    members = inspect.getmembers(kind, predicate=inspect.isfunction)
+    return [name for name, _ in members if not name.startswith("_") and name not in OWN_METHODS]
+
+
+def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
+    """The JSON schema of a tool.
+
+    Raises:
+        UserError: a type or a part of the docstring is missing, with `label` first.
+    """
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
+
+    if not inspect.getdoc(tool):
+        raise UserError(f"{label} has no docstring, which tells the model what it does; write one with `Args:`")
+    for argument, parameter in list(inspect.signature(tool).parameters.items()):
+        if parameter.annotation is parameter.empty and argument not in ("self", "cls"):
+            raise UserError(f"{label} has no type for '{argument}'; write `{argument}: str`, or another type of JSON")
+    try:
+        schema: dict[str, Any] = get_json_schema(tool)
+    except DocstringParsingException as error:
+        missing = re.search(r"argument '(\w+)'", str(error))
+        argument = missing[1] if missing else "its arguments"
+        raise UserError(
+            f"{label} has a docstring that does not describe '{argument}'; add `{argument}: …` under `Args:`, as "
+            "Google's style has it"
+        ) from error
+    except (TypeHintParsingException, NameError) as error:
+        reason = " ".join(map(str, error.args))
+        raise UserError(
+            f"{label} has a type that JSON lacks ({reason}); use str, int, float, bool, list, dict"
+        ) from error
+    except Exception as error:
+        raise UserError(f"{label} gives no schema ({type(error).__name__}: {error}); correct its docstring") from error
+    return schema

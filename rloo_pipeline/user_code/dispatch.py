@@ -1,0 +1,218 @@
+"""Dispatches calls of reward functions to worker processes until every row of a table is scored.
+
+Functions come in the order of the configuration. Each has workers of its own, so no function is affected by what
+another one left in its process. The first worker of every function starts at once, so a function that cannot be used is
+reported early. An async function mostly waits for others: it has one worker, which does not count as busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import counting
+from rloo_pipeline.user_code.job import ScoringJob
+from rloo_pipeline.user_code.messages import Broken, Done, Failed, Ready
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
+from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, describe_exit, end_orphans
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
+
+IMPORT_SECONDS = 600.0
+"""Time limit for importing a function."""
+POLL_SECONDS = 1.0
+"""Longest wait for messages before looking for dead processes."""
+
+
+class WorkerPools:
+    """The worker processes of several reward functions: assigns calls to them and handles their messages.
+
+    They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
+    ends them all.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], limit: int) -> None:
+        """Starts the workers.
+
+        Args:
+            rewards: the functions.
+            limit: threads that may compute at a time, summed over workers.
+        """
+        self.others = adopt_orphans()
+        self.limit = limit
+        self.rewards = list(rewards)
+        self.started = [[_start_worker(reward)] for reward in self.rewards]
+        """The workers of each function."""
+        main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
+        if main is not None:
+            extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
+            self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+        self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
+        """The workers of each job that is not finished."""
+        self.dismissed: list[WorkerProcess] = []
+
+    def __enter__(self) -> WorkerPools:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all workers and what they started: waits for dismissed ones, kills the others."""
+        for worker in self.dismissed:
+            worker.end()
+        for workers in self.started:
+            for worker in workers:
+                worker.kill()
+        end_orphans(self.others)
+
+    def score(
+        self,
+        batch: RewardBatch,
+        samples: Sequence[int],
+        constants: Mapping[str, Any] = MappingProxyType({}),
+        more: bool = False,
+    ) -> list[FunctionScores]:
+        """Scores all rows with every function.
+
+        Args:
+            batch: the rows.
+            samples: number of neighbouring rows of each prompt; they share a call.
+            constants: further arguments, the same for all rows, for functions that name them; options override them.
+            more: True if another batch follows, so workers stay.
+
+        Raises:
+            UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
+                number or None per completion; or it fails or takes too long where `on_error` or `on_timeout` is `fail`.
+        """
+        offered = batch.arguments()
+        with counting("scores", len(self.rewards) * len(batch.completions)) as counter:
+            jobs = [ScoringJob(reward, offered, samples, constants, counter.advance) for reward in self.rewards]
+            self.workers = dict(zip(jobs, self.started, strict=True))
+            for job, workers in self.workers.items():
+                for worker in workers:
+                    if worker.signature is not None:
+                        job.check_signature(worker.signature)
+            while self._step(more):
+                pass
+        return [job.results for job in jobs]
+
+    def _step(self, more: bool) -> bool:
+        """Assigns calls, waits for messages and handles them. False when every job is finished."""
+        self._assign(more)
+        pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
+        if not pairs:
+            return False
+        soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
+        wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        for job, worker in pairs:
+            self._handle_messages(job, worker)
+        return True
+
+    def _assign(self, more: bool) -> None:
+        for job in list(self.workers):
+            workers = self.workers[job]
+            for worker in workers:
+                if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
+                    worker.assign(job.take(_most_workers(job.reward, self.limit)))
+            if self._needs_worker(job, workers):
+                workers.append(_start_worker(job.reward))
+            if not job.waiting and not job.under_way:
+                del self.workers[job]
+                if not more:
+                    for worker in workers:
+                        worker.dismiss()
+                    self.dismissed += workers
+                    workers.clear()
+
+    def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
+        without_calls = sum(not worker.calls for worker in workers)
+        if not workers or job.asynchronous or len(job.waiting) <= without_calls:
+            return bool(job.waiting) and not workers
+        return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
+
+    def _has_capacity(self, job: ScoringJob) -> bool:
+        """True if one more process of this function may compute. A process that still starts counts as busy."""
+        busy = sum(
+            other.reward.threads
+            for other, workers in self.workers.items()
+            for worker in workers
+            if worker.signature is None or (worker.calls and not other.asynchronous)
+        )
+        return not busy or busy + job.reward.threads <= self.limit
+
+    def _handle_messages(self, job: ScoringJob, worker: WorkerProcess) -> None:
+        messages = worker.messages()
+        for message in messages or ():
+            if isinstance(message, Ready):
+                job.check_signature(message.signature)
+            elif isinstance(message, Broken):
+                raise UserError(f"{job.label} cannot be loaded: {message.message}")
+            elif isinstance(message, Done):
+                job.record(message)
+            elif isinstance(message, Failed):
+                job.record_failure(message)
+        if messages is None:
+            self._handle_exit(job, worker)
+        elif worker.signature is None and time.monotonic() - worker.since > IMPORT_SECONDS:
+            raise UserError(
+                f"{job.label} was not imported within {IMPORT_SECONDS / 60:g} minutes; import it in Python to see why"
+            )
+        elif worker.next_end() < time.monotonic():
+            self._remove(job, worker, None)
+
+    def _handle_exit(self, job: ScoringJob, worker: WorkerProcess) -> None:
+        exit_code = worker.kill()
+        cause = worker.fault or describe_exit(exit_code)
+        if worker.signature is None:
+            raise UserError(f"{job.label} {cause} while it was imported; import it in Python to see why")
+        self._remove(job, worker, cause)
+
+    def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
+        """Kills a worker, fails the call that was under way, and puts its other calls back.
+
+        Where the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
+        the function disturbed the connection, by which no results came after that.
+
+        Args:
+            job: the worker's job.
+            worker: dead, or past its deadline.
+            cause: how it died; None where its call is late.
+        """
+        worker.kill()
+        self.workers[job].remove(worker)
+        begun = {} if worker.disturbed else worker.began()
+        begun = begun or dict.fromkeys(worker.calls, worker.since)
+        suspects = begun if len(begun) > 1 else {}
+        guilty = next(iter(begun), None) if not suspects else None
+        job.put_back([number for number in worker.calls if number not in begun], alone=False)
+        job.put_back(list(suspects), alone=True)
+        if guilty is not None:
+            seconds = time.monotonic() - begun[guilty]
+            job.record_failure(Failed(guilty, seconds, raised=cause, late=cause is None))
+
+
+def score_all(
+    rewards: Sequence[Reward],
+    batch: RewardBatch,
+    samples: Sequence[int],
+    workers: int,
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> list[FunctionScores]:
+    """`WorkerPools.score` with workers of its own, at most so many at a time; logs a summary line for each function."""
+    with WorkerPools(rewards, workers) as pools:
+        results = pools.score(batch, samples, constants)
+    for reward, result in zip(rewards, results, strict=True):
+        log_summary(reward, result)
+    return results
+
+
+def _start_worker(reward: Reward) -> WorkerProcess:
+    return WorkerProcess(reward.function, reward.options, reward.threads)
+
+
+def _most_workers(reward: Reward, limit: int) -> int:
+    """Processes of a function that may compute at a time within `limit` threads. A model on a GPU is loaded once."""
+    return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)

@@ -1,0 +1,288 @@
+"""One episode in a process of its own: calls the environment or the tools and sends back text.
+
+The process is a fork of `fork_server.py`'s. Requests come as pickles, answers go as JSON, since the code of the
+environment shares this process and could write anything into the socket (see `user_code/messages.py`).
+
+Text is what TRL puts into its tool messages: `str` of what a tool returns, `{'error': '…'}` if it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from rloo_pipeline import import_string, seeds
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.user_code import contract, schema_maker
+from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
+from rloo_pipeline.user_code.messages import MessageSocket, encode_report
+from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, signature_of
+from rloo_pipeline.user_code.worker import only_in
+
+ANSWER_CHARACTERS = 1 << 16
+"""Maximum length of an answer in characters; the rest is cut, and the answer says so."""
+STATE_CHARACTERS = 1 << 18
+"""Maximum length in characters of an episode's state as JSON, and of one attribute."""
+
+
+class BeginEpisode(NamedTuple):
+    """Request: seed this process; reset the environment, if there is one. An episode without one is not answered."""
+
+    environment: str | None
+    row: dict[str, Any]
+    seed: int
+
+
+class CallTools(NamedTuple):
+    """Request: call tools, in order; each has a name and arguments."""
+
+    calls: list[tuple[str, Any]]
+
+
+class FinishEpisode(NamedTuple):
+    """Request: the reward and the state."""
+
+
+class DescribeTools(NamedTuple):
+    """Request: the tools of each environment."""
+
+    schema_file: str = ""
+    """The file that makes schemas, in an image that need not have transformers."""
+
+
+class ToolText(NamedTuple):
+    """Answer to one call of `CallTools`; or the observation of `BeginEpisode`."""
+
+    place: int
+    text: str
+    error: bool
+
+
+class RequestDone(NamedTuple):
+    """Last message about a request."""
+
+    reward: float | None = None
+    state: str | None = None
+    lost: str | None = None
+    """The episode cannot go on: why."""
+    bad: str | None = None
+    """The environment does not keep the contract, so that no episode can be played: why."""
+    tools: dict[str, ToolSet] | None = None
+    """Answer to `DescribeTools`, by environment."""
+
+
+def serve(file: int, code: EnvironmentCode) -> None:
+    """Answers requests until the other end closes its socket.
+
+    Args:
+        file: file descriptor of the socket.
+        code: the environments and tools.
+    """
+    channel, episode = MessageSocket(file), Episode(code)
+    while True:
+        request = pickle.loads(channel.receive())
+
+        def send(reply: ToolText | RequestDone) -> None:
+            channel.send(encode_report([reply]))
+
+        try:
+            done = episode.handle(request, send)
+        except UserError as error:
+            done = RequestDone(bad=str(error))
+        if done is not None:
+            send(done)
+
+
+class Episode:
+    """One environment, or the tools without one, and what is asked of it."""
+
+    def __init__(self, code: EnvironmentCode) -> None:
+        self.code = code
+        self.reference = ""
+        self.environment: Any = None
+        self.tools: dict[str, Callable[..., Any]] = {name: tool for name, (_, tool) in code.tools.items()}
+        self.pid = os.getpid()
+
+    @cached_property
+    def loop(self) -> asyncio.Runner:
+        """One event loop for all calls: clients of services are bound to the loop in which they were created."""
+        return asyncio.Runner()
+
+    def handle(self, request: Any, send: Callable[[ToolText], None]) -> RequestDone | None:
+        """Answers one request.
+
+        Raises:
+            UserError: the environment does not keep the contract.
+        """
+        if isinstance(request, BeginEpisode):
+            return self.begin(request, send)
+        if isinstance(request, CallTools):
+            return self.call(request.calls, send)
+        if isinstance(request, FinishEpisode):
+            return self.finish()
+        if request.schema_file:
+            schema_maker.load(request.schema_file)
+        return RequestDone(tools=contract.tool_sets(self.code))
+
+    def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
+        """Makes the environment and resets it."""
+        seed_generators(request.seed)
+        if request.environment is None:
+            return None
+        self.reference, factory = self.code.environments[request.environment]
+        try:
+            self.environment = self._run(contract.create, self.reference, factory)
+            kind = type(self.environment)
+            self.tools |= {name: getattr(self.environment, name) for name in contract.tool_methods(kind)}
+            observation = self._run(self.environment.reset, **self._arguments_of_reset(request.row))
+        except Exception as error:
+            return self._lost("reset", error)
+        if observation is not None:
+            if not isinstance(observation, str | list):
+                raise UserError(
+                    f"'{self.reference}': {kind.__name__}.reset returned {observation!r:.50}, which is of type "
+                    f"{type(observation).__name__}; return text or None"
+                )
+            send(ToolText(0, answer_text(observation), False))
+        return RequestDone()
+
+    def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns that reset takes; TRL gives all of them, and refuses a reset without `**kwargs`."""
+        signature = signature_of(self.environment.reset)
+        function = getattr(self.environment.reset, "__func__", None)
+        first = next(iter(inspect.signature(function).parameters.values()), None) if function else None
+        if first and signature.variadic and first.kind is first.POSITIONAL_OR_KEYWORD and first.name in row:
+            raise UserError(
+                f"'{self.reference}': the dataset has a column '{first.name}', as the first parameter of "
+                f"{type(self.environment).__name__}.reset is called; rename the column, or write "
+                f"`def reset({first.name}, /, **row)`"
+            )
+        for name in signature.required:
+            if name not in row:
+                raise UserError(
+                    f"'{self.reference}': {type(self.environment).__name__}.reset needs a column '{name}', which the "
+                    f"dataset lacks; there are {', '.join(sorted(row))}"
+                )
+        return {name: row[name] for name in signature.takes(row)}
+
+    def call(self, calls: list[tuple[str, Any]], send: Callable[[ToolText], None]) -> RequestDone:
+        """Calls tools in order, and async ones together."""
+        together: dict[int, Any] = {}
+        for place, (name, arguments) in enumerate(calls):
+            try:
+                if name not in self.tools:
+                    raise ValueError(f"Tool {name} not found.")
+                if inspect.iscoroutinefunction(self.tools[name]):
+                    together[place] = self.tools[name](**arguments)
+                else:
+                    send(ToolText(place, answer_text(self._run(self.tools[name], **arguments)), False))
+            except UserError:
+                raise
+            except Exception as error:
+                send(ToolText(place, error_text(str(error)), True))
+        if together:
+            for place, result in zip(together, self._run(self._gather, list(together.values())), strict=True):
+                failed = isinstance(result, BaseException)
+                send(ToolText(place, error_text(str(result)) if failed else answer_text(result), failed))
+        return RequestDone()
+
+    async def _gather(self, calls: list[Any]) -> list[Any]:
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    def finish(self) -> RequestDone:
+        """The reward of the environment, if it gives one, and its state."""
+        method = getattr(self.environment, "get_reward", None)
+        try:
+            reward = self._run(method) if method else None
+        except Exception as error:
+            return self._lost("get_reward", error)._replace(state=state_of(self.environment))
+        try:
+            [score] = checked_scores([reward], [0])
+        except BadOutputError:
+            raise UserError(
+                f"'{self.reference}': {type(self.environment).__name__}.get_reward returned {reward!r:.50}; return a "
+                "finite number or None"
+            ) from None
+        return RequestDone(score, state_of(self.environment))
+
+    def _run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        """Calls a user's function in this process, and awaits it if it is async."""
+        with only_in(self.pid):
+            result = function(*arguments, **named)
+            if inspect.iscoroutine(result):
+                result = self.loop.run(result)
+        return result
+
+    def _lost(self, method: str, error: Exception) -> RequestDone:
+        if isinstance(error, UserError):
+            raise error
+        traceback.print_exception(error)
+        where = import_string.error_location(error, self.reference)
+        message = f"{method} of '{self.reference}' raised {type(error).__name__}: {error}"
+        return RequestDone(lost=one_line(message, 500) + where)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds `random` and, where they are imported, NumPy's and PyTorch's global generators.
+
+    Args:
+        seed: seed of the episode.
+    """
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seeds.derive(seed, "numpy") & 0xFFFFFFFF)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+def answer_text(value: Any) -> str:
+    """The text of what a tool or reset returned: TRL's `str`, and the text of a list of content blocks."""
+    if isinstance(value, list) and value and all(isinstance(block, dict) and "type" in block for block in value):
+        if any(block["type"] != "text" for block in value):
+            return error_text("the tool returned an image, and only text can be shown here")
+        value = "".join(str(block.get("text", "")) for block in value)
+    return _cut(str(value))
+
+
+def error_text(message: str) -> str:
+    """The text of an error as TRL shows it to the model."""
+    return _cut(str({"error": message}))
+
+
+def _cut(text: str) -> str:
+    text = text.encode(errors="replace").decode()  # a lone surrogate can be neither tokenized nor stored
+    if len(text) <= ANSWER_CHARACTERS:
+        return text
+    return f"{text[:ANSWER_CHARACTERS]}\n[cut: {len(text)} characters, of which {ANSWER_CHARACTERS} are shown]"
+
+
+def state_of(environment: Any) -> str | None:
+    """The public attributes of an environment as JSON: rewards read them, as TRL's read those of `environments`.
+
+    What JSON lacks, such as a client or NaN, is left out, as are attributes that are longer than STATE_CHARACTERS. What
+    an episode has not set is as the class has it, if that is a text, a number or None: `guesses = 0`.
+    """
+    if environment is None:
+        return None
+    own = getattr(environment, "__dict__", {})
+    of_class = dict(item for kind in reversed(type(environment).__mro__) for item in vars(kind).items())
+    defaults = {name: value for name, value in of_class.items() if isinstance(value, str | int | float | None)}
+    parts = dict[str, str]()
+    for name, value in sorted((defaults | own).items()):
+        if not name.startswith("_"):
+            try:
+                text = json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
+                continue
+            if len(text) + sum(map(len, parts.values())) <= STATE_CHARACTERS:
+                parts[name] = text
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts.items()) + "}"

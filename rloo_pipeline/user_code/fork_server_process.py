@@ -1,0 +1,139 @@
+"""The fork server of the episodes, as the pool sees it: start it, give orders, read its messages, end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import confinement, fork_server
+from rloo_pipeline.user_code.confinement import Confinement
+from rloo_pipeline.user_code.printed_text import PrintedText
+from rloo_pipeline.user_code.sandbox import sandbox
+from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
+
+SIGNALLED = 128
+"""Bubblewrap and Apptainer exit with this plus the number of the signal that ended the process."""
+
+
+class ForkServerProcess:
+    """A subprocess that runs `fork_server.main`."""
+
+    def __init__(self, environments: Mapping[str, str], tools: Sequence[str], where: Confinement, workers: int) -> None:
+        """Starts it.
+
+        Args:
+            environments: import strings by name.
+            tools: import strings of functions.
+            where: it runs.
+            workers: most episodes at a time.
+
+        Raises:
+            UserError: it cannot be started there, or there is no such file or module.
+        """
+        self.where = where
+        self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = confinement.command(where, [*environments.values(), *tools], child.fileno(), workers)
+        self.schema_file = command.schema_file
+        self.process = subprocess.Popen(
+            command.argv,
+            pass_fds=[child.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if where.has_own_files else 2,  # belongs to the log or the terminal
+            stderr=subprocess.STDOUT if where.has_own_files else None,
+            start_new_session=True,
+            env=command.environment,
+        )
+        child.close()
+        self.printed = PrintedText(self.process.stdout) if self.process.stdout else None
+        names = {name: confinement.reference_inside(where, reference) for name, reference in environments.items()}
+        parent = None if where.has_own_files else os.getpid()
+        functions = [confinement.reference_inside(where, reference) for reference in tools]
+        paths = tuple(confinement.read_only_paths(where))
+        self.control.send(pickle.dumps(fork_server.ForkServerStart(names, functions, parent, command.limits, paths)))
+        self.ready = False
+        """True if the environments and tools are imported."""
+        self._unread: list[tuple[int, int]] = []
+
+    def tell(self, order: str, process: int, files: Sequence[int] = ()) -> None:
+        """Sends an order, and reads what the other process sends meanwhile, so that neither waits for the other.
+
+        Args:
+            order: `open` or `kill`.
+            process: number of the process to fork or to kill.
+            files: for `open`, the file descriptor of its socket.
+        """
+        data = pickle.dumps((order, process))
+        while True:
+            try:
+                socket.send_fds(self.control, [data], list(files), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                wait([self.control], 0.01)
+                self._read()
+            except (BrokenPipeError, ConnectionResetError):  # it died; `ended` reports it
+                return
+            else:
+                return
+
+    def ended(self) -> list[tuple[int, int]]:
+        """The processes that have ended since the last call: number and exit code.
+
+        Raises:
+            UserError: the environments or tools cannot be imported, or the process has died.
+        """
+        self._read()
+        ended, self._unread = self._unread, []
+        return ended
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                try:
+                    data = self.control.recv(fork_server.PACKET_BYTES, socket.MSG_DONTWAIT)
+                except ConnectionResetError:  # it died with orders unread: what it sent before comes next
+                    continue
+                if not data:
+                    raise UserError(self._why_it_died())
+                kind, *rest = json.loads(data)
+                if kind == "broken":
+                    raise UserError(rest[0] + self._what_is_there())
+                if kind == "ready":
+                    self.ready = True
+                else:
+                    self._unread.append((rest[0], rest[1]))
+
+    def _what_is_there(self) -> str:
+        """Advice on what the code may lack, after an import error."""
+        if not self.where.has_own_files:
+            return ""
+        packages = f"that {self.where.image} has" if self.where.image else "of Python"
+        return f"; there are the packages {packages}, its own code, and the paths in rollout.environment_read_only"
+
+    def _why_it_died(self) -> str:
+        code = self.process.wait()
+        if self.where.has_own_files and code - SIGNALLED in {*signal.Signals}:
+            code = SIGNALLED - code
+        cause = describe_exit(code)
+        if self.printed is not None and (line := self.printed.last_line()):
+            cause += f", and printed at the end: {line:.300}"
+        if self.ready:
+            return f"the process from which environments are forked {cause}; the log says what it printed"
+        return (
+            f"the process that imports rollout.environment and rollout.tools {cause}; import them in Python to see why"
+        )
+
+    def end(self) -> None:
+        """Ends the process and all that it forked."""
+        self.control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_SECONDS)
+        sandbox.end(self.process, apptainer=bool(self.where.image))
+        if self.printed is not None:
+            self.printed.close()

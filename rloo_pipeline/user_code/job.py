@@ -1,0 +1,238 @@
+"""The calls of one reward function for the rows of a table, and what happens to rows that fail or take too long.
+
+A call covers the K completions of a prompt (`batch: rows` or `group`) or the whole table (`all`). The number of workers
+does not change this, so no score depends on it. A call with `batch: rows` that exceeds its deadline, raises, or ends
+its process is repeated row by row.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise, starmap
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.user_code.messages import CallBatch, Done, Failed
+from rloo_pipeline.user_code.reward_call import OWN_ARGUMENTS, Signature, rows_text
+from rloo_pipeline.user_code.score_batch import FunctionScores
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
+
+LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
+"""Estimated work that a worker is sent at once. It still makes the calls one by one."""
+MOST_ROWS = 8192
+"""Maximum number of rows sent to a worker at once."""
+
+
+class WorkerError(Exception):
+    """A traceback from a worker process, for the log."""
+
+
+class SplitCall:
+    """A call that raised and whose rows are repeated one by one."""
+
+    def __init__(self, rows: range, failure: str) -> None:
+        self.rows, self.failure, self.remaining = rows, failure, len(rows)
+
+
+class PlannedCall(NamedTuple):
+    """A call still to be made, on neighbouring rows of the table."""
+
+    rows: range
+    alone: bool = False
+    """Do not send with other calls: one of several ended the process, and this finds out which."""
+    split_from: SplitCall | None = None
+
+
+class ScoringJob:
+    """All calls of one reward function."""
+
+    def __init__(
+        self,
+        reward: Reward,
+        offered: Mapping[str, list[Any]],
+        samples: Sequence[int],
+        constants: Mapping[str, Any],
+        advance: Callable[[int], object],
+    ) -> None:
+        """Plans the calls.
+
+        Args:
+            reward: the function.
+            offered: arguments with one entry per row.
+            samples: number of neighbouring rows of each prompt.
+            constants: further arguments, the same for all rows.
+            advance: called with the number of rows that were finished.
+        """
+        self.reward = reward
+        self.label = f"reward '{reward.column}' ({reward.function})"
+        self.offered, self.constants, self.advance = offered, dict(constants), advance
+        ends = list(accumulate(samples, initial=0))
+        missing = [None] * ends[-1]
+        self.results = FunctionScores([*missing], [*missing], [*missing], [0.0] * ends[-1])
+        if reward.batch == "all":
+            ends = [0, ends[-1]]
+        self.waiting = [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
+        """Waiting calls in the order of the table, so that errors name the first row that fails."""
+        self.under_way: dict[int, PlannedCall] = {}
+        self.signature: Signature | None = None
+        self._number = 1
+        self._scored, self._seconds = 0, 0.0
+        """Rows that were scored so far, and the seconds that they took."""
+
+    def check_signature(self, signature: Signature) -> None:
+        """Stores the function's parameters after a check.
+
+        Raises:
+            UserError: a required parameter has no argument, or an option is not a parameter.
+        """
+        for option in self.reward.options:
+            if option not in signature.named:
+                hint = did_you_mean(option, signature.named)
+                raise UserError(f"{self.label} takes no option '{option}'{hint}")
+        for name in signature.required:
+            if not any(name in source for source in (self.offered, self.reward.options, self.constants)):
+                if name == "completion_ids":
+                    raise UserError(
+                        f"{self.label} takes token ids and there are none; give a --tokenizer, or --completions with a "
+                        "column 'completion_ids'"
+                    )
+                columns = [column for column in self.offered if column not in OWN_ARGUMENTS]
+                hint = did_you_mean(name, columns, 0.8) or f"; there are {', '.join(sorted(columns))}"
+                raise UserError(f"{self.label} needs a column '{name}', which the dataset lacks{hint}")
+        self.signature = signature
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if several calls run concurrently in one process."""
+        return self.signature is not None and self.signature.asynchronous
+
+    def take(self, workers: int) -> CallBatch:
+        """Removes the next calls for one of `workers` workers from `waiting`."""
+        at_once = 1
+        alone = next((index for index, call in enumerate(self.waiting) if call.alone), None)
+        if alone is not None:
+            first, end = alone, alone + 1
+        elif self.asynchronous:
+            first, end = 0, self._contiguous(len(self.waiting))
+            at_once = max(1, self.reward.concurrency // max(len(call.rows) for call in self.waiting[:end]))
+        else:
+            first, end = 0, self._contiguous(self._batch_size(workers))
+        calls = self.waiting[first:end]
+        del self.waiting[first:end]
+        return self._batch(calls, at_once)
+
+    def _batch_size(self, workers: int) -> int:
+        """Calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish together."""
+        if not self._scored:
+            return 1
+        calls_per_second = self._scored / (len(self.waiting[0].rows) * max(self._seconds, 1e-9))
+        share = max(len(self.waiting) // (2 * workers), int(LEAST_SECONDS * calls_per_second))
+        most = min(BATCH_SECONDS * calls_per_second, MOST_ROWS / len(self.waiting[0].rows))
+        return max(1, int(min(share, most)))
+
+    def _contiguous(self, most: int) -> int:
+        """Counts the waiting calls, up to `most`, that have no gap between their rows."""
+        for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
+            if call.rows.stop != following.rows.start:
+                return count
+        return most
+
+    def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:
+        assert self.signature
+        first, end, number = calls[0].rows.start, calls[-1].rows.stop, self._number
+        self._number += len(calls)
+        self.under_way.update(zip(range(number, self._number), calls, strict=True))
+        names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
+        columns = {name: self.offered[name][first:end] for name in names}
+        counts = [len(call.rows) for call in calls]
+        deadlines = [*map(self._deadline, counts)]
+        return CallBatch(number, first, counts, deadlines, columns, self.constants, at_once)
+
+    def _deadline(self, rows: int) -> float:
+        return self.reward.timeout * (1 if self.reward.batch == "rows" else rows)
+
+    def put_back(self, numbers: Sequence[int], alone: bool) -> None:
+        """Returns calls to `waiting` that a dead worker had not finished and did not fail."""
+        for number in numbers:
+            call = self.under_way.pop(number)
+            insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("rows.start"))
+
+    def record(self, done: Done) -> None:
+        """Records the scores of calls.
+
+        Raises:
+            UserError: the rows of a failed call were scored one by one, and `on_error` is `fail`.
+        """
+        for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
+            call = self.under_way.pop(number)
+            self.results.scores[call.rows.start : call.rows.stop] = scores
+            self._add_seconds(call, seconds)
+            if call.split_from:
+                self._count_split(call.split_from)
+        for row, note in done.notes.items():
+            self.results.notes[row] = f"{self.reward.column} {note}"
+        rows = sum(map(len, done.scores))
+        self._scored += rows
+        self._seconds += sum(done.seconds)
+        self.advance(rows)
+
+    def _add_seconds(self, call: PlannedCall, seconds: float) -> None:
+        for row in call.rows:
+            self.results.seconds[row] += seconds / len(call.rows)
+
+    def record_failure(self, failed: Failed) -> None:
+        """Records a call without scores, or splits it into rows.
+
+        Raises:
+            UserError: the output is bad, or `on_error` or `on_timeout` is `fail`.
+        """
+        call = self.under_way.pop(failed.number)
+        self._add_seconds(call, failed.seconds)
+        if failed.bad is not None:
+            raise UserError(f"{self.label} {failed.bad}")
+        failure = f"took over {self._deadline(len(call.rows)):g} s" if failed.late else str(failed.raised)
+        if self.reward.batch == "rows" and len(call.rows) > 1:
+            self._split(call, None if failed.late else SplitCall(call.rows, failure))
+        elif failed.late:
+            self._record_late(call, failure)
+        else:
+            self._record_raised(call, failure, failed.traceback)
+
+    def _count_split(self, split: SplitCall) -> None:
+        split.remaining -= 1
+        if split.remaining == 0 and self.reward.on_error == "fail":
+            raise UserError(
+                f"{self.label} {split.failure} for {rows_text(split.rows)} together and for none of them alone; "
+                "fix the function, or set its batch to group where it compares completions"
+            )
+
+    def _record_late(self, call: PlannedCall, failure: str) -> None:
+        if self.reward.on_timeout == "fail":
+            raise UserError(
+                f"{self.label} {failure} for {rows_text(call.rows)}; raise its timeout, or set its on_timeout to none "
+                "or value"
+            )
+        self._leave_unscored(call, failure, self.reward.timeout_value if self.reward.on_timeout == "value" else None)
+
+    def _record_raised(self, call: PlannedCall, failure: str, traceback: str) -> None:
+        if self.reward.on_error == "fail":
+            raise UserError(
+                f"{self.label} {failure} for {rows_text(call.rows)}; fix the function, or set its on_error to none to "
+                "leave such rows unscored"
+            ) from WorkerError(traceback or failure)
+        self._leave_unscored(call, failure, None)
+
+    def _leave_unscored(self, call: PlannedCall, failure: str, score: float | None) -> None:
+        for row in call.rows:
+            self.results.scores[row], self.results.errors[row] = score, f"{self.reward.column} {failure}"
+        self.advance(len(call.rows))
+        if call.split_from:
+            self._count_split(call.split_from)
+
+    def _split(self, call: PlannedCall, split: SplitCall | None) -> None:
+        for row in call.rows:
+            insort(self.waiting, PlannedCall(range(row, row + 1), call.alone, split), key=attrgetter("rows.start"))

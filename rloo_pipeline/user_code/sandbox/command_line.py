@@ -1,0 +1,202 @@
+"""The command lines that start a sandboxed Python, under bubblewrap, under Apptainer or unconfined."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import os
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from rloo_pipeline.user_code.sandbox.inside import limits as limits_inside
+
+START = """
+import json, sys, types
+start = json.loads(sys.argv[1])
+sys.argv[:] = ["program"]
+sys.path[:] = [p for p in sys.path if p] + start["paths"]
+import builtins
+builtins.exit = builtins.quit = sys.exit
+for name, text in start["modules"].items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), sys.modules[name].__dict__)
+sys.modules[name].main(start["limits"])
+"""
+KEEPER = """
+import ctypes, os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+_, status = os.waitpid(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
+sys.exit(abs(os.waitstatus_to_exitcode(status)))
+"""
+"""Parent process of Apptainer that kills it when this process dies; bubblewrap does so by itself."""
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+OF_SYSTEM = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
+OF_SYSTEM_OR_LINKS = ("/lib", "/lib32", "/lib64")
+OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+FILES_PER_MB = 256
+"""Maximum number of files for each MiB of /tmp: one per page. An empty file takes 1.4 kB of kernel memory."""
+OWN_PROCESSES = {"bubblewrap": 3, "apptainer": 24, "none": 1}
+"""Processes and threads of the sandbox itself, which the kernel counts too. Apptainer has many, being written in Go."""
+
+
+class SandboxLimits(NamedTuple):
+    """Limits of one sandboxed process."""
+
+    seconds: float
+    memory_mb: int
+    file_mb: int
+    processes: int
+    open_files: int = 64
+
+
+class Sandbox(NamedTuple):
+    """A way of confining processes that works on this machine."""
+
+    kind: str
+    """bubblewrap, apptainer, or none."""
+    command: str = ""
+    sized: bool = False
+    """True if /tmp can be limited as a whole."""
+    read_only: tuple[str, ...] = ()
+    image: str = ""
+    counted: bool = False
+    """True if the number of files in /tmp can be limited."""
+
+
+def environment() -> dict[str, str]:
+    """The variables of a sandboxed process; of this process's it gets only where libraries are."""
+    return ENVIRONMENT | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
+
+
+def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
+    """The sandbox's command up to and with the Python interpreter."""
+    if sandbox.kind == "bubblewrap":
+        return _bubblewrap_argv(sandbox, limits)
+    if sandbox.kind == "apptainer":
+        binds = [argument for path in sandbox.read_only for argument in ("--bind", f"{path}:{path}:ro")]
+        options = ["--quiet", "exec", "--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp"]
+        variables = ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
+        return [*dies_with_parent([sandbox.command]), *options, *variables, *binds, sandbox.image, "python3"]
+    return [str(_interpreter())]
+
+
+def dies_with_parent(command: list[str]) -> list[str]:
+    """A command of Apptainer that is killed with all that it started when this process dies."""
+    return [str(_interpreter()), "-S", "-c", KEEPER, *command]
+
+
+def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
+    python = _interpreter()
+    prefix = python.parent.parent
+    mounts = [argument for path in (*OF_SYSTEM, *OF_ETC) for argument in _bind(Path(path), "--ro-bind-try")]
+    for path in map(Path, OF_SYSTEM_OR_LINKS):
+        if path.is_symlink():
+            mounts += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            mounts += ["--ro-bind", str(path), str(path)]
+    mounts += ["--size", str(limits.file_mb << 20), "--tmpfs", "/tmp"] if sandbox.sized else ["--dir", "/tmp"]
+    mounts += _bind(python if prefix == Path("/usr") else prefix)
+    home = Path.home().resolve()
+    if home.is_relative_to(prefix):
+        mounts += ["--tmpfs", str(home)]
+    mounts += [argument for path in sandbox.read_only for argument in _bind(Path(path))]
+    namespaces = ["--unshare-all"]
+    capabilities = ["--cap-drop", "ALL"]
+    if is_real_root():  # without a user namespace: only root itself may become another user, see limits.apply
+        namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        capabilities += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    if sandbox.counted:  # limits.apply needs it to remount /tmp, and drops it
+        capabilities += ["--cap-add", "CAP_SYS_ADMIN"]
+        # as any other user, bubblewrap enters a second user namespace, which may not remount anything
+        namespaces += [] if is_real_root() else ["--uid", "0", "--gid", "0"]
+    return [
+        *(sandbox.command, *namespaces, *capabilities, "--die-with-parent", "--new-session", "--dev", "/dev", *mounts),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", str(python)),
+    ]
+
+
+def _bind(path: Path, option: str = "--ro-bind") -> list[str]:
+    """Arguments for a readable path. Root's bubblewrap makes the folders above it for root alone, but for `--dir`."""
+    above = [argument for folder in reversed(path.parents[:-1]) for argument in ("--dir", str(folder))]
+    return [*above, option, str(path), str(path)]
+
+
+def python_arguments(
+    sandbox: Sandbox, main: ModuleType, limits: SandboxLimits, with_modules: tuple[ModuleType, ...]
+) -> list[str]:
+    """The interpreter's arguments: no site packages, and the source of the modules, whose files the sandbox hides.
+
+    Args:
+        sandbox, limits: as for `interpreter_argv`.
+        main: the module of `inside/` whose `main` runs.
+        with_modules: further modules of `inside/` that it imports.
+    """
+    start = {
+        "paths": [path for path in sandbox.read_only if Path(path).is_dir()],
+        "modules": {module.__name__: _source(module) for module in (limits_inside, *with_modules, main)},
+        "limits": limits_of_process(sandbox, limits),
+    }
+    return ["-s", "-S", "-c", START, json.dumps(start)]
+
+
+def limits_of_process(sandbox: Sandbox, limits: SandboxLimits) -> dict[str, int]:
+    """Limits that `inside.limits.apply` sets in the sandboxed process."""
+    return {
+        "uid": random.randrange(0x60000000, 0x70000000) if _drops_root(sandbox) else 0,
+        "files": limits.file_mb * FILES_PER_MB if sandbox.counted else 0,
+        "cpu_seconds": math.ceil(limits.seconds) + 1,
+        "memory": limits.memory_mb << 20,
+        "file_size": limits.file_mb << 20,
+        "processes": limits.processes + OWN_PROCESSES[sandbox.kind] + _counted_already(sandbox),
+        "open_files": limits.open_files,
+    }
+
+
+@functools.cache
+def _source(module: ModuleType) -> str:
+    return inspect.getsource(module)
+
+
+@functools.cache
+def _interpreter() -> Path:
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+@functools.cache
+def is_real_root() -> bool:
+    """True if this process is root of the machine, not of a user namespace."""
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
+
+
+def _drops_root(sandbox: Sandbox) -> bool:
+    """True if the process switches from root to an unused uid, drawn anew for each process."""
+    return sandbox.kind == "bubblewrap" and is_real_root()
+
+
+def _counted_already(sandbox: Sandbox) -> int:
+    """This user's threads, where the kernel counts them together with the sandbox's."""
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    if _drops_root(sandbox) or (sandbox.kind != "none" and release >= (5, 14)):
+        return 0
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == os.getuid():
+                count += len(list((process / "task").iterdir()))
+        except OSError:  # it ended meanwhile
+            continue
+    return count

@@ -1,0 +1,103 @@
+"""The examiner's process: runs the tests in a sandbox of its own and reports results on its standard error.
+
+Names that are neither defined by the tests nor Python builtins belong to the program, and a builtin that the program is
+asked to write. The program runs in another sandbox and is reached through the wire (`remote_program.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from rloo_pipeline.user_code.sandbox.inside.limits import READY, apply, begin
+from rloo_pipeline.user_code.sandbox.inside.remote_program import ProgramProxy
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire
+
+
+def main(bounds: dict[str, int]) -> None:
+    """Reads program and tests, runs test after test, and writes a line of JSON for each."""
+    apply(bounds)
+    wire = Wire(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    report = os.fdopen(os.dup(2), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.write(report.fileno(), READY)
+    job = wire.receive()
+    begin()
+    for result in examine(ProgramProxy(wire, job["program"]), job["units"], job["builtin"], job["all"]):
+        report.write(json.dumps(result) + "\n")
+        report.flush()
+
+
+def examine(
+    program: ProgramProxy, units: list[tuple[str, bool]], builtin: str, every: bool
+) -> Iterator[dict[str, Any]]:
+    """Runs units of tests. Stops at a failed preparation, and at the first failed test unless `every` is true.
+
+    Args:
+        program: the program under test.
+        units: pieces of code, each with whether it is a test.
+        builtin: name of the builtin that the program defines itself; empty for none.
+        every: run all tests.
+
+    Yields:
+        {"passed": …} for each test; {"unsupported": reason} where the tests cannot be run here.
+    """
+    texts = [text for text, _ in units]
+    try:
+        names = TestNamespace(program, texts, builtin)
+        codes = [compile(text, "tests.py", "exec") for text in texts]
+    except (MemoryError, RecursionError) as error:
+        yield {"unsupported": f"Python cannot compile them within the limits ({type(error).__name__})"}
+        return
+    for code, (_, is_test) in zip(codes, units, strict=True):
+        try:
+            exec(code, names)
+            passed = not program.ended
+        except BaseException as error:
+            passed = False
+            if isinstance(error, ImportError) and not program.caused(error):
+                program.unsupported = program.unsupported or str(error)
+        if program.unsupported:
+            yield {"unsupported": program.unsupported}
+            return
+        if is_test:
+            yield {"passed": passed}
+        if not passed and (program.ended or not is_test or not every):
+            return
+
+
+class TestNamespace(dict[str, Any]):
+    """The tests' namespace: each use of a name that they do not define is looked up in the program."""
+
+    def __init__(self, program: ProgramProxy, texts: list[str], builtin: str) -> None:
+        super().__init__(__name__="__main__")  # as where a file of tests is run
+        self._program, self._builtin = program, builtin
+        self._modules = standard_modules(texts)
+
+    def __missing__(self, name: str) -> Any:
+        if name == self._builtin:
+            try:
+                return self._program.name(name)
+            except KeyError:  # for which Python would take the builtin
+                raise NameError(f"the program does not define {name}") from None
+        if hasattr(builtins, name):  # never the program's: its `abs` could return 0
+            raise KeyError(name)
+        if name in self._modules:
+            return importlib.import_module(name)
+        return self._program.name(name)
+
+
+def standard_modules(texts: list[str]) -> set[str]:
+    """Standard modules that tests use by name: `math.isclose` must not come from the program either."""
+    nodes = list(ast.walk(ast.parse("\n".join(texts))))
+    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return (owners - called) & set(getattr(sys, "stdlib_module_names", ("math", "itertools", "collections")))

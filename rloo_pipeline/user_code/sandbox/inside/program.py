@@ -1,0 +1,161 @@
+"""The program's process: runs the program once, then makes the calls that the examiner requests.
+
+Nothing here is trusted once the program runs: it may change everything in its own process. It sees calls, and never an
+expected value or an assert.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
+from types import CoroutineType, ModuleType
+from typing import Any
+
+from rloo_pipeline.user_code.sandbox.inside.limits import apply, begin
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+
+
+@functools.cache
+def _event_loop() -> Any:
+    """One event loop for all coroutines: what the program keeps between calls is bound to it."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+def _wait(awaitable: Awaitable[Any]) -> Any:
+    async def wait() -> Any:
+        return await awaitable
+
+    return _event_loop().run_until_complete(wait())
+
+
+def _exit(manager: Any, kind: type[BaseException] | None) -> tuple[Any, ...]:
+    """The arguments of `__exit__`. The error of a test is made anew without its message, which may name the answer."""
+    return (manager, kind, kind and kind.__new__(kind), None)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda on, *args, **kwargs: on(*args, **kwargs),
+    "getattr": getattr,
+    "setattr": setattr,
+    "getitem": lambda on, key: on[key],
+    "setitem": lambda on, key, value: on.__setitem__(key, value),
+    "delitem": lambda on, key: on.__delitem__(key),
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "equal": lambda on, other: bool(on == other),
+    "contains": lambda on, item: item in on,
+    "enter": lambda on: type(on).__enter__(on),
+    "exit": lambda on, kind: type(on).__exit__(*_exit(on, kind)),
+    "await": _wait,
+    "aiter": lambda on: type(on).__aiter__(on),
+    "anext": lambda on: _wait(type(on).__anext__(on)),
+    "aenter": lambda on: _wait(type(on).__aenter__(on)),
+    "aexit": lambda on, kind: _wait(type(on).__aexit__(*_exit(on, kind))),
+}
+
+
+def main(bounds: dict[str, int]) -> None:
+    """Serves one program until the examiner exits."""
+    apply(bounds)
+    wire = Wire(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    module = ModuleType("solution")
+    sys.modules["solution"] = module
+    server = ProgramServer(wire, module.__dict__)
+    wire.receive()  # the examiner asks whether this process is ready
+    wire.send({"value": None})
+    text = wire.receive()["program"]
+    begin()
+    try:
+        exec(compile(text, "solution.py", "exec"), module.__dict__)
+    except BaseException as error:
+        wire.send(server.failure(error))
+        return
+    wire.send({"value": None})
+    while True:
+        try:
+            request = wire.receive()
+        except EOFError:
+            return
+        wire.send(server.answer(request))
+
+
+class ProgramServer:
+    """The program's names, and the objects to which the examiner has references."""
+
+    def __init__(self, wire: Wire, names: dict[str, Any]) -> None:
+        self._wire, self._names = wire, names
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Performs a request. The reply has the result or the exception, and the arguments changed in place."""
+        try:
+            if request["do"] == "name":
+                return {"value": self._encode(self._names[request["name"]])}
+            args = [self._decode(arg) for arg in request["args"]]
+            kwargs = {name: self._decode(arg) for name, arg in request["named"].items()}
+            result = OPERATIONS[request["do"]](self._objects[request["on"]], *args, **kwargs)
+            after = {row: self._encode(arg) for row, arg in enumerate(args) if _changes_in_place(arg)}
+            changed = {row: arg for row, arg in after.items() if arg != request["args"][row]}
+            return {"value": self._encode(result), "changed": changed}
+        except BaseException as error:
+            return self.failure(error)
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        """An exception as a reply."""
+        return {"raise": encode_error(error)}
+
+    def _encode(self, value: Any) -> Any:
+        return encode(value, self._refer)
+
+    def _refer(self, value: Any) -> Any:
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        if isinstance(value, CoroutineType):
+            return ["a", number]
+        base_names = []
+        if isinstance(value, type) and issubclass(value, Exception):
+            base_names = [base.__name__ for base in value.__mro__ if getattr(builtins, base.__name__, None) is base]
+        return ["h", [number, getattr(value, "__name__", "") if base_names else "", *base_names[:1]]]
+
+    def _decode(self, message: Any) -> Any:
+        return decode(message, self._resolve)
+
+    def _resolve(self, tag: str, number: int) -> Any:
+        return self._objects[number] if tag == "h" else self._of_examiner(number, tag == "K")
+
+    def _of_examiner(self, number: int, asynchronous: bool) -> Any:
+        """A function of the tests that was passed as an argument: calling it sends a request to the examiner."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            named = {name: self._encode(arg) for name, arg in kwargs.items()}
+            self._wire.send({"call": number, "args": [self._encode(arg) for arg in args], "named": named})
+            while "do" in (reply := self._wire.receive()):  # the function may itself call the program
+                self._wire.send(self.answer(reply))
+            if "raise" in reply:
+                _, base_name, messages, *_ = reply["raise"]
+                raise decode_error(getattr(builtins, base_name), messages, {})
+            return self._decode(reply["value"])
+
+        async def call_later(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        return call_later if asynchronous else call
+
+
+def _changes_in_place(value: Any) -> bool:
+    return isinstance(value, (list, dict, set, deque)) or type(value).__name__ == "ndarray"

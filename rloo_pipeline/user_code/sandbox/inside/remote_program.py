@@ -1,0 +1,279 @@
+"""The program under test, as the examiner's process sees it: its names, its objects and its exceptions, over the wire.
+
+Plain data crosses as data, which this Python compares with its own `==`. An object of the program's classes stays in
+the program's process; here a `RemoteObject` represents it, which equals no plain data.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import CoroutineType
+from typing import Any
+
+from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_error, encode, encode_error
+
+ENDS_OF_LOOPS: dict[type[Exception], str] = {StopIteration: "next", StopAsyncIteration: "anext"}
+"""Exceptions that end a loop, and the operation that may raise them."""
+CO_COROUTINE = 0x80
+"""Flag of the code of an `async def` function, as in the module inspect."""
+TEXT = "text of the program's exception"
+"""Attribute of exceptions of the program's classes, which may have a `__str__` of their own."""
+
+
+class ProgramGone(BaseException):
+    """The program's process died or sent an invalid message. No Exception, so that no test catches it by accident."""
+
+
+class UnsupportedValue(BaseException):
+    """The tests pass a value that the wire cannot carry."""
+
+
+class ProgramProxy:
+    """The program, reached over the wire."""
+
+    def __init__(self, wire: Wire, text: str) -> None:
+        self.ended = False
+        self.unsupported: str | None = "the sandbox of the program did not start"
+        self._raised: list[BaseException] = []
+        self._wire = wire
+        self._callbacks: list[Any] = []
+        self._classes: dict[tuple[str, str], type[Exception]] = {}
+        try:
+            wire.send({"ready": None})
+            wire.receive()
+            self.unsupported = None
+            wire.send({"program": text})
+            self.ended = "value" not in wire.receive()
+        except (OSError, EOFError, ValueError, TypeError):
+            self.ended = True
+
+    def name(self, name: str) -> Any:
+        """The object of this name in the program; raises KeyError if it is missing."""
+        return self._exchange({"do": "name", "name": name}, [])
+
+    def request(self, do: str, on: int, *args: Any, **kwargs: Any) -> Any:
+        """Performs an operation on an object of the program; its exceptions are raised here."""
+        request = {
+            "do": do,
+            "on": on,
+            "args": [encode(arg, self._refer) for arg in args],
+            "named": {name: encode(arg, self._refer) for name, arg in kwargs.items()},
+        }
+        return self._exchange(request, list(args))
+
+    def _exchange(self, request: dict[str, Any], args: list[Any]) -> Any:
+        if self.ended:
+            raise ProgramGone
+        try:
+            self._wire.send(request)
+            while "call" in (reply := self._wire.receive()):
+                self._wire.send(self._call_back(reply))
+            if "raise" not in reply:
+                for row, after in reply.get("changed", {}).items():
+                    _replace_content(args[int(row)], decode(after, self._resolve))
+                return decode(reply["value"], self._resolve)
+            raised = self._error(request["do"], *reply["raise"])
+        except UnsupportedValue:
+            raise
+        except Exception as error:  # an invalid message can raise anything
+            self.ended = True
+            raise ProgramGone from error
+        self._raised.append(raised)
+        raise raised
+
+    def caused(self, error: BaseException | None) -> bool:
+        """True if an exception is the program's, or was raised while one of the program's was handled."""
+        while error is not None and not any(error is raised for raised in self._raised):
+            error = error.__context__
+        return error is not None
+
+    def _call_back(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Calls a function of the tests for the program."""
+        function = self._callbacks[reply["call"]]
+        args = [decode(arg, self._resolve) for arg in reply["args"]]
+        kwargs = {name: decode(arg, self._resolve) for name, arg in reply["named"].items()}
+        try:
+            result = function(*args, **kwargs)
+            if isinstance(result, CoroutineType):
+                result = _complete(result)
+        except Exception as error:
+            return {"raise": encode_error(error)}
+        try:
+            return {"value": encode(result, self._refer)}
+        except UnsupportedValue as error:  # the program chose the arguments, so this is not a property of the tests
+            self.unsupported = None
+            return {"raise": encode_error(TypeError(str(error)))}
+
+    def _refer(self, value: Any) -> Any:
+        if isinstance(value, CoroutineType) and value.cr_code is _awaited.__code__:  # the program's own, passed back
+            if value.cr_frame is None:
+                raise TypeError("a coroutine of the program that has ended cannot be passed to it")
+            value = value.cr_frame.f_locals["coroutine"]
+        if isinstance(value, RemoteObject):
+            return ["h", value._number]
+        if not callable(value):
+            self.unsupported = f"a value of type {type(value).__name__} cannot be passed to the program"
+            raise UnsupportedValue(self.unsupported)
+        self._callbacks.append(value)
+        asynchronous = getattr(getattr(value, "__code__", None), "co_flags", 0) & CO_COROUTINE
+        return ["K" if asynchronous else "k", len(self._callbacks) - 1]
+
+    def _resolve(self, tag: str, content: Any) -> Any:
+        if tag in "kK":
+            return self._callbacks[content]
+        if tag == "a":
+            return _awaited(RemoteObject(self, int(content)))
+        number, name, *base_names = content
+        return self._class(name, base_names[0]) if base_names else RemoteObject(self, int(number))
+
+    def _error(
+        self, do: str, name: str, base_name: str, args: list[Any], attributes: dict[str, Any], text: str
+    ) -> Exception:
+        """An exception of the program. One that ends loops becomes another where it would end a loop of the tests."""
+        kind = self._class(name, base_name)
+        ends_loop = next((end for end in ENDS_OF_LOOPS if issubclass(kind, end)), None)
+        if ends_loop and do != ENDS_OF_LOOPS[ends_loop]:
+            return RuntimeError(f"the program raised {name}")
+        error = decode_error(kind, args, attributes)
+        if kind.__name__ != base_name:
+            vars(error)[TEXT] = str(text)
+        return error
+
+    def _class(self, name: str, base_name: str) -> type[Exception]:
+        """The class of an exception: a builtin one, or a new subclass of the nearest builtin one, of the same name."""
+        base = getattr(builtins, base_name, None)
+        base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
+        if base.__name__ == name:
+            return base
+        own = {"__str__": lambda error: vars(error).get(TEXT) or base.__str__(error)}
+        return self._classes.setdefault((name, base_name), type(name, (base,), own))
+
+
+async def _awaited(coroutine: RemoteObject) -> Any:
+    """A coroutine of the program: awaiting it runs it to its end in the program's process."""
+    return coroutine._request("await")
+
+
+def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine of the tests, which may themselves be running an event loop on this thread."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+class RemoteObject:
+    """An object in the program's process. It can equal only another RemoteObject, and has no order."""
+
+    def __init__(self, program: ProgramProxy, number: int) -> None:
+        self.__dict__.update(_program=program, _number=number)
+
+    def _request(self, do: str, *args: Any, **kwargs: Any) -> Any:
+        return self._program.request(do, self._number, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        return self._request("call", *args, **kwargs)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """NumPy would compare an array that the program's class makes up, or an empty sequence."""
+        raise TypeError("an object of the program's classes is no array")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):
+            raise AttributeError(name)
+        return self._request("getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._request("setattr", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._request("getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._request("setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._request("delitem", key)
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(self._request("contains", item))
+
+    def __enter__(self) -> Any:
+        return self._request("enter")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with _unheard(error):
+            self._request("exit", _nearest_builtin(kind))
+
+    def __await__(self) -> Any:
+        return self._request("await")
+        yield
+
+    def __aiter__(self) -> Any:
+        return self._request("aiter")
+
+    async def __anext__(self) -> Any:
+        return self._request("anext")
+
+    async def __aenter__(self) -> Any:
+        return self._request("aenter")
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        with _unheard(error):
+            self._request("aexit", _nearest_builtin(kind))
+
+    def __len__(self) -> int:
+        return int(self._request("len"))
+
+    def __bool__(self) -> bool:
+        return bool(self._request("bool"))
+
+    def __str__(self) -> str:
+        return str(self._request("str"))
+
+    def __repr__(self) -> str:
+        return str(self._request("repr"))
+
+    def __iter__(self) -> Iterator[Any]:
+        items = self._request("iter")
+        while True:
+            try:
+                yield items._request("next")
+            except StopIteration:
+                return
+
+    def __next__(self) -> Any:
+        return self._request("next")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteObject) and bool(self._request("equal", other))
+
+    def __hash__(self) -> int:
+        return int(self._number)
+
+
+def _unheard(error: BaseException | None) -> AbstractContextManager[None]:
+    """Drops what the program's `__exit__` raises where the tests' own error is to go on."""
+    return nullcontext() if error is None else suppress(Exception)
+
+
+def _nearest_builtin(kind: type[BaseException] | None) -> type | None:
+    return kind and next(base for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base)
+
+
+def _replace_content(target: Any, after: Any) -> None:
+    """Applies the program's in-place changes of its copy to the tests' own list, dict or set."""
+    if isinstance(target, list) and isinstance(after, list):
+        target[:] = after
+    elif isinstance(target, deque) and isinstance(after, deque):
+        target.clear()
+        target.extend(after)
+    elif isinstance(target, (dict, set)) and type(target) is type(after):
+        target.clear()
+        target.update(after)
+    elif type(target).__name__ == "ndarray" and type(target) is type(after) and target.shape == after.shape:
+        target[...] = after

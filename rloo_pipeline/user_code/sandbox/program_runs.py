@@ -1,0 +1,209 @@
+"""Runs a program in a sandbox against the tests of its row and counts those that pass.
+
+`rewards/code.py` explains the protocol and what it covers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+from rloo_pipeline.user_code.sandbox import sandbox
+from rloo_pipeline.user_code.sandbox.code_tests import Asserts, ScriptCase, UnusableTestsError
+from rloo_pipeline.user_code.sandbox.command_line import Sandbox, SandboxLimits
+from rloo_pipeline.user_code.sandbox.inside import examiner, program, remote_program, script, wire
+from rloo_pipeline.user_code.sandbox.inside.limits import READY
+
+OUTPUT_LIMIT = 1 << 20
+"""Maximum number of bytes that a program may print; 4 times the expected output if that is more."""
+
+
+class RunSettings(NamedTuple):
+    """Sandbox and limits for running programs."""
+
+    confinement: Sandbox
+    limits: SandboxLimits
+    partial: bool
+    """Run all tests, also after one has failed."""
+    row_seconds: float = math.inf
+    """Time limit for all runs of a row; cases that are left after it count as failed."""
+
+
+class ProgramRun(NamedTuple):
+    """A program that was run."""
+
+    printed: str
+    status: int | None
+    """Exit status; None if it did not end in time or printed too much."""
+
+
+def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
+    """Counts the cases that a program passes as a script. Stops at the first failure unless `partial`, and when the
+    row's time is over.
+    """
+    passed, end = 0, time.monotonic() + settings.row_seconds
+    for case in cases:
+        if (left := end - time.monotonic()) <= 0:
+            break
+        most = max(OUTPUT_LIMIT, 4 * len(case.output))
+        run = run_program(settings, text, case.input, most, seconds=left)
+        passes = run.status == 0 and _lines(run.printed) == _lines(case.output)
+        passed += passes
+        if not passes and not settings.partial:
+            break
+    return passed
+
+
+def run_program(
+    settings: RunSettings,
+    text: str,
+    stdin_text: str = "",
+    most: int = OUTPUT_LIMIT,
+    with_errors: bool = False,
+    seconds: float = math.inf,
+) -> ProgramRun:
+    """Runs a program as a script.
+
+    Args:
+        settings: sandbox and limits.
+        text: the program.
+        stdin_text: its standard input.
+        most: maximum number of bytes that it may print.
+        with_errors: count its standard error as output.
+        seconds: time limit of this run, if it is below the settings' limit.
+
+    Raises:
+        UnusableTestsError: the sandbox does not start.
+    """
+    deadline = time.monotonic() + settings.limits.seconds
+    code = text.encode(errors="replace")
+    stdin = b"%d\n%b%b" % (len(code), code, stdin_text.encode(errors="replace"))
+    with Pipe() as to_program, Pipe() as output:
+        with sandbox.confined(
+            script,
+            settings.confinement,
+            settings.limits,
+            stdin=to_program.reader,
+            stdout=output.writer,
+            stderr=output.writer if with_errors else subprocess.DEVNULL,
+        ) as process:
+            to_program.reader.close()
+            output.writer.close()
+            _wait_for_start(output.reader, deadline)
+            deadline = min(deadline, time.monotonic() + seconds)
+            feeder = _feed(to_program.writer, stdin)
+            printed, complete = _read(output.reader, deadline, most)
+            status = _exit_status(process, deadline) if complete else None
+        feeder.join()
+    return ProgramRun(printed.decode(errors="replace"), status)
+
+
+def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
+    """Counts the asserts that a program passes. Stops at the first failure unless `partial`.
+
+    The examiner's standard input carries the program and the tests, from this process, and then the replies of the
+    program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.
+
+    Raises:
+        UnusableTestsError: a sandbox does not start, or the tests need something that it lacks.
+    """
+    deadline = time.monotonic() + settings.limits.seconds
+    job = {"program": text, "units": tests.units, "builtin": tests.builtin, "all": settings.partial}
+    confinement = (settings.confinement, settings.limits)
+    with Pipe() as to_examiner, Pipe() as to_program, Pipe() as report:
+        with (
+            sandbox.confined(
+                examiner, *confinement, (wire, remote_program), to_examiner.reader, to_program.writer, report.writer
+            ),
+            sandbox.confined(program, *confinement, (wire,), to_program.reader, to_examiner.writer),
+        ):
+            for end in (to_examiner.reader, to_program.reader, to_program.writer, report.writer):
+                end.close()
+            _wait_for_start(report.reader, deadline)
+            feeder = _feed(to_examiner.writer, json.dumps(job).encode() + b"\n")
+            lines, _ = _read(report.reader, deadline, OUTPUT_LIMIT)
+        feeder.join()
+    return _count_passed(lines)
+
+
+def _count_passed(report: bytes) -> int:
+    passed = 0
+    for line in report.splitlines():
+        result = json.loads(line) if line.startswith(b"{") and line.endswith(b"}") else {}
+        if "unsupported" in result:
+            raise UnusableTestsError(result["unsupported"])
+        passed += bool(result.get("passed"))
+    return passed
+
+
+class Pipe:
+    """A pipe whose ends are closed at the latest when the block ends."""
+
+    def __enter__(self) -> Pipe:
+        reader, writer = os.pipe()
+        self.reader, self.writer = os.fdopen(reader, "rb", 0), os.fdopen(writer, "wb", 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+        self.writer.close()
+
+
+def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
+    """Waits until the other process reports READY, before which it has no code of the program.
+
+    Raises:
+        UnusableTestsError: it does not before the deadline.
+    """
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or os.read(reader.fileno(), 1) != READY:
+        raise UnusableTestsError("the sandbox did not start")
+
+
+def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
+    """Writes data in a thread, while the caller reads the output, and closes; ends when the reader dies."""
+
+    def write() -> None:
+        unwritten = memoryview(data)
+        with suppress(OSError):  # the reader died
+            while unwritten:
+                unwritten = unwritten[os.write(writer.fileno(), unwritten) :]
+            writer.close()
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
+
+
+def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
+    """Data until the end, the deadline, or `most` bytes; and whether the end was reached."""
+    data = bytearray()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while len(data) <= most:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return bytes(data), False
+        part = os.read(reader.fileno(), 1 << 16)
+        if not part:
+            return bytes(data), True
+        data += part
+    return bytes(data), False
+
+
+def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+    try:
+        return process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]

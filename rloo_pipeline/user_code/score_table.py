@@ -1,0 +1,162 @@
+"""A table of rollouts → a table of scores: one column per reward function, and their weighted sum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import lineage, policy, tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import Config, Reward, provenance
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.user_code.completion_text import as_completion
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.reward_call import OWN_ARGUMENTS
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch, log_summary
+
+OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
+"""Columns of prompt sets that are not columns of the dataset."""
+
+
+def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
+    """The table of scores of a table of rollouts, by all functions."""
+    if any(reward.gpus for reward in config.rewards):
+        devices.free_gpu()  # a sampler of this process may hold it
+    with WorkerPools(config.rewards, config.scoring.workers) as pools:
+        columns = score_columns(pools, rollouts, prompts, policy_folder)
+    return join(config.rewards, rollouts, columns)
+
+
+def score_columns(
+    pools: WorkerPools,
+    rollouts: pa.Table,
+    prompts: PromptSet,
+    policy_folder: Path,
+    more: bool = False,
+    only_failures: bool = False,
+) -> dict[str, FunctionScores]:
+    """The results of each function, by its name; logs a summary line for each.
+
+    Args:
+        pools: the functions, with started workers.
+        rollouts: the rollouts.
+        prompts: the prompt set that they were sampled from, whose columns the functions get.
+        policy_folder: a policy with the tokenizer of the policy that sampled.
+        more: True if the pools score another table after this one.
+        only_failures: the rows come after those of another table: log no line of a function that scored all of them,
+            and let one score none.
+
+    Raises:
+        UserError: a function reports for every row of the table that it could not be scored.
+    """
+    policy.verify_text(policy_folder)
+    constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
+    samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
+    results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
+    for reward, result in zip(pools.rewards, results, strict=True):
+        if not only_failures or any(map(any, (result.errors, result.notes))):
+            log_summary(reward, result)
+        if not only_failures and len(rollouts) and all(result.notes):
+            raise UserError(
+                f"reward '{reward.column}' ({reward.function}) could score none of {len(rollouts)} completions: "
+                f"{result.notes[0]}; correct its options, or the data that it needs"
+            )
+    return {reward.column: result for reward, result in zip(pools.rewards, results, strict=True)}
+
+
+def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:
+    """The table of scores: one column per function, in the order of the configuration, and their weighted sum."""
+    scores = {reward.column: columns[reward.column].scores for reward in rewards}
+    sums = tables.weighted_sums([reward.weight for reward in rewards], list(scores.values()))
+    total = pa.array(sums, from_pandas=True)  # NaN is null
+    table = as_table(
+        rollouts,
+        tables.scores_schema(list(scores)),
+        {**{tables.score_column(name): values for name, values in scores.items()}, "reward": total},
+        [columns[reward.column] for reward in rewards],
+    )
+    if nulls := table["reward"].null_count:
+        say(f"{nulls} of {len(table)} completions could not be scored by any reward function")
+    return table
+
+
+def join_scores(rewards: Sequence[Reward], rollouts: pa.Table, scores: pa.Table) -> pa.Table:
+    """Completions and their scores in one table."""
+    fields = list(tables.scores_schema([reward.column for reward in rewards]))[len(tables.KEYS) :]
+    schema = pa.schema([*rollouts.schema.remove_metadata(), *fields])
+    return pa.table([*rollouts.columns, *scores.columns[len(tables.KEYS) :]], schema=schema)
+
+
+def as_table(
+    rollouts: pa.Table,
+    schema: pa.Schema,
+    scores: Mapping[str, list[float | None] | pa.Array],
+    columns: Sequence[FunctionScores],
+) -> pa.Table:
+    """Scores with the keys of their rollouts, the summed seconds and the joined errors and notes of `columns`."""
+    keys = {"prompt_id": rollouts["prompt_id"], "sample": rollouts["sample"]}
+    seconds = np.sum([column.seconds for column in columns], axis=0)
+    texts = [one for column in columns for one in (column.errors, column.notes)]
+    errors = ["; ".join(filter(None, row)) or None for row in zip(*texts, strict=True)]
+    return pa.table({**keys, **scores, "seconds": seconds, "error": errors}, schema=schema)
+
+
+def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
+    """Footer facts of a score table: weights of the reward functions, and code digests of the user's."""
+    weights = {reward.column: reward.weight for reward in rewards}
+    files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
+    digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
+    return {tables.WEIGHTS: json.dumps(weights), **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {})}
+
+
+def _digest(digests: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()[:16]
+
+
+def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
+    """The inputs of reward functions for a table of rollouts: TRL's arguments and every dataset column."""
+    ids = rollouts["prompt_id"].to_pylist()
+    by_id = prompts.by_id(ids)
+    rows: list[dict[str, Any]] = [by_id[prompt_id] for prompt_id in ids]
+    completions = _completions(rollouts, [row["prompt"] for row in rows])
+    names = [name for name in prompts.columns if name not in OF_PROMPTS]
+    columns = {name: [row[name] for row in rows] for name in names}
+    columns["finish_reason"] = rollouts["finish_reason"].to_pylist()
+    if tables.is_episodes(rollouts):
+        rewards_and_states = (rollouts[name].to_pylist() for name in ("environment_reward", "environment_state"))
+        columns |= environment_columns(list(zip(*rewards_and_states, strict=True)))
+    return RewardBatch([row["prompt"] for row in rows], completions, rollouts["completion_ids"].to_pylist(), columns)
+
+
+def environment_columns(rewards_and_states: Sequence[tuple[float | None, str | None]]) -> dict[str, list[Any]]:
+    """The arguments of reward functions that environments give; `environments` is TRL's.
+
+    Args:
+        rewards_and_states: reward of each episode, and the public attributes of its environment as JSON; None where
+            there is no environment, or its process was lost.
+
+    Returns:
+        The two, and `environments`: objects with these attributes.
+    """
+    return {
+        "environment_reward": [reward for reward, _ in rewards_and_states],
+        "environment_state": [state for _, state in rewards_and_states],
+        "environments": [SimpleNamespace(**json.loads(state or "{}")) for _, state in rewards_and_states],
+    }
+
+
+def _completions(rollouts: pa.Table, prompts: Sequence[Any]) -> list[Any]:
+    """Completions in TRL's form; of an episode, the messages that follow the prompt."""
+    if tables.is_episodes(rollouts):
+        return [json.loads(messages) for messages in rollouts["messages"].to_pylist()]
+    return list(map(as_completion, rollouts["completion"].to_pylist(), prompts))

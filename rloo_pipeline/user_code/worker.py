@@ -1,0 +1,283 @@
+"""The worker process: loads one reward function by its import string and calls it on the main thread.
+
+`worker_process.WorkerProcess` starts it with three file descriptors:
+
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message says that there is a `CallBatch`,
+  and results go out as JSON, several short calls in one message. At the end of the stream the process exits.
+- a file in memory with the pickled `CallBatch`;
+- a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
+
+Only import strings, data and plain results cross, so functions need not be picklable. Functions run on the main thread,
+so libraries that use SIGALRM work. The process dies with its parent.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import errno
+import gc
+import inspect
+import mmap
+import os
+import pickle
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rloo_pipeline import import_string
+from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.user_code import reward_call
+from rloo_pipeline.user_code.messages import (
+    TRACEBACK_CHARACTERS,
+    Began,
+    Broken,
+    CallBatch,
+    Done,
+    Failed,
+    Message,
+    MessageSocket,
+    Ready,
+    Start,
+    encode_report,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+PR_SET_PDEATHSIG = 1
+"""Linux, prctl(2): the signal that a process gets when its parent dies."""
+
+REPORT_SECONDS = 0.05
+"""Results are sent at least this often, as long as calls end."""
+
+
+class StatusBoard:
+    """The number of the call under way and its start on time.monotonic, which all processes share."""
+
+    FORM = struct.Struct("=qd")
+
+    def __init__(self, file: int) -> None:
+        self.memory = mmap.mmap(file, self.FORM.size)
+
+    def write(self, number: int, began: float) -> None:
+        """Records that a call begins."""
+        self.FORM.pack_into(self.memory, 0, number, began)
+
+    def read(self) -> tuple[int, float]:
+        """The number of the call and its start; number 0 before the first call."""
+        number, began = self.FORM.unpack_from(self.memory)
+        return number, began
+
+
+class Call(NamedTuple):
+    """One call of the function."""
+
+    number: int
+    rows: range
+    arguments: dict[str, Any]
+    deadline: float
+
+
+def main(socket: int, batch_file: int, board_file: int) -> None:
+    """Runs a worker.
+
+    Args:
+        socket: file descriptor of the worker's end of the socket.
+        batch_file: file descriptor of the memory with the calls to make.
+        board_file: file descriptor of the memory of the status board.
+    """
+    for file in (socket, batch_file, board_file):
+        os.set_inheritable(file, False)
+    channel = MessageSocket(socket)
+    start: Start = pickle.loads(channel.receive())
+    die_with(start.parent)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent closed its end
+        _serve(channel, batch_file, StatusBoard(board_file), start)
+
+
+def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: Start) -> None:
+    try:
+        function = import_string.load(start.function)
+        signature = reward_call.signature_of(function)
+    except (UserError, ValueError, TypeError) as error:
+        channel.send(encode_report([Broken(str(error))]))
+        return
+    channel.send(encode_report([Ready(signature)]))
+    gc.collect()
+    gc.freeze()  # the loaded modules stay: the collector need not scan them again
+    caller = _Caller(function, start, channel, board)
+    while True:
+        channel.receive()
+        with open(batch_file, "rb", closefd=False) as file:
+            file.seek(0)
+            batch: CallBatch = pickle.load(file)
+        constants = {name: value for name, value in batch.constants.items() if name in signature.named}
+        calls = _calls(batch, constants | start.options)
+        if signature.asynchronous:
+            caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
+        else:
+            caller.call_in_turn(calls)
+
+
+def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
+    number, start = batch.number, 0
+    columns = [(name, _apart(values)) for name, values in batch.columns.items()]
+    mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
+    for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
+        end = start + count
+        arguments = {name: values[start:end] for name, values in columns}
+        arguments.update(constants)
+        if mutable:  # a function may change its arguments, and the next call must not see that
+            arguments.update(copy.deepcopy(mutable))
+        yield Call(number, range(batch.first + start, batch.first + end), arguments, deadline)
+        number, start = number + 1, end
+
+
+def _apart(values: list[Any]) -> list[Any]:
+    """Values of which no two are one list or dict, as the rows of a prompt have them: a function may change its own."""
+    own: list[Any] = []
+    seen: set[int] = set()
+    for value in values:
+        own.append(_copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return own
+
+
+def _copy(value: Any) -> Any:
+    """New lists and dicts of the same content; images are not copied."""
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return value
+
+
+def die_with(parent: int) -> None:
+    """Makes the kernel kill this process when its parent dies, since a worker in an endless loop would not notice."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def only_in(process: int) -> Iterator[None]:
+    """Ends a child process in which a function returns too, after it forked: the process of this id goes on alone."""
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
+class _Caller:
+    """Makes the calls of one function and sends their results."""
+
+    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
+        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
+        self.pid = os.getpid()
+
+    @cached_property
+    def loop(self) -> asyncio.Runner:
+        """One event loop for all calls: clients of services are bound to the loop in which they were created."""
+        import asyncio
+
+        return asyncio.Runner()
+
+    def call_in_turn(self, calls: Iterator[Call]) -> None:
+        """Makes one call after the other on this thread."""
+        results: list[Message] = []
+        last_report = time.monotonic()
+        for call in calls:
+            began = time.monotonic()
+            if results and began - last_report > REPORT_SECONDS:
+                self._send(results)
+                results, last_report = [], began
+            self.board.write(call.number, began)
+            try:
+                notes = reward_call.collect_notes()
+                with only_in(self.pid):
+                    returned = self.function(**call.arguments)
+                    if type(returned) is not list and inspect.isawaitable(returned):
+                        returned = self.loop.run(_await(returned), context=copy_context())  # with this call's notes
+                scores = reward_call.checked_scores(returned, call.rows, notes)
+                _add(results, call, time.monotonic() - began, scores, notes)
+            except Exception as error:
+                results.append(self._failed(call, began, error))
+        self._send(results)
+
+    async def call_concurrently(self, calls: list[Call], at_once: int) -> None:
+        """Makes async calls in one loop, at most `at_once` at a time, each with its own deadline."""
+        import asyncio
+
+        free = asyncio.Semaphore(at_once)
+
+        async def limited(call: Call) -> None:
+            async with free:
+                self._send([Began(call.number)])
+                self._send([await self._call_async(call)])
+
+        await asyncio.gather(*(limited(call) for call in calls))
+
+    async def _call_async(self, call: Call) -> Done | Failed:
+        import asyncio
+
+        began = time.monotonic()
+        limit = asyncio.timeout(call.deadline)
+        try:
+            notes = reward_call.collect_notes()  # each call is a task, with a context of its own
+            async with limit:
+                with only_in(self.pid):
+                    returned = await self.function(**call.arguments)
+            scores = reward_call.checked_scores(returned, call.rows, notes)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                return Failed(call.number, time.monotonic() - began, late=True)
+            return self._failed(call, began, error)
+        return _add([], call, time.monotonic() - began, scores, notes)
+
+    def _send(self, messages: list[Message]) -> None:
+        try:
+            self.channel.send(encode_report(messages))
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the function closed it, in whichever call
+                self.board.write(0, 0.0)
+            raise
+
+    def _failed(self, call: Call, began: float, error: BaseException) -> Failed:
+        import traceback
+
+        seconds = time.monotonic() - began
+        while isinstance(error, ExceptionGroup):  # of an asyncio.TaskGroup, whose first failure cancels the rest
+            error = error.exceptions[0]
+        if isinstance(error, reward_call.BadOutputError):
+            return Failed(call.number, seconds, bad=str(error))
+        if isinstance(error, UserError):
+            rows = reward_call.rows_text(call.rows)
+            return Failed(call.number, seconds, bad=f"cannot continue with {rows}: {error}")
+        message = one_line(f"raised {type(error).__name__}: {error}", 500)
+        message += import_string.error_location(error, self.reference)
+        text = "".join(traceback.format_exception(error))
+        return Failed(call.number, seconds, raised=message, traceback=text[-TRACEBACK_CHARACTERS:])
+
+
+def _add(results: list[Message], call: Call, seconds: float, scores: reward_call.Scores, notes: dict[int, str]) -> Done:
+    """Adds a call with scores to the last message of `results`, or to a new one; returns that message."""
+    if not results or not isinstance(results[-1], Done):
+        results.append(Done([], [], [], {}))
+    done = results[-1]
+    assert isinstance(done, Done)
+    done.numbers.append(call.number)
+    done.seconds.append(seconds)
+    done.scores.append(scores)
+    done.notes.update((call.rows[index], note) for index, note in notes.items())
+    return done
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable

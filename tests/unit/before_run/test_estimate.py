@@ -1,0 +1,251 @@
+"""What `rloo plan` counts, what does not fit, and which settings would."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, Project, mini, printed, rloo
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.before_run import advice, estimate, memory, queueing
+from rloo_pipeline.commands import plan
+from rloo_pipeline.commands.plan import plan_run
+from rloo_pipeline.config import Algorithm, Config, Offload
+from rloo_pipeline.config.loading import load, read_mapping
+from rloo_pipeline.errors import UserError
+
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def qwen(tmp_path) -> model_dims.ModelDims:
+    """The dimensions of Qwen3-4B, which has 4,022,468,096 parameters."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
+    return model_dims.read(tmp_path)
+
+
+def gsm8k(**changes) -> Config:
+    return advice.override(load(ROOT / "config" / "gsm8k-qwen3-4b.yaml"), changes)
+
+
+def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
+    assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
+    from rloo_pipeline.training import policy_model
+
+    model = policy_model.load(tiny_model, "float32", False)
+    counted = model_dims.read(tiny_model)
+    assert counted.parameters == sum(weights.numel() for weights in model.parameters())
+    assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
+
+
+def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
+        model_dims.read(tmp_path)
+
+
+def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:
+    changes = {"rounds": 3, "rollout": {"refill": 2}, "algorithm": {"filter_zero_variance": True}}
+    on_gpus = [{**reward, "gpus": 1} if reward["name"] == "format" else reward for reward in mini()["rewards"]]
+    changes |= {"rewards": on_gpus, "report_to": ["mlflow"]}
+    counts = estimate.jobs(Config(**mini(**changes)))
+    outcome = Project(tmp_path / "project").snakemake("--dry-run", "--quiet", "rules", "--", "all", **changes)
+    planned = dict(re.findall(r"^(\w+) +(\d+)$", outcome.stdout + outcome.stderr, re.MULTILINE))
+    del planned["all"], planned["total"]
+    by_stage: dict[str, int] = {}
+    for rule, count in planned.items():
+        name = "update" if rule.startswith("update") else rule.replace("_", "-")
+        by_stage[name] = by_stage.get(name, 0) + int(count)
+    assert counts == by_stage
+    assert "reference" not in estimate.jobs(Config(**mini(algorithm={"beta": 0})))
+
+
+def test_zero_splits_memory_over_processes(qwen) -> None:
+    """Bytes per parameter of a 16-bit model: 2 for weights, 2 for gradients, 4 for their sum in float32 and 12 for the
+    optimizer, 20 in total as in ZeRO's paper. Without ZeRO, DeepSpeed uses ZeRO 1.
+    """
+    bytes_by_stage = {}
+    for stage in range(4):
+        config = gsm8k(**{"deepspeed.zero_stage": stage, "deepspeed.processes": 8})
+        terms = memory.update(config, qwen, "cuda", memory.MicroBatch(0, 0, several=True))
+        bytes_by_stage[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
+    assert [bytes_by_stage[stage] for stage in range(4)] == pytest.approx([8 + 12 / 8, 8 + 12 / 8, 2 + 18 / 8, 20 / 8])
+
+
+def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
+    card = estimate.card_of("h100:80")
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    update = next(estimate.fits(config, qwen, card))
+    assert not update.fits
+    advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
+    changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
+    assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
+    assert next(estimate.fits(advice.override(config, changes), qwen, card)).fits
+    fewer = advice.override(config, changes | {"deepspeed.processes": 1})
+    assert not next(estimate.fits(fewer, qwen, card)).fits
+
+
+def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen) -> None:
+    card = estimate.card_of("h100:80")
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    update = next(estimate.fits(config, qwen, card))
+    more, offload = update.advice.split("; or, without more GPUs, with ")
+    assert "deepspeed.processes: 2" in more
+    on_cpu = Offload(optimizer="cpu")
+    changed = advice.override(config, {"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
+    assert next(estimate.fits(changed, qwen, card)).fits
+    host = memory.total(memory.offloaded(changed, qwen)) / 1e9
+    assert host == pytest.approx(16 * qwen.parameters / 1e9)
+    assert offload == (
+        f"deepspeed.offload: {{optimizer: cpu}}, deepspeed.zero_stage: 2, which takes {host:.1f} GB of the node's "
+        "memory for each process"
+    )
+    other = advice.override(config, {"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
+    text = next(estimate.fits(other, qwen._replace(parameters=9_000_000_000), card)).advice
+    assert "offload" not in text, "only AdamW can"
+    assert "zero_stage: 3" not in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"update.optimizer": "muon"},
+        {"update.optimizer": "adafactor"},
+        {"model.train_vision": True, "dataset.image_column": "image"},
+        {"deepspeed.processes": 3, "deepspeed.nodes": 3},
+    ],
+)
+def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
+    config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
+    assert advice._is_allowed(config)
+    text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), estimate.card_of("h100"))).advice
+    advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
+    assert advice._is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
+    assert "deepspeed.processes" not in advised, "several processes are what they refuse"
+
+
+def test_every_example_is_allowed_as_it_is() -> None:
+    for file in sorted((ROOT / "config").glob("*.yaml")):
+        if "model" in read_mapping(file):
+            config = load(file)
+            assert Config.model_validate(config.model_dump(mode="json")) == config, file.name
+
+
+def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
+    def hours(**changes) -> float:
+        parts = {"deepspeed.gradient_checkpointing": False, "deepspeed.processes": 1, **changes}
+        algorithm = Algorithm.model_validate({"beta": 0, "steps_per_generation": parts.pop("steps", 1)})
+        config = gsm8k(**parts).model_copy(update={"algorithm": algorithm})
+        work = estimate.hours(config, qwen, estimate.card_of("h100"))["update"]
+        return work - estimate.STARTS["update"] * config.rounds / 3600
+
+    assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
+    assert hours(**{"deepspeed.gradient_checkpointing": True}) == pytest.approx(hours() * 4 / 3)
+    assert hours(**{"deepspeed.gradient_checkpointing": "auto"}) == hours(), "a plan decides it before"
+
+
+def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_starts(qwen) -> None:
+    def hours(**changes) -> tuple[float, float]:
+        config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0, "rollout.shards": 2, **changes})
+        jobs = config.rollout.shards * config.rounds
+        work = estimate.hours(config, qwen, estimate.card_of("h100"))["reference"]
+        gpus = queueing.gpus_of(config)["reference"] // config.rollout.shards
+        return work - gpus * jobs * estimate.STARTS["reference"] / 3600, gpus
+
+    assert hours()[1] == 1
+    assert hours(**{"rollout.oversample": 2.0}) == pytest.approx((2 * hours()[0], 1))
+    assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3}) == pytest.approx((hours()[0], 4))
+    assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 2}) == pytest.approx(hours())
+
+
+def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_path, qwen, monkeypatch) -> None:
+    config = gsm8k(**{"deepspeed.gradient_checkpointing": "auto", "deepspeed.processes": 1, "deepspeed.zero_stage": 0})
+    monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
+    card = estimate.card_of("h100")
+    for size, checkpoints in ((1e6, False), (1.0, True)):
+        decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
+        expected = estimate.hours(decided, qwen, card._replace(gigabytes=size))
+        assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
+
+
+def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
+    large = qwen._replace(parameters=70_000_000_000)
+    config = gsm8k(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3})
+    update = next(estimate.fits(config, large, estimate.card_of("a40")))
+    assert update.advice.startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
+        update.advice
+    )
+
+
+def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
+    config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
+    config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
+    update = next(estimate.fits(config, qwen._replace(vocabulary=16000), estimate.card_of("h100")))
+    assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
+
+
+def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
+    large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
+    config = gsm8k(**{"vllm.tensor_parallel_size": 1})
+    rollout = list(estimate.fits(config, large, estimate.card_of("l40s")))[-1]
+    assert not rollout.fits
+    assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
+
+
+def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:
+    return printed(plan_run, config, gpu, wait, width=160)
+
+
+def test_the_plan_names_its_assumptions(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
+    config = gsm8k(**{"model.name_or_path": str(tmp_path)})
+    output = printed_for(config, "h100:80")
+    for text in (
+        "GPU-hours",
+        "assumed: every completion",
+        "policies (",
+        "trainer state",
+        "KV cache holds",
+        "optimizer",
+    ):
+        assert text in output
+    assert "--cluster-gpu" in printed_for(config, None)
+    with pytest.raises(UserError, match=r"--cluster-gpu h1000: unknown card; name one of v100, .*h100:80"):
+        printed_for(config, "h1000")
+    for size in ("much", "0", "-80", "nan", "inf"):
+        with pytest.raises(UserError, match=f"--cluster-gpu h100:{size}: '{size}' is not a number of GB"):
+            estimate.card_of(f"h100:{size}")
+
+
+def test_an_unknown_model_is_one_line() -> None:
+    outcome = rloo("plan", ROOT / "config" / "gsm8k-qwen3-4b.yaml", HF_HOME=str(Path("/nonexistent")))
+    assert outcome.returncode == 1
+    assert "Qwen/Qwen3-4B: neither a folder nor in the Hub's cache" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
+    dynamic = {**QWEN3_4B, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    (tmp_path / "config.json").write_text(json.dumps(dynamic))
+    config = gsm8k(**{"model.name_or_path": str(tmp_path), "model.revision": None})
+    with pytest.raises(UserError, match=r"has a rotary embedding.*that changes beyond 512 tokens"):
+        plan_run(config, None)
+
+
+def test_float16_holds_all_logits_at_once(qwen) -> None:
+    """Its loss scale is not known to the pieces."""
+    configs = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
+    whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in configs)
+    assert (
+        whole == memory.LOGITS * 4 * memory.micro_batch_of(configs[0]).completion_tokens * qwen.vocabulary > 10 * pieces
+    )

@@ -1,0 +1,92 @@
+"""What `rloo doctor` says of GPUs, on a machine whose driver is a script."""
+
+import os
+import sys
+
+import pytest
+import torch
+from helpers import executable
+
+from rloo_pipeline.before_run import gpu_kernels, gpus
+from rloo_pipeline.runtime import devices
+
+SMI = """case "$*" in
+-L) printf 'GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n' ;;
+topo*) printf 'GPU0 X NV18 0-15\\nGPU1 NV18 X 0-15\\n' ;;
+*) printf 'NVIDIA H200, 143771, 9.0, 580.95.05\\nNVIDIA H200, 143771, 9.0, 580.95.05\\n' ;;
+esac"""
+
+
+@pytest.fixture
+def h200(tmp_path, monkeypatch):
+    """A machine with two of them, and the packages for GPUs."""
+    executable(tmp_path, "nvidia-smi", SMI)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpus, "_is_installed", lambda _: True)
+    monkeypatch.setattr(gpus, "_cuda_of_torch", lambda: 13)
+    monkeypatch.setattr(gpus.image, "driver", lambda: (13, 0))
+    return tmp_path
+
+
+def messages(in_image: bool = False) -> dict[str, str]:
+    return {finding.subject: finding.message for finding in gpus.findings(in_image)}
+
+
+def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypatch) -> None:
+    command = f"{sys.executable} -c"
+    executable(h200, "python", f"echo $3 runs; [ $3 != nvcc ] || {command} 'raise OSError(\"no gcc\")'")
+    monkeypatch.setattr(sys, "executable", str(h200 / "python"))
+    (h200 / "vllm" / "torch_compile_cache" / "a").mkdir(parents=True)
+    found = list(gpus.findings(in_image=False))
+    by_subject = {finding.subject: finding.message for finding in found}
+    assert by_subject["GPU"] == "NVIDIA H200, 150.8 GB, compute capability 9.0"
+    assert by_subject["GPUs"] == "2 for this process, so many stages use one at once: 0, 1"
+    assert by_subject["links"] == "NVLink between GPUs (NV18)"
+    assert by_subject["driver"] == "580.95.05, for CUDA 13.0"
+    assert (by_subject["Triton"], by_subject["nvcc"]) == ("Triton runs", "does not run: OSError: no gcc")
+    assert [finding.subject for finding in found if not finding.ok] == ["nvcc"]
+    assert "has 1 compiled models; a model that is not in it takes 73 s" in by_subject["vLLM's start"]
+
+
+def test_in_the_image_its_own_kernels_are_not_those_of_this_environment(h200) -> None:
+    assert messages(in_image=True).keys() == {"GPU", "GPUs", "links", "vLLM's start"}
+
+
+def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "_is_installed", lambda _: False)
+    *_, packages = gpus.findings(in_image=False)
+    assert not packages.ok
+    assert packages.fix == "run `make setup ACCELERATOR=cuda`"
+    old = gpus.driver("525.60", (12, 0))
+    assert not old.ok
+    assert old.fix == "ask for driver 580 or newer"
+
+
+def test_a_job_that_has_no_gpu_is_told_so_and_a_machine_without_one_nothing(h200, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (finding,) = gpus.findings(in_image=False)
+    assert not finding.ok
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    assert not list(gpus.findings(in_image=False))
+
+
+def test_the_call_of_flash_attention_fits_its_operator(monkeypatch) -> None:
+    """Traced without values; the GPU computes them."""
+    compared = []
+    monkeypatch.setattr(torch.testing, "assert_close", lambda *pair, **_: compared.append(pair))
+    assert gpu_kernels.flash_attention("meta") == "forward and backward"
+    ((out, ones),) = compared
+    assert out.shape == ones.shape == (48, 4, 64)
+
+
+def test_without_a_compiler_the_message_says_what_to_set(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    monkeypatch.setattr(gpu_kernels, "_wheel", lambda: None)
+    with pytest.raises(FileNotFoundError, match="no CUDA_HOME; load the module of CUDA"):
+        gpu_kernels.nvcc()
+    monkeypatch.setattr(gpu_kernels, "_wheel", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"export CUDA_HOME={tmp_path}"):
+        gpu_kernels.nvcc()

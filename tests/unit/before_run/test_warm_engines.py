@@ -1,0 +1,45 @@
+"""Which engines stay warm on GPUs, by what they take of the machine's memory while they wait."""
+
+import json
+
+import huggingface_hub
+import pytest
+from helpers import mini
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import warm_engines
+from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import devices
+
+QWEN_7B = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "left_out"),
+    [
+        (256, set()),
+        (128, {"trainer"}),
+        (40, {"trainer", "logprobs"}),
+        (16, {"trainer", "logprobs", "sampler"}),
+    ],
+)
+def test_engines_that_the_memory_of_the_machine_does_not_hold_start_in_each_round(gigabytes, left_out) -> None:
+    config = Config(**mini(model={"dtype": "bfloat16"}))
+    assert warm_engines._too_many(config, QWEN_7B, gigabytes * 1e9) == left_out
+
+
+def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:
+    sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "vocab_size": 150_000}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "intermediate_size": 28_672}))
+    large = {"model": {"build": None, "build_options": {}, "name_or_path": str(tmp_path)}}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "machine_bytes", lambda: 128e9)
+    assert "trainer" in warm_engines.left_out(Config(**mini(**large)))
+    assert not warm_engines.left_out(Config(**mini(workers="always", **large)))
+    assert not warm_engines.left_out(Config(**mini())), "built in the first stage"
+    on_hub = Config(**mini(model={"build": None, "build_options": {}, "name_or_path": "some/model"}))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
+    assert "trainer" in warm_engines.left_out(on_hub), "before the first stage fetches the weights"
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    assert not warm_engines.left_out(Config(**mini(**large))), "as before"

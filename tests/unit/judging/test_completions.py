@@ -1,0 +1,16 @@
+"""Which completions are right, and of how many."""
+
+import pyarrow as pa
+from synthetic_runs import configuration
+
+from rloo_pipeline.artifacts.prompt_counts import Counts
+from rloo_pipeline.judging.completions import counts_of, is_correct
+
+
+def test_a_completion_without_a_score_is_neither_right_nor_wrong() -> None:
+    scores = [1.0, 0.0, None, None, None, 1.0]
+    table = pa.table({"prompt_id": ["a", "a", "b", "b", "c", "c"], "scores/answer": scores})
+    counts = counts_of(configuration(), table, 2)
+    assert counts == {"a": Counts(1.0, 2.0), "b": Counts(0.0, 0.0), "c": Counts(1.0, 1.0)}
+    right = is_correct(configuration(), table, 2)
+    assert right.tolist() == [[True, False], [False, False], [False, True]], "in evaluations it is not right"

@@ -1,0 +1,98 @@
+"""Of a run that is trained again or goes on, nothing counts that the training before has left; files are read once."""
+
+from pathlib import Path
+
+import pytest
+from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again, write_config, write_log
+
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.judging import run_files
+
+EVALUATION = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 4}
+
+
+def shown(run: Path) -> tuple[int, list[int], bool]:
+    """Number of rounds, evaluated policies, and whether the run is finished."""
+    of_run = run_files.read(run)
+    return len(of_run.rounds), sorted(of_run.evaluations()), run_files.is_finished(run, of_run.config)
+
+
+def test_rounds_and_evaluations_of_the_training_before_do_not_count(tmp_path: Path) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=8, evaluation=EVALUATION))
+    assert shown(run) == (8, [0, 4, 8], True)
+    train_again(run, 3)
+    assert shown(run) == (3, [0], False)
+    train_again(run, 8)
+    assert shown(run) == (8, [0], False), "before the first evaluation"
+
+
+def test_the_evaluation_of_a_shorter_run_is_not_that_of_the_longer_one(tmp_path: Path) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    longer = configuration(rounds=4)
+    write_config(run, longer)
+    assert shown(run) == (2, [0], False)
+    for number in (3, 4):
+        write_json(run_files.metrics_of(run, number), metrics_of(number))
+    train_again(run, 4)
+    assert shown(run) == (4, [0], False)
+
+
+def test_a_run_is_not_finished_while_it_is_evaluated_again(tmp_path: Path) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    final = run / "evaluation" / "final" / "summary.json"
+    content = read_json(final)
+    final.unlink()
+    assert shown(run) == (2, [0], False)
+    write_json(final, content)
+    assert shown(run) == (2, [0, 2], False), "the summary is of the evaluation before"
+
+
+def test_held_out_accuracy_of_an_earlier_policy_does_not_count(tmp_path: Path) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=4))
+    for number in range(1, 5):
+        write_json(run_files.held_out_of(run, number), {"policy": number - 1, "accuracy": number / 8})
+    assert run_files.read(run).accuracies() == {0: 0.125, 1: 0.25, 2: 0.375, 3: 0.5}
+    train_again(run, 2)
+    assert run_files.read(run).accuracies() == {0: 0.125}, "round 1 is sampled from policy 0, which is the same"
+
+
+def test_distance_and_benchmarks_of_another_policy_count_as_none(tmp_path: Path) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=1))
+    folder = run / "evaluation" / "final"
+    write_json(folder / "harness.json", {"policy": "final" * 8, "results": {}})
+    evaluation = run_files.read_evaluation(run, "final")
+    assert evaluation["distance"]["kl"] == 0.1
+    assert evaluation["harness"] == {"policy": "final" * 8, "results": {}}
+    for part in ("distance", "harness"):
+        write_json(folder / f"{part}.json", read_json(folder / f"{part}.json") | {"policy": "another"})
+    evaluation = run_files.read_evaluation(run, "final")
+    assert evaluation["distance"] is evaluation["harness"] is None
+
+
+def test_files_of_rounds_are_read_again_only_after_they_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finish_run(tmp_path / "run", configuration(rounds=4))
+    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.5})
+    log = write_log(run, "update/00003.log", "CUDA out of memory")
+    of_run = run_files.read(run)
+    assert of_run.accuracies() == {1: 0.5}
+    assert of_run.out_of_memory() == {3: "update of round 3: CUDA out of memory"}
+    read = list[Path]()
+
+    def read_artifact(file: Path) -> dict[str, object]:
+        read.append(file)
+        return files.read_artifact(file)
+
+    monkeypatch.setattr(run_files, "read_artifact", read_artifact)
+    assert run_files.read(run).accuracies() == {1: 0.5}
+    assert read == []
+    write_json(run_files.metrics_of(run, 4), metrics_of(4) | {"reward": 0.875})
+    write_json(run_files.held_out_of(run, 2), {"policy": 1, "accuracy": 0.25})
+    log.write_text("all is well")
+    of_run = run_files.read(run)
+    assert of_run.rounds[-1]["reward"] == 0.875
+    assert of_run.accuracies() == {1: 0.25}
+    assert of_run.out_of_memory() == {}
+    assert read == [run_files.metrics_of(run, 4), run_files.held_out_of(run, 2)]

@@ -1,0 +1,39 @@
+"""Columns of scores, from results of functions."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rloo_pipeline.config import Reward
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import score_table
+from rloo_pipeline.user_code.score_batch import FunctionScores
+
+ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
+
+
+def columns(monkeypatch: pytest.MonkeyPatch, notes: list[str | None], **options: Any) -> Any:
+    """The columns of a function that reported these reasons for None, which needs neither a policy nor prompts."""
+    result = FunctionScores([None, None], [None, None], notes, [0.0, 0.0])
+    monkeypatch.setattr(score_table, "batch_of", lambda *_: None)
+    monkeypatch.setattr(score_table, "policy", SimpleNamespace(verify_text=str, base_of=str))
+    pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")], score=lambda *_: [result])
+    return score_table.score_columns(pools, ROLLOUTS, None, "policy", **options)  # type: ignore[arg-type]
+
+
+def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:
+    refused: list[str | None] = ["judge was refused with status 400 (no such parameter)"] * 2
+    message = (
+        r"^reward 'judge' \(own\.py:judge\) could score none of 2 completions: judge was refused with status 400 "
+        r"\(no such parameter\); correct its options"
+    )
+    with pytest.raises(UserError, match=message):
+        columns(monkeypatch, refused)
+    assert columns(monkeypatch, refused, only_failures=True)["judge"].notes == refused, "further rows may be few"
+
+
+@pytest.mark.parametrize("notes", [[None, None], [None, "judge was refused"]])
+def test_none_for_every_row_is_no_failure(notes, monkeypatch) -> None:
+    assert columns(monkeypatch, notes)["judge"].scores == [None, None]
