@@ -71,6 +71,7 @@ EXPERTS = "routed_experts"
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
 """Rollouts with `rollout.router_replay`."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
+TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [
         *KEYS,

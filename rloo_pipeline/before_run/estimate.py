@@ -56,7 +56,7 @@ MFU, DECODING = 0.3, 0.5
 """Share of peak compute that training reaches, and share of peak bandwidth that decoding reaches."""
 BATCH = 256
 """Maximum number of sequences that vLLM decodes at once."""
-STARTS = {"rollout": 90.0, "reference": 40.0, "update": 60.0}
+STARTS = {"rollout": 90.0, "reference": 40.0, "teacher": 40.0, "update": 60.0}
 """Seconds that a job takes to start."""
 ASSUMED = (
     f"every completion at its maximum length; training at {MFU:.0%} of the card's peak in 16 bits, decoding at "
@@ -170,17 +170,23 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def fits(config: Config, shape: ModelDims, card: Card) -> Iterator[Fit]:
-    """Checks if each stage that uses a GPU fits on the card."""
+def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
+    """The models of stages that compute log-probs of a round, by stage."""
+    reference = {"reference": shape} if config.uses_reference else {}
+    return reference | ({} if teacher is None else {"teacher": teacher})
+
+
+def fits(config: Config, shape: ModelDims, card: Card, teacher: ModelDims | None = None) -> Iterator[Fit]:
+    """Checks if each stage that uses a GPU fits on the card; `teacher` has the dimensions of the run's teacher."""
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit else advice.nearest_update(config, shape, room))
-    if config.uses_reference:
-        terms = memory.reference(config, shape, "cuda")
+    for stage, dims in _scorers(config, shape, teacher).items():
+        terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-        yield Fit("reference", terms, fit, "" if fit else smaller)
+        yield Fit(stage, terms, fit, "" if fit else smaller)
     terms = memory.rollout(config, shape, card.gpu)
     fit = memory.concurrent_sequences(config, shape, terms) >= 1
     yield Fit("rollout", terms, fit, "" if fit else advice.nearest_rollout(config, shape, card.gpu))
@@ -197,8 +203,8 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
-def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
-    """GPU-hours of each stage over all rounds, under `ASSUMED`."""
+def hours(config: Config, shape: ModelDims, card: Card, teacher: ModelDims | None = None) -> dict[str, float]:
+    """GPU-hours of each stage over all rounds, under `ASSUMED`; `teacher` as in `fits`."""
     counts, size = tokens(config), BYTES[config.model.dtype]
     shards, parallel, processes = config.rollout.shards, config.vllm.tensor_parallel_size, config.deepspeed.processes
     flops = card.teraflops * 1e12 * MFU
@@ -217,8 +223,8 @@ def hours(config: Config, shape: ModelDims, card: Card) -> dict[str, float]:
         "update": forward * passes / flops + STARTS["update"] * config.rounds * processes,
     }
     seconds["rollout"] *= sampler_gpus(config) / parallel
-    if config.uses_reference:
-        scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-        seconds["reference"] = 2.0 * shape.parameters * scored / flops
-        seconds["reference"] += STARTS["reference"] * shards * config.rounds * config.deepspeed.forward_processes
+    scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
+    for stage, dims in _scorers(config, shape, teacher).items():
+        seconds[stage] = 2.0 * dims.parameters * scored / flops
+        seconds[stage] += STARTS[stage] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}

@@ -26,7 +26,8 @@ class SideSeconds(NamedTuple):
 def estimated(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     """Seconds per side from estimated GPU-hours over all rounds, with one sampler and without scoring."""
     seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
-    sampling = seconds["rollout"] / estimate.sampler_gpus(config) + seconds.get("reference", 0.0)
+    scored = max(seconds.get("reference", 0.0), seconds.get("teacher", 0.0))
+    sampling = seconds["rollout"] / estimate.sampler_gpus(config) + scored
     return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
 
 

@@ -1,7 +1,7 @@
 """Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
 
-A round is a chain of three jobs: rollout, then score (and reference beside it), then update; shards run side by side.
-Reward functions with jobs of their own run before the other ones.
+A round is a chain of three jobs: rollout, then score (reference and teacher beside it), then update; shards run side by
+side. Reward functions with jobs of their own run before the other ones.
 With `rollout.refill` there is one more before the update, and one for its reference log-probs. With `rollout.lag`, only
 part of this chain is behind the update before.
 Before the first round come prompts and warm start, after the last one evaluation, distance and report.
@@ -54,6 +54,7 @@ def gpus_of(config: Config) -> dict[str, int]:
     return {
         "rollout": shards * estimate.sampler_gpus(config),
         "reference": shards * config.deepspeed.forward_processes,
+        "teacher": shards * config.deepspeed.forward_processes,
         "update": config.deepspeed.processes,
     }
 

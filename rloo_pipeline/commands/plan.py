@@ -87,7 +87,8 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
         return costs
     config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
     difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
-    return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
+    hours = estimate.hours(config, shape, card, model_inputs.teacher_shape(config))
+    return [*costs, sum(hours.values()) + sum(difficulty)]
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
@@ -118,7 +119,9 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_gpu(config, card, shape, console)
     _print_overlap(config, card, shape, console)
     if wait is not None:
-        work = sum(queueing.wall_seconds(config, estimate.hours(config, shape, card)).values()) if card else None
+        teacher = model_inputs.teacher_shape(config)
+        hours = estimate.hours(config, shape, card, teacher) if card else None
+        work = sum(queueing.wall_seconds(config, hours).values()) if hours else None
         _print_slurm(config, 60 * wait, work, console)
     for note in inputs.require(config):
         console.print(f"note: {note}", style="yellow")
@@ -156,7 +159,8 @@ def _print_difficulty(
 
 
 def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims, console: Terminal) -> None:
-    for fit in estimate.fits(config, shape, card):
+    teacher = model_inputs.teacher_shape(config)
+    for fit in estimate.fits(config, shape, card, teacher):
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)
         if fit.stage == "update" and (host := memory.offloaded(config, shape)):
             _print_memory(console, "  and in the memory of the node, for each process", host)
@@ -167,7 +171,7 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
             console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
-    hours = estimate.hours(config, shape, card)
+    hours = estimate.hours(config, shape, card, teacher)
     wall, gpus = queueing.wall_seconds(config, hours), queueing.gpus_of(config)
     rows = {
         stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"
@@ -206,6 +210,8 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     _print_memory(console, "update, each process, on CPUs", memory.update(config, shape, "cpu"))
     if config.uses_reference:
         _print_memory(console, "reference on CPUs", memory.reference(config, shape, "cpu"))
+    if teacher := model_inputs.teacher_shape(config):
+        _print_memory(console, "teacher on CPUs", memory.reference(config, teacher, "cpu"))
     _print_memory(console, "rollout on CPUs", memory.rollout(config, shape))
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
 
@@ -216,7 +222,8 @@ def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims
     if seconds is not None:
         sides, source = overlap.SideSeconds(*seconds), "measured in this run"
     elif card is not None:
-        sides = overlap.estimated(config, estimate.hours(config, shape, card))
+        hours = estimate.hours(config, shape, card, model_inputs.teacher_shape(config))
+        sides = overlap.estimated(config, hours)
     for line in overlap.lines(config, sides, source, "GPU" if card else "core") if sides else ():
         console.print(line)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config import presets
+from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
 
@@ -101,6 +102,8 @@ class Algorithm(Section):
     """KL coefficient. With 0 there is no `reference` stage and no reference model is loaded."""
     kl: KL = KL()
     """Placement and estimator of the KL penalty."""
+    teacher: Teacher | None = None
+    """Model to distill from. Off by default."""
     importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
     """Level of the policy ratio. `sequence`: the whole completion is one action (RLOO). `sequence_mean`: the
     length-normalized ratio of the completion (GSPO). `token`: each token is an action.
@@ -229,10 +232,16 @@ class Algorithm(Section):
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.kl.placement == "token_reward" and self.importance_sampling_level != "token" and self.clip != "none":
+        key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
+        if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
-                "kl.placement: token_reward gives each token its own advantage, so each token must be an action; "
+                f"{key} gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
+            )
+        if self.teacher is not None and self.filter_zero_variance:
+            yield (
+                "filter_zero_variance drops groups of equal scores, but these learn from the teacher too; set it to "
+                "false, or leave the teacher out"
             )
         if self.kl.target is not None and self.beta == 0:
             yield "kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0"
@@ -283,13 +292,18 @@ class Algorithm(Section):
     def needs_old_pass(self) -> bool:
         """True if the trainer computes log-probs of π_old before the first step.
 
-        It does so for a KL in the reward, and where several steps compare themselves with π_old.
+        It does so for a KL in the reward or to a teacher, and where several steps compare themselves with π_old.
         """
         if self.old_logps == "sampler":
             return False
-        in_reward = self.beta != 0 and self.kl.placement != "loss"
+        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.teacher is not None
         compared = self.clip != "none" or self.mismatch.correction != "none"
         return in_reward or (compared and not self.is_one_step)
+
+    @property
+    def values_tokens(self) -> bool:
+        """True if each token has an advantage of its own."""
+        return self.kl.placement == "token_reward" or self.teacher is not None
 
     @property
     def acts_on_tokens(self) -> bool:

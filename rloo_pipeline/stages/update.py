@@ -92,8 +92,9 @@ def update(
 def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
     sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
-    inputs = inputs if config.uses_reference else inputs._replace(reference=())
-    return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
+    return round_tables.read(
+        inputs.used(config), policy.vocabulary(policies.start), round=round_, policy=sampling_digest
+    )
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -2,7 +2,7 @@
 
     score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
     → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
-    → normalize_advantages
+    → normalize_advantages → − weight·KL to the teacher, to go
 
 Advantages are computed over the whole round, before it is split into optimizer steps.
 """
@@ -40,6 +40,8 @@ class RoundTensors(NamedTuple):
     """log π_old; None where the log-probs of the first step serve as π_old's."""
     reference_logps: Float[Tensor, "completions tokens"] | None = None
     """log π_ref; None where beta is 0."""
+    teacher_logps: Float[Tensor, "completions tokens"] | None = None
+    """log π_teacher; None without a teacher."""
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
@@ -75,12 +77,14 @@ class Batch(NamedTuple):
     kl: Float64[Tensor, " completions"] | None
     """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
-    """Per token only under `kl.placement: token_reward`."""
+    """Per token under `kl.placement: token_reward` or with a teacher."""
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
+    teacher_kl: Float64[Tensor, " completions"] | None = None
+    """log π_old − log π_teacher summed over tokens, in nats; None without a teacher."""
 
 
 def make_batch(
@@ -130,8 +134,14 @@ def make_batch(
         # only: do not divide by it, nor by a spread that is only rounding.
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
-    advantages = advantages.nan_to_num(0.0).float()
-    batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)
+    advantages, teacher_kl = advantages.nan_to_num(0.0), None
+    if algorithm.teacher is not None:
+        token_kl = _kl_to_teacher(completions, masked)
+        teacher_kl = token_kl.sum(-1)
+        of_rewards = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
+        distilled = algorithm.teacher.weight * kl.reward_to_go(token_kl, algorithm.teacher.discount)
+        advantages = torch.where(completions.mask, of_rewards - distilled, 0.0)
+    batch = Batch(completions, rewards, divergence, advantages.float(), masked, excluded, beta, teacher_kl)
     return batch, state._replace(moments=moments)
 
 
@@ -167,6 +177,14 @@ def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tenso
     if algorithm.kl.placement == "loss" or old is None or reference is None:
         return None
     return kl.estimate(algorithm.kl.estimator, old, reference, completions.mask & ~masked.unsqueeze(-1))
+
+
+def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor, "completions tokens"]:
+    """log π_old − log π_teacher of each token, whose mean over samples of π_old is the reverse KL."""
+    old, teacher = completions.old_logps, completions.teacher_logps
+    assert old is not None, "`needs_old_pass` is true"
+    assert teacher is not None, "`RoundFiles.used` requires its tables"
+    return kl.estimate("k1", old, teacher, completions.mask & ~masked.unsqueeze(-1)).double()
 
 
 def _load_estimator(algorithm: Algorithm) -> Estimator:

@@ -92,6 +92,9 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
         "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),
         "trained_completions": int((record.trained > 0).sum()),
     }
+    if batch.teacher_kl is not None:
+        scored = ~batch.masked
+        metrics["teacher/kl"] = _ratio(batch.teacher_kl[scored].sum(), lengths[scored].sum())
     metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
     return metrics | _weight_metrics(record, tokens, algorithm.mismatch.correction)
 

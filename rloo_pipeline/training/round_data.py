@@ -71,7 +71,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
     from rloo_pipeline.training import selection
     from rloo_pipeline.training.batch import RoundTensors
 
-    rollouts, reference = round_tables.rollouts, round_tables.reference
+    rollouts, reference, teacher = round_tables.rollouts, round_tables.reference, round_tables.teacher
     lengths = torch.tensor(tables.sampled_lengths(rollouts))
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
 
@@ -86,6 +86,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         truncated=selection.truncated(rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if reference is None else padded(reference["reference_logps"]),
+        teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
     )
