@@ -90,6 +90,10 @@ class Algorithm(Section):
     """
     normalize_advantages: bool = False
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Sum of several rewards. `normalize_then_sum` (GDPO): each is centred and divided by its deviation in the group
+    before the weighted sum, so that none outweighs another by its spread. `preset: gdpo` also standardizes the sums.
+    """
     reward_normalization: Literal["none", "batch", "running"] = "none"
     """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
     those of all rounds so far. While all these scores are equal, only the mean is subtracted.
@@ -112,13 +116,19 @@ class Algorithm(Section):
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
     vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
     """
-    clip: Literal["ppo", "cispo", "none"] = "ppo"
+    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "none"] = "ppo"
     """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
-    log-prob. `none`: REINFORCE without a ratio.
+    log-prob. `sapo`: a soft gate of the ratio, without a clip range. `dppo_tv`: no gradient where the probability of
+    the token itself moved by more than epsilon. `none`: REINFORCE without a ratio. `sapo` and `dppo_tv` need
+    `importance_sampling_level: token`.
+    """
+    loss: str | None = None
+    """A loss of your own instead of `clip`, as `module:function` or `file.py:function`: called as `f(logps, old_logps,
+    advantages, mask)` with tensors [completions, tokens], it returns the loss of each token. Tokens are actions.
     """
     epsilon: float = Field(0.2, gt=0)
     """Clip range of the ratio: the lower bound is 1 − epsilon, and the upper bound 1 + epsilon unless `epsilon_high` is
-    set.
+    set. With `clip: dppo_tv` the largest change of a token's probability.
     """
     epsilon_high: float | None = Field(None, gt=0)
     """Separate upper clip range (DAPO's clip-higher): the upper bound is 1 + epsilon_high. With `clip: cispo` it bounds
@@ -128,6 +138,10 @@ class Algorithm(Section):
     """Dual clip: upper bound of the ratio where the advantage is negative; greater than 1 + epsilon_high. Off by
     default.
     """
+    sapo_temperature_pos: float = Field(1.0, gt=0)
+    """Temperature of the gate of `clip: sapo` where the advantage is positive; a higher one closes it sooner."""
+    sapo_temperature_neg: float = Field(1.05, gt=0)
+    """The same where the advantage is not positive."""
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",
@@ -201,6 +215,17 @@ class Algorithm(Section):
                 "round's, these have a signal too; set it to false, or use an estimator with the group's baseline, "
                 "such as reinforce_pp_baseline"
             )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            if self.filter_zero_variance:
+                yield (
+                    "filter_zero_variance drops groups whose sums of rewards are equal, but with "
+                    "multi_objective_aggregation: normalize_then_sum these can teach; set it to false"
+                )
+            if name in estimators("divided", "of_success"):
+                yield (
+                    f"advantage: {name} cannot be used with multi_objective_aggregation: normalize_then_sum, which "
+                    "divides by the spread of each reward; use reinforce_pp_baseline, rloo or dr_grpo"
+                )
         if name not in estimators("divided", "of_success"):
             return
         reason = (
@@ -232,6 +257,13 @@ class Algorithm(Section):
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
+        if self.clip in ("sapo", "dppo_tv") and self.importance_sampling_level != "token":
+            yield f"clip: {self.clip} judges each token by itself; set importance_sampling_level: token"
+        if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
+            yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        for key in ("sapo_temperature_pos", "sapo_temperature_neg"):
+            if self.clip != "sapo" and getattr(self, key) != type(self).model_fields[key].default:
+                yield f"{key} works with clip: sapo only, not with clip: {self.clip}"
         key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
         if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (

@@ -105,6 +105,11 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
             f"algorithm.advantage: {algorithm.advantage}, whose baseline is the round's, these have a signal too; set "
             "rollout.oversample: 1, or use an estimator with the group's baseline, such as reinforce_pp_baseline"
         )
+    if config.rollout.oversample > 1 and algorithm.multi_objective_aggregation == "normalize_then_sum":
+        yield (
+            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups with equal sums of rewards first, "
+            "but with algorithm.multi_objective_aggregation: normalize_then_sum these can teach; set it to 1"
+        )
     if config.rollout.refill and not algorithm.filter_zero_variance:
         yield (
             f"rollout.refill: {config.rollout.refill} replaces the groups that algorithm.filter_zero_variance drops, "

@@ -29,6 +29,10 @@ TABLE_COLUMNS = (
 LATER = (
     ("dataset", "select", None),
     ("algorithm", "teacher", None),
+    ("algorithm", "loss", None),
+    ("algorithm", "multi_objective_aggregation", "sum_then_normalize"),
+    ("algorithm", "sapo_temperature_pos", 1.0),
+    ("algorithm", "sapo_temperature_neg", 1.05),
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("lora", "use_rslora", False),

@@ -20,11 +20,11 @@ def trained_qwen3(
     folder: Path,
     seed: int,
     *,
-    steps: int = 800,
+    steps: int = 300,
     batch_size: int = 64,
     learning_rate: float = 0.005,
     warmup_steps: int = 50,
-    threads: int = 2,
+    threads: int = 1,
     context: int = 256,
     **size: Unpack[ModelSize],
 ) -> None:

@@ -1,8 +1,9 @@
 """Turns a round's rewards into advantages, in this order:
 
-    score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
-    → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
-    → normalize_advantages → − weight·KL to the teacher, to go
+    score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → each r_f normalized before the sum
+    (multi_objective_aggregation) → response_length → reward_normalization → reward_clip_range
+    → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward) → normalize_advantages
+    → − weight·KL to the teacher, to go
 
 Advantages are computed over the whole round, before it is split into optimizer steps.
 """
@@ -20,7 +21,7 @@ from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.selection import select
+from rloo_pipeline.training.selection import FunctionScores, select
 
 
 class RoundTensors(NamedTuple):
@@ -46,6 +47,8 @@ class RoundTensors(NamedTuple):
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
+    functions: FunctionScores | None = None
+    """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
 
 class AlgorithmState(NamedTuple):
@@ -106,7 +109,11 @@ def make_batch(
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
-    scores = shaping.exclude(completions.scores, excluded)
+    if algorithm.multi_objective_aggregation == "sum_then_normalize":
+        scores = shaping.exclude(completions.scores, excluded)
+    else:
+        assert completions.functions is not None
+        scores = completions.functions.normalized_sums(excluded, rollout.num_generations)
     scores = nan_stats.merged(scores.view(-1, rollout.num_generations)).flatten()
     rewards, unpenalised, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)

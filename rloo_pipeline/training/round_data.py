@@ -89,6 +89,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
+        functions=selection.scores_of_functions(round_tables.scores),
     )
 
 

@@ -6,6 +6,7 @@ A group teaches if a completion in the loss has a score that differs from the me
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,9 +15,23 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from rloo_pipeline.algorithm import nan_stats
-from rloo_pipeline.algorithm.shaping import exclude
+from rloo_pipeline.algorithm.shaping import exclude, normalized_sum
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
+
+
+class FunctionScores(NamedTuple):
+    """The scores of a round's completions, one column per reward function."""
+
+    values: Float64[Tensor, "completions functions"]
+    """NaN where a function does not apply."""
+    weights: Float64[Tensor, " functions"]
+
+    def normalized_sums(self, excluded: Bool[Tensor, " completions"], samples: int) -> Float64[Tensor, " completions"]:
+        """`normalized_sum` over groups of `samples`, NaN where excluded."""
+        values = torch.where(excluded.unsqueeze(-1), torch.nan, self.values)
+        return normalized_sum(values.view(-1, samples, len(self.weights)), self.weights).flatten()
 
 
 class Selection(NamedTuple):
@@ -81,3 +96,11 @@ def truncated(rollouts: pa.Table) -> Bool[Tensor, " completions"]:
 def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
     """Weighted rewards; NaN where unscorable."""
     return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)
+
+
+def scores_of_functions(table: pa.Table) -> FunctionScores | None:
+    """The scores of each reward function, with the weights in the table's footer; None without weights."""
+    weights = json.loads(tables.footer(table).get(tables.WEIGHTS, "{}"))
+    columns = [table[tables.score_column(name)].to_pylist() for name in weights]
+    values = torch.tensor([[torch.nan if score is None else score for score in column] for column in columns])
+    return FunctionScores(values.double().T, torch.tensor(list(weights.values())).double()) if weights else None

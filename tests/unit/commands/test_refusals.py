@@ -133,6 +133,7 @@ WEIGHTS_IN_MEMORY = "needs all weights in memory, which `warmstart` reads"
 NODE = "about the node that the stage runs on"
 
 TABLE: dict[str, str | tuple[Case | str, ...]] = {
+    "artifacts.assets": STAGES_FILE,
     "artifacts.episodes": STAGES_FILE,
     "artifacts.fence": "about a second start of a stage",
     "artifacts.files": STAGES_FILE,
