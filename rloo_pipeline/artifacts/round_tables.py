@@ -54,8 +54,8 @@ class RoundTables(NamedTuple):
         """The given rows of every table."""
         if rows == list(range(len(self.rollouts))):
             return self
-        beside = (None if table is None else table.take(rows) for table in (self.reference, self.teacher))
-        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), *beside)
+        reference, teacher = (None if table is None else table.take(rows) for table in (self.reference, self.teacher))
+        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference, teacher)
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
