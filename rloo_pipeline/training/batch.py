@@ -21,7 +21,7 @@ from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.selection import FunctionScores, select
+from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
 class RoundTensors(NamedTuple):
@@ -47,7 +47,7 @@ class RoundTensors(NamedTuple):
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
-    functions: FunctionScores | None = None
+    functions: ScoresByFunction | None = None
     """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
 

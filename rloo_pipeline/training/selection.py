@@ -21,7 +21,7 @@ from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
 
 
-class FunctionScores(NamedTuple):
+class ScoresByFunction(NamedTuple):
     """The scores of a round's completions, one column per reward function."""
 
     values: Float64[Tensor, "completions functions"]
@@ -98,9 +98,9 @@ def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
     return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)
 
 
-def scores_of_functions(table: pa.Table) -> FunctionScores | None:
+def scores_of_functions(table: pa.Table) -> ScoresByFunction | None:
     """The scores of each reward function, with the weights in the table's footer; None without weights."""
     weights = json.loads(tables.footer(table).get(tables.WEIGHTS, "{}"))
     columns = [table[tables.score_column(name)].to_pylist() for name in weights]
     values = torch.tensor([[torch.nan if score is None else score for score in column] for column in columns])
-    return FunctionScores(values.double().T, torch.tensor(list(weights.values())).double()) if weights else None
+    return ScoresByFunction(values.double().T, torch.tensor(list(weights.values())).double()) if weights else None

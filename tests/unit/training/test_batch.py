@@ -10,7 +10,7 @@ from rloo_pipeline.algorithm import nan_stats, shaping
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
-from rloo_pipeline.training.selection import FunctionScores, select
+from rloo_pipeline.training.selection import ScoresByFunction, select
 
 NAN = float("nan")
 ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)
@@ -291,7 +291,7 @@ def test_gdpo_is_whitened_and_tells_apart_groups_whose_sums_are_equal() -> None:
     """In the first group one function differs, in the second two cancel: only GDPO gives the second a signal."""
     values = tensor([[1.0, 0], [0, 0], [1, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]], dtype=torch.float64)
     data = completions(values.sum(-1).tolist(), (1, 2, 3, 4) * 2)
-    data = data._replace(functions=FunctionScores(values, tensor([1.0, 0.5]).double()))
+    data = data._replace(functions=ScoresByFunction(values, tensor([1.0, 0.5]).double()))
     advantages = make_batch(Algorithm(preset="gdpo"), ROLLOUT, data, AlgorithmState())[0].advantages
     one = 0.5 / (1 / 3**0.5 + 1e-4)
     sums = [one, -one, one, -one, *[one - one / 2, one / 2 - one] * 2]
