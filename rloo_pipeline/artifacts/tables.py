@@ -112,6 +112,12 @@ def part_schema(function: str) -> pa.Schema:
     return pa.schema([*KEYS, score, pa.field("seconds", pa.float64()), pa.field("error", pa.string())])
 
 
+def weights_of(scores: pa.Table) -> dict[str, float]:
+    """The weights of the reward functions that a table of scores was made with; empty if its footer has none."""
+    weights: dict[str, float] = json.loads(footer(scores).get(WEIGHTS, "{}"))
+    return weights
+
+
 def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
     """Σ w·r of each row over the functions that gave a score. None means "does not apply" and never counts as 0.
 
@@ -260,7 +266,7 @@ def _check_reward(path: Path, table: pa.Table) -> None:
     Raises:
         UserError: it is not.
     """
-    weights = json.loads(footer(table).get(WEIGHTS, "{}"))
+    weights = weights_of(table)
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
         return
     sums = weighted_sums(list(weights.values()), [table[score_column(name)].to_pylist() for name in weights])

@@ -79,6 +79,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         """Pads the log-probs of the sampled tokens with 0 to [completions, longest] float32."""
         return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
 
+    normalizes_each = config.algorithm.multi_objective_aggregation == "normalize_then_sum"
     sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
     return RoundTensors(
         scores=selection.scores(round_tables.scores),
@@ -89,7 +90,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
-        functions=selection.scores_of_functions(round_tables.scores),
+        functions=selection.scores_of_functions(round_tables.scores) if normalizes_each else None,
     )
 
 

@@ -6,7 +6,6 @@ A group teaches if a completion in the loss has a score that differs from the me
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -98,9 +97,10 @@ def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
     return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)
 
 
-def scores_of_functions(table: pa.Table) -> ScoresByFunction | None:
-    """The scores of each reward function, with the weights in the table's footer; None without weights."""
-    weights = json.loads(tables.footer(table).get(tables.WEIGHTS, "{}"))
+def scores_of_functions(table: pa.Table) -> ScoresByFunction:
+    """The scores of each reward function, and the weights in the table's footer."""
+    weights = tables.weights_of(table)
     columns = [table[tables.score_column(name)].to_pylist() for name in weights]
-    values = torch.tensor([[torch.nan if score is None else score for score in column] for column in columns])
-    return ScoresByFunction(values.double().T, torch.tensor(list(weights.values())).double()) if weights else None
+    rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
+    values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))
+    return ScoresByFunction(values, by_function)
