@@ -18,6 +18,7 @@ from rloo_pipeline.algorithm.shaping import exclude, normalized_sum
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline.errors import UserError
 
 
 class ScoresByFunction(NamedTuple):
@@ -98,8 +99,14 @@ def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
 
 
 def scores_of_functions(table: pa.Table) -> ScoresByFunction:
-    """The scores of each reward function, and the weights in the table's footer."""
+    """The scores of each reward function, and the weights in the table's footer.
+
+    Raises:
+        UserError: the footer has no weights.
+    """
     weights = tables.weights_of(table)
+    if not weights:
+        raise UserError("scores: their tables have no weights of the reward functions; delete them and run again")
     columns = [table[tables.score_column(name)].to_pylist() for name in weights]
     rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
     values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))

@@ -334,6 +334,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.stage_assets": "needs the network",
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
+    "training.objective": "tests/unit/before_run/test_loss_trial.py",
+    "training.selection": STAGES_FILE,
     "training.cpu_adam": NODE,
     "training.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (
