@@ -313,7 +313,7 @@ ROWS = (
         "rounds/{round}/teacher/{shard}.parquet",
         each="shard",
         when=lambda config, _: config.algorithm.teacher is not None,
-        decides=_whole("model") | {"algorithm.teacher": _TEACHER, "rollout": _SAMPLED},
+        decides=_whole("reproducible", "model") | {"algorithm.teacher": _TEACHER, "rollout": _SAMPLED},
         reads=("deepspeed",),
         worker="logprobs",
         next_policy_waits=True,
