@@ -62,14 +62,16 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
+        from rloo_pipeline.artifacts.policy import Policy
         from rloo_pipeline.artifacts.round_tables import RoundFiles
         from rloo_pipeline.stages.update import TrainingPolicies, UpdateOutputs, update
 
         inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
-        policies = TrainingPolicies(arguments.policy_folder, arguments.sampler or arguments.policy_folder)
+        start = Policy(arguments.policy_folder, config.model.trust_remote_code)
+        sampler = Policy(arguments.sampler, config.model.trust_remote_code) if arguments.sampler else start
         more = (arguments.prompts, arguments.checks)
-        update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, *more)
+        update(config, arguments.round_, TrainingPolicies(start, sampler), arguments.trainer, inputs, outputs, *more)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import assets, lineage
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cli.stage_setup import runs_here, stage_config, whole_config
 from rloo_pipeline.config import Config, Rollout
@@ -64,10 +65,10 @@ def stage(
     return command(name, start, about, CONFIG, OUTPUT, *options)
 
 
-def _model_of(arguments: argparse.Namespace) -> Path | None:
-    """Folder of the stage's policy, or of the model that it makes one from; None if the stage has several or none."""
+def _model_of(arguments: argparse.Namespace) -> Policy | None:
+    """The stage's policy, or the model that it makes one from; None if the stage has several or none."""
     folder: Path | None = getattr(arguments, "policy_folder", getattr(arguments, "assets", None))
-    return None if folder is None else assets.policy_of(folder)
+    return None if folder is None else Policy(assets.policy_of(folder))
 
 
 def take_sampler(config: Config) -> None:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.runtime import import_shims
 
 IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
 """Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
-def compatibility_key(folder: Path, trust_remote_code: bool) -> str:
+def compatibility_key(policy: Policy) -> str:
     """A key that is equal for all policies that one engine can hold one after the other.
 
-    It is the model's configuration with defaults filled in; for an adapter, its base model and its own settings.
+    It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter, its
+    base model and its own settings.
     """
-    if policy.is_adapter(folder):
-        settings = read_json(folder / policy.ADAPTER)
-        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}
-        return json.dumps([str(policy.base_of(folder).resolve()), in_order], sort_keys=True)
+    trusted = policy.trust_remote_code
+    if policy.adapter is not None:
+        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in policy.adapter.items()}
+        return json.dumps([trusted, str(policy.base.resolve()), in_order], sort_keys=True)
     import_shims.prepare_transformers()
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).to_dict()
-    return json.dumps(_without(config, IGNORED_KEYS), sort_keys=True, default=str)
+    config = AutoConfig.from_pretrained(policy.folder, trust_remote_code=trusted).to_dict()
+    return json.dumps([trusted, _without(config, IGNORED_KEYS)], sort_keys=True, default=str)
 
 
 def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rloo_pipeline.artifacts import prompt_counts, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import require_enough
@@ -42,10 +43,11 @@ def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, o
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
-    sampler = groups.load_sampler(policy_folder, config, train, config.rollout.max_completion_length)
+    policy = Policy(policy_folder, config.model.trust_remote_code)
+    sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    scores = score_table(config, completions, train, policy_folder)
+    scores = score_table(config, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks
@@ -53,21 +54,21 @@ def distance(
         UserError: the log-probs show that another policy sampled the completions.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    digest = policy.digest(policy_folder)
-    table = tables.read(completions, "completions", policy=digest)
+    policy, start = (Policy(folder, config.model.trust_remote_code) for folder in (policy_folder, reference))
+    table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
-    sequences = round_data.sequences_of(table, prompts, policy_folder, config.model.trust_remote_code)
-    logps = _logps(config, policy_folder, sequences, "policy")
+    sequences = round_data.sequences_of(table, prompts, policy)
+    logps = _logps(config, policy, sequences, "policy")
     if checks is not None:
-        sampler_proof.require_evaluation(config, policy_folder, table, logps, completions, checks)
+        sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed(_logps(config, reference, sequences, "policy 0"))
+    kl -= _summed(_logps(config, start, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     summary = {
-        "policy": digest,
-        "reference": policy.digest(reference),
+        "policy": policy.digest,
+        "reference": start.digest,
         "temperature": settings.temperature,
         "kl/sequence_mean": estimate.value,
         "ci95": estimate.ci95,
@@ -80,9 +81,9 @@ def distance(
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 
-def _logps(config: Config, folder: Path, sequences: Sequences, label: str) -> list[list[float]]:
+def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
     """log π of each token, by completion, under a policy."""
-    model = forward_only.load_configured(folder, config)
+    model = forward_only.load_configured(policy, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
     return forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import policy, round_tables, tables
+from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import say
@@ -28,39 +29,38 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    digest = policy.digest(policy_folder)
-    table = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    logps, seconds = _logps(config, policy_folder, digest, table, prompts) if len(table) else ([], 0.0)
+    policy = Policy(policy_folder, config.model.trust_remote_code)
+    policy.digest  # noqa: B018, verifies its files before anything else reads them
+    table = round_tables.read_rollouts(rollouts, policy.vocabulary)
+    logps, seconds = _logps(config, policy, table, prompts) if len(table) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
             table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
         )
     ]
-    about = {**tables.facts_about(table), "policy": digest, "dtype": config.model.dtype}
+    about = {**tables.facts_about(table), "policy": policy.digest, "dtype": config.model.dtype}
     if ranks.current().first:
         tables.write(output, rows, tables.REFERENCE, "reference", **about)
     count = sum(map(len, logps))
     say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
 
 
-def _logps(
-    config: Config, folder: Path, digest: str, table: pa.Table, prompts: Path | None
-) -> tuple[list[list[float]], float]:
+def _logps(config: Config, policy: Policy, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
     import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     torch.set_num_threads(config.deepspeed.threads)
-    key = (digest, config.model, config.rollout.temperature)
+    key = (policy.digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
-        model = forward_only.load_configured(folder, config)
+        model = forward_only.load_configured(policy, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
@@ -48,7 +49,8 @@ def rollout(
     indices = prompts_of_round(config, train, round_, rates).sampled
     share = shard_range(len(indices), settings.shards, shard)
     sampling = groups.sampling_config_of(settings)
-    sampler = groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
+    policy = Policy(policy_folder, config.model.trust_remote_code)
+    sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
     about = groups.rollout_facts(config, round_, shard, sampler.digest)
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import JSON, Config
@@ -27,10 +28,10 @@ from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
 class TrainingPolicies(NamedTuple):
-    """Folders of policy `round_ - 1`, where the update starts, and of the policy that sampled (older with a lag)."""
+    """Policy `round_ - 1`, where the update starts, and the policy that sampled (older with a lag)."""
 
-    start: Path
-    sampling: Path
+    start: Policy
+    sampling: Policy
 
 
 class UpdateOutputs(NamedTuple):
@@ -68,19 +69,19 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    config = checkpointing.resolve(config, policy.base_of(policies.start))
-    digest = policy.digest(policies.start)
-    sampled = _sampled(config, round_, policies, digest, inputs)
+    config = checkpointing.resolve(config, policies.start)
+    digest = policies.start.digest  # before anything reads its weights
+    sampled = _sampled(config, round_, policies, inputs)
     proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
     if proof and policies.sampling != policies.start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    trainer = kept_trainer.take(config, round_ - 1, policies.start, digest, states, prompts)
+    trainer = kept_trainer.take(config, round_ - 1, policies.start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(summary(metrics, trained.seconds))
-    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start.folder, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
@@ -89,11 +90,10 @@ def update(
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
-def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
+def _sampled(config: Config, round_: int, policies: TrainingPolicies, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
-    sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
     inputs = inputs if config.uses_reference else inputs._replace(reference=())
-    return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
+    return round_tables.read(inputs, policies.start.vocabulary, round=round_, policy=policies.sampling.digest)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

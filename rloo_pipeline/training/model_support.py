@@ -6,12 +6,11 @@ What the keys of config.json do not show, `self_check` finds by computing; it al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import text_config
-from rloo_pipeline.artifacts.policy import ADAPTER
+from rloo_pipeline.artifacts.model_files import ADAPTER
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
 
@@ -50,33 +49,38 @@ class LengthLimit(NamedTuple):
     """Key of config.json that sets the limit, with its value."""
 
 
-def check_run(config: Config, folder: Path) -> None:
+def check_run(config: Config, policy: Policy) -> None:
     """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
         UserError: as `check_model`, or vLLM cannot serve the adapter.
     """
-    lora_support.check_lora(folder, config.update.lora)
-    if config.model.quantization is None and comes_in_nf4(_read(folder)[1]):
+    _check_full(policy)
+    lora_support.check_lora(policy, config.update.lora)
+    if config.model.quantization is None and comes_in_nf4(policy.config):
         raise UserError(
-            f"{folder / 'config.json'}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
+            f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
             "or use the model that they were made from"
         )
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    check_model(folder, config.dataset.max_prompt_length + completion)
+    check_model(policy, config.dataset.max_prompt_length + completion)
 
 
-def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) -> None:
+def check_model(model: Mapping[str, Any] | Policy, longest: int | None = None) -> None:
     """Checks that a model can be trained.
 
     Args:
-        config: contents of config.json, the file, or the folder with it.
+        model: the model, or the content of its config.json.
         longest: tokens of the run's longest sequence, prompt and completion; None skips that check.
 
     Raises:
         UserError: the model cannot be trained, or `longest` exceeds its limit.
     """
-    file, hf_config = _read(config) if isinstance(config, Path) else ("config.json", config)
+    if isinstance(model, Policy):
+        _check_full(model)
+        file, hf_config = str(model.config_file), model.config
+    else:
+        file, hf_config = "config.json", dict(model)
     kind = hf_config.get("model_type", "a model without a model_type")
     if (reason := _unsupported(hf_config)) is not None:
         raise UserError(f"{file}: {kind} {reason}; use another model")
@@ -93,14 +97,15 @@ def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) ->
         )
 
 
-def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Name and contents of a config.json; `path` is the file or its folder."""
-    file = path / "config.json" if path.is_dir() else path
-    if not file.exists():
+def _check_full(policy: Policy) -> None:
+    """Checks that a folder has a full model."""
+    if not (file := policy.folder / "config.json").exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
-    if (adapter := file.with_name(ADAPTER)).exists():  # beside a config.json, as some trainers write it
-        raise UserError(f"{adapter}: this is an adapter on another model; merge it into that model and use the result")
-    return str(file), read_json(file)
+    if policy.is_adapter:  # beside a config.json, as some trainers write it
+        raise UserError(
+            f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
+            "result"
+        )
 
 
 def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
@@ -37,7 +38,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     """
     torch.set_num_threads(config.deepspeed.threads)
     staged = asset_files.read(assets, "demonstrations")
-    start = Path(staged["model"]["path"])
+    start = Policy(Path(staged["model"]["path"]), config.model.trust_remote_code)
     sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)

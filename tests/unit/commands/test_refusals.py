@@ -20,7 +20,7 @@ import pytest
 from helpers import ROOT, merged, mini
 
 from rloo_pipeline import import_string
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import data_trial, model_trial
 from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.config import Config
@@ -142,7 +142,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.lineage": STAGES_FILE,
     "artifacts.manifest": STAGES_FILE,
     "artifacts.model_dims": "about a plan; stages go on without the dimensions",
-    "artifacts.policy.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
+    "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
     "artifacts.policy.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
         Case(
@@ -156,10 +156,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.policy._check_safetensors": (
         Case("model.safetensors: truncated or damaged", model=cut, checks=WEIGHTS),
     ),
-    "artifacts.policy.check_loading_info": (
+    "artifacts.model_files.check_loading_info": (
         Case("model.norm.weight is missing", model=tensors(lambda held: held.pop("model.norm.weight")), checks=WEIGHTS),
     ),
-    "artifacts.policy.check_finite": (
+    "artifacts.model_files.check_finite": (
         Case(
             "model.norm.weight has values that are not finite",
             model=tensors(lambda held: held["model.norm.weight"].fill_(float("nan"))),
@@ -495,10 +495,11 @@ def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> Non
         del base["model"]["name_or_path"]
     config = Config(**merged(base, changes))
     with ExitStack() as stack:
-        inputs = RunInputs(config, tmp_path / "scratch", stack, folder)
+        inputs = RunInputs(config, tmp_path / "scratch", stack, Policy(folder))
         if case.checks is DATA:
-            inputs.tokenizer = tokenizer = policy.load_tokenizer(folder, trust_remote_code=False)
-            inputs.processor = SimpleNamespace(tokenizer=tokenizer, image_token_id=-1, image_token_ids=[])
+            inputs.processor = SimpleNamespace(
+                tokenizer=Policy(folder).tokenizer, image_token_id=-1, image_token_ids=[]
+            )
         findings = [finding for check in case.checks for finding in check(inputs)]
     given = [finding.message for finding in findings if not finding.ok or (case.checks is MACHINE and finding.note)]
     assert any(case.message in message for message in given), given or findings
