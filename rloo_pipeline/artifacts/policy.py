@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts import lineage, model_dims, model_files
+from rloo_pipeline.artifacts import lineage, model_dims, model_files, vision
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -66,13 +66,33 @@ class Policy:
         return _object(self.config_file)
 
     @cached_property
-    def dimensions(self) -> ModelDims:
-        """The dimensions of the full model.
+    def transformers_config(self) -> Any:
+        """The configuration as transformers read it, without that of a quantized checkpoint; do not change it.
 
         Raises:
-            UserError: config.json is missing, or has no sizes of a transformer.
+            UserError: transformers cannot read it.
         """
-        return model_dims.read(self.base, self.config)
+        import_shims.prepare_transformers()
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self.base, trust_remote_code=self.trust_remote_code)
+        except Exception as error:  # transformers checks few values of a configuration
+            raise_disk_full(error)
+            raise UserError(
+                f"{self.config_file}: transformers cannot read this configuration "
+                f"({type(error).__name__}: {one_line(error)})"
+            ) from error
+        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
+        return config
+
+    @cached_property
+    def dimensions(self) -> ModelDims | None:
+        """The dimensions of the full model; None where config.json does not give them."""
+        try:
+            return model_dims.read(self.base, self.config)
+        except UserError:
+            return None
 
     @cached_property
     def vocabulary(self) -> int:
@@ -116,6 +136,11 @@ class Policy:
         return tokenizer
 
     @cached_property
+    def processor(self) -> Any:
+        """The processor of text and images; raises as `vision.load_processor`."""
+        return vision.load_processor(self.base, self.config, self.trust_remote_code)
+
+    @cached_property
     def generation_ends(self) -> tuple[int, ...] | None:
         """The EOS ids of generation_config.json; None without such a file.
 
@@ -134,12 +159,12 @@ class Policy:
 
     @cached_property
     def stop_ids(self) -> list[int]:
-        """Token ids that end a completion.
+        """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
         Raises:
             UserError: as `tokenizer` and `generation_ends`.
         """
-        return stop_ids(self, self.tokenizer)
+        return sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
 
     @cached_property
     def digest(self) -> str:
@@ -177,11 +202,6 @@ class Policy:
             return None
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 
-    def verify_text(self) -> None:
-        """Does the same as `verify`, but only for the tokenizer, if any; for stages that do not read weights."""
-        if self.folder.is_dir():
-            self.verify(lambda name: not name.endswith(".safetensors"))
-
     def verify_base(self) -> None:
         """Does the same as `verify` for the full model: the base of an adapter, else the policy itself."""
         Policy(self.base).verify()
@@ -214,16 +234,6 @@ def _digest(digests: Mapping[str, str]) -> str:
 def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
     """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
     return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
-
-
-def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids that end a completion: EOS of a policy's tokenizer, and the EOS ids of generation_config.json.
-
-    Raises:
-        UserError: as `Policy.generation_ends`.
-    """
-    eos = tokenizer.eos_token_id
-    return sorted({*(policy.generation_ends or ()), *([eos] if isinstance(eos, int) else [])})
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:

@@ -83,21 +83,20 @@ def shape(config: Config) -> model_dims.ModelDims:
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
     model = Policy(folder)
     model_support.check_run(config, model)
-    return model.dimensions
+    return model_dims.read(folder, model.config)
 
 
-def check_model(config: Config, folder: Path) -> None:
+def check_model(config: Config, model: Policy) -> None:
     """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
         UserError: the folder has a pipe, socket or device, training does not support the model, or its context is too
             short even for the completions.
     """
-    model_files.check_files(folder)
-    model = Policy(folder)
+    model_files.check_files(model.folder)
     model_support.check_run(config, model)
     check_images(config, model.config, str(model.config_file))
-    check_context(config, model.config, 1, str(folder))
+    check_context(config, model.config, 1, str(model))
 
 
 def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:

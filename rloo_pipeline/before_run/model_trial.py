@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from rloo_pipeline.artifacts import model_dims, model_files, vision
+from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, problems_of
@@ -24,13 +24,12 @@ READ = 4 << 30
 def model(inputs: RunInputs) -> Iterator[Finding]:
     """The model can be trained as configured; sets `model`."""
     with problems_of("model") as problems:
-        folder = _folder(inputs)
-        if folder is None:
+        found = _model(inputs)
+        if found is None:
             name = inputs.config.model.name_or_path
             message = f"{name} is not in the Hub's cache yet, so neither it nor its tokenizer was checked"
             yield Finding("model", True, message, note=True)
         else:
-            found = Policy(folder, inputs.config.model.trust_remote_code)
             yield _finding(inputs, found)
             inputs.model = found
     yield from problems
@@ -89,23 +88,25 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
         found.stop_ids  # noqa: B018, fails where they cannot be read
         yield Finding("tokenizer", True, f"{len(found.tokenizer)} tokens, end token {found.tokenizer.eos_token}")
         if config.dataset.shows_images:
-            inputs.processor = vision.load_processor(found)
+            inputs.processor = found.processor
             yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
         inputs.model = found
     yield from problems
 
 
-def _folder(inputs: RunInputs) -> Path | None:
-    """The model's folder, checked; None if it is not downloaded yet."""
+def _model(inputs: RunInputs) -> Policy | None:
+    """The model, checked; None if it is not downloaded yet."""
     config = inputs.config
     folder = model_inputs.model_folder(config)
     if config.model.build is not None:
         folder = inputs.scratch / "model"
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
             building.build(config.model, config.seed, config.data_dir, folder)
-    if folder is not None:
-        model_inputs.check_model(config, folder)
-    return folder
+    if folder is None:
+        return None
+    found = Policy(folder, config.model.trust_remote_code)
+    model_inputs.check_model(config, found)
+    return found
 
 
 def _finding(inputs: RunInputs, found: Policy) -> Finding:

@@ -45,10 +45,7 @@ def refuse(error: Exception, role: str, config: Config, policy: Policy | None) -
     """
     if role not in ENGINES or not is_out_of_memory(error):
         return
-    try:
-        dims = None if policy is None else policy.dimensions
-    except (UserError, OSError):
-        dims = None
+    dims = None if policy is None else policy.dimensions
     gpu = _gpu()
     raise UserError(sentence(role, config, dims, gpu, devices.gpu_processes() if gpu else [])) from error
 

@@ -26,10 +26,10 @@ def left_out(config: Config) -> frozenset[str]:
     try:
         built = Path("results") / config.run / "assets" / "model"
         folder = model_inputs.model_folder(config) or (built if config.model.build else _fetched(config))
-        dims = Policy(folder).dimensions
     except UserError:  # not here, as a model that a function builds in the first stage
         return frozenset()
-    return _too_many(config, dims, devices.machine_bytes())
+    dims = Policy(folder).dimensions
+    return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
 
 
 def _fetched(config: Config) -> Path:

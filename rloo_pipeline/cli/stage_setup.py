@@ -14,7 +14,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks
 
 INPUTS = (
-    *("assets", "prompts", "policy_folder", "sampler", "trainer", "rollouts", "scores", "reference", "parts"),
+    *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "parts"),
     *("difficulty", "pass_rates", "earlier", "probed", "completions"),
 )
 """Stage arguments that name files of the run to read."""

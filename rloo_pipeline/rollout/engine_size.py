@@ -153,7 +153,7 @@ def gpu_settings(
     Raises:
         UserError: the cache cannot hold a sequence.
     """
-    dims = dims_of(policy)
+    dims = policy.dimensions
     if dims is None:
         return {"max_num_seqs": gpu.sequences, "gpu_memory_utilization": utilization}
     budget = gpu_budget(
@@ -172,14 +172,6 @@ def gpu_settings(
         "kv_cache_memory_bytes": budget.cache,
         "gpu_memory_utilization": min(1.0, budget.total / gpu.memory),
     }
-
-
-def dims_of(policy: Policy) -> ModelDims | None:
-    """The dimensions of a model; None where its configuration has none that `model_dims` can read."""
-    try:
-        return policy.dimensions
-    except UserError:
-        return None
 
 
 def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,6 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.compatibility import compatibility_key
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 EVALUATION = ("evaluation",)
 """Names of the seeds of held-out samples, which do not depend on the policy."""
+IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
 def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
@@ -69,6 +71,28 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
         sampler.swap(policy, needed)
     engine_cache.keep("sampler", key, sampler)
     return sampler
+
+
+def compatibility_key(policy: Policy) -> str:
+    """A key that is equal for all policies that one engine can hold one after the other.
+
+    It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter, its
+    base model and its own settings.
+    """
+    if policy.adapter is not None:
+        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in policy.adapter.items()}
+        return json.dumps([policy.trust_remote_code, str(policy.base.resolve()), in_order], sort_keys=True)
+    config = _without(policy.transformers_config.to_dict(), IGNORED_KEYS)
+    return json.dumps([policy.trust_remote_code, config], sort_keys=True, default=str)
+
+
+def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A configuration without some keys, at every level."""
+    return {
+        key: _without(value, keys) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in keys
+    }
 
 
 def call_reader(policy: Policy, config: Config) -> CallReader:

@@ -51,10 +51,9 @@ class Sampler:
         """Loads the policy: a full model, or an adapter with its base.
 
         Raises:
-            UserError: the policy is incomplete, prompt and completion do not fit the model's context, or vLLM does not
+            UserError: prompt and completion do not fit the model's context, or vLLM does not
                 apply all modules of the adapter.
         """
-        policy.check()
         if engine.router_replay and not _on_gpu():
             raise UserError(
                 "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
@@ -71,8 +70,9 @@ class Sampler:
         self.never = vision.placeholder_ids(policy.config)
         self.placeholder = vision.tokens_of(policy.config).whole if engine.most_images else None
         """Id of the token that stands for an image in a prompt; None where prompts have none."""
-        dims = engine_size.dims_of(policy)
-        self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
+        self.cache_bytes = engine_size.cache_bytes(
+            policy.dimensions, engine.dtype, engine.kv_cache_gib, self.max_model_len
+        )
         self.settings = _llm_settings(policy, engine, self.max_model_len, seed)
         if _on_gpu():
             parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization

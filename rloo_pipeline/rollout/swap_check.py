@@ -141,7 +141,7 @@ def _shown(policy: Policy, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
 
     if not vision.takes_images(policy.config) or (tokens := vision.tokens_of(policy.config)).part not in prompt:
         return {}
-    processor = vision.load_processor(policy).image_processor
+    processor = policy.processor.image_processor
     image = row_images.joined([row_images.process(processor, fixed_image())], tokens)
     return image.inputs(torch.tensor([list(prompt)])) if image else {}
 

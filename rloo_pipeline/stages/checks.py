@@ -17,7 +17,6 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
@@ -47,7 +46,7 @@ LARGEST_K = 64
 
 
 def checks(
-    config: Config, assets: Path, prompts: Path, policy_folder: Path, probed: Path, trial: bool, output: Path
+    config: Config, assets: Path, prompts: Path, policy: Policy, probed: Path, trial: bool, output: Path
 ) -> None:
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
@@ -55,7 +54,7 @@ def checks(
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy, or `assets` for the base model.
+        policy: the policy, or the base model.
         probed: its probe.
         trial: True if failed checks do not stop the run.
         output: checks.json.
@@ -64,7 +63,6 @@ def checks(
         RefusedPolicyError: a check fails and is not accepted.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    policy = Policy(asset_files.policy_of(policy_folder), config.model.trust_remote_code)
     table = tables.read(probed, "probe", policy=policy.digest)
     evidence = gather(config, assets, prompts, policy, table)
     if not ranks.current().first:
@@ -112,7 +110,7 @@ def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: p
     differences = None
     if not config.rollout.cut_by:
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
-    trained, held_out = _demonstration_logps(config, assets, prompts, model)
+    trained, held_out = _demonstration_logps(config, assets, prompts, policy, model)
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
@@ -133,14 +131,14 @@ def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: p
     )
 
 
-def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
+def _demonstration_logps(
+    config: Config, assets: Path, prompts: Path, policy: Policy, model: Any
+) -> tuple[Array | None, Array | None]:
     """Log-probs of the tokens of some demonstrations: first those that SFT trains on, then held-out ones."""
     section = config.warmstart.sft
     if section is None:
         return None, None
-    sources = asset_files.read(assets, "demonstrations")
-    start = Policy(Path(sources["model"]["path"]), config.model.trust_remote_code)
-    examples = demonstrations(config, section, sources["demonstrations"]["path"], start, prompts)
+    examples = demonstrations(config, section, policy, assets, prompts)
 
     def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
         indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]

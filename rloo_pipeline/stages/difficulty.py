@@ -22,13 +22,13 @@ from rloo_pipeline.seeds import shard_range
 from rloo_pipeline.user_code.score_table import score_table
 
 
-def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, output: Path) -> None:
+def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output: Path) -> None:
     """Samples and scores completions of one shard of the training prompts.
 
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: policy 0.
+        policy: policy 0.
         shard: number of the shard, from 0, of `rollout.shards`.
         output: the table of pass rates.
 
@@ -43,7 +43,6 @@ def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, o
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
-    policy = Policy(policy_folder, config.model.trust_remote_code)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)

@@ -33,8 +33,8 @@ from rloo_pipeline.training.packing import Sequences
 def distance(
     config: Config,
     completions: Path,
-    policy_folder: Path,
-    reference: Path,
+    policy: Policy,
+    start: Policy,
     output: Path,
     prompts: Path | None = None,
     checks: Path | None = None,
@@ -44,8 +44,8 @@ def distance(
     Args:
         config: the stage's configuration.
         completions: table of an evaluation of the policy.
-        policy_folder: the policy.
-        reference: policy 0.
+        policy: the policy.
+        start: policy 0.
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
         checks: checks.json of the run; if given, proves that the policy sampled the completions.
@@ -54,7 +54,6 @@ def distance(
         UserError: the log-probs show that another policy sampled the completions.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    policy, start = (Policy(folder, config.model.trust_remote_code) for folder in (policy_folder, reference))
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)

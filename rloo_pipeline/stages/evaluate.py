@@ -31,13 +31,13 @@ class EvaluationOutputs(NamedTuple):
     summary: Path
 
 
-def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: EvaluationOutputs) -> None:
+def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: EvaluationOutputs) -> None:
     """Evaluates a policy; writes its completions and their summary.
 
     Args:
         config: the stage's configuration.
         prompts: folder of the held-out prompts.
-        policy_folder: the policy.
+        policy: the policy.
         name: name of the evaluation, such as `warmstart`, `final` or `test`.
         outputs: files to write.
     """
@@ -46,7 +46,6 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
-    policy = Policy(policy_folder, config.model.trust_remote_code)
     sampler = groups.load_sampler(policy, config, held_out, longest)
 
     def sample(

@@ -40,9 +40,10 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
     Raises:
         UserError: the policy is not the best that was evaluated on `dataset.dev`.
     """
-    if Policy(chosen.policy).digest != chosen.digest:
+    policy = Policy(chosen.policy, config.model.trust_remote_code)
+    if policy.digest != chosen.digest:
         raise UserError(
-            f"{chosen.policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
+            f"{policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
             f"{chosen.run} and run again"
         )
-    evaluate(config, chosen.run / "prompts" / "eval", chosen.policy, "test", outputs)
+    evaluate(config, chosen.run / "prompts" / "eval", policy, "test", outputs)

@@ -28,12 +28,12 @@ from rloo_pipeline.training import plain_model
 RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
-def harness(config: Config, policy_folder: Path, name: str, output: Path) -> None:
+def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     """Evaluates a policy on the tasks of `evaluation.harness`.
 
     Args:
         config: the stage's configuration.
-        policy_folder: the policy.
+        policy: the policy.
         name: name of the evaluation.
         output: harness.json.
 
@@ -41,7 +41,6 @@ def harness(config: Config, policy_folder: Path, name: str, output: Path) -> Non
         UserError: lm-eval does not know a task, its data is missing, or the policy is not complete.
     """
     section = section_of(config)
-    policy = Policy(policy_folder, config.model.trust_remote_code)
     policy.check()
     plain_model.check_tensors(policy)
     digest = policy.digest

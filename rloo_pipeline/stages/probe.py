@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import atomic_write
 from rloo_pipeline.artifacts.policy import Policy
@@ -18,20 +17,19 @@ from rloo_pipeline.training import self_check
 from rloo_pipeline.user_code.score_table import join_scores, score_table
 
 
-def probe(config: Config, prompts: Path, policy_folder: Path, earlier: Path | None, output: Path) -> None:
+def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, output: Path) -> None:
     """Samples and scores completions of some training prompts.
 
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: a policy, or the folder of `stage-assets` for the base model.
+        policy: the policy, or the base model.
         earlier: a probe of the base model, which is copied if the policy is the base model.
         output: the table.
 
     Raises:
         UserError: the model cannot be trained.
     """
-    policy = Policy(asset_files.policy_of(policy_folder), config.model.trust_remote_code)
     if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == policy.digest:
         with atomic_write(output) as temporary:
             shutil.copyfile(earlier, temporary)

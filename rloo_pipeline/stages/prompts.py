@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import image_store, lineage, vision
+from rloo_pipeline.artifacts import image_store, lineage
 from rloo_pipeline.artifacts.files import atomic_folder, write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.artifacts.policy import Policy
@@ -44,7 +44,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     places = asset_files.read(assets, "model", "eval", "train", weights=False)
     model = Policy(Path(places["model"]["path"]), config.model.trust_remote_code)
     model_inputs.check_images(config, model.config, str(model))
-    processor = vision.load_processor(model) if config.dataset.shows_images else None
+    processor = model.processor if config.dataset.shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None

@@ -19,18 +19,17 @@ from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
 
 
-def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
+def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
         config: the stage's configuration.
-        policy_folder: the reference policy.
+        policy: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    policy = Policy(policy_folder, config.model.trust_remote_code)
-    policy.digest  # noqa: B018, verifies its files before anything else reads them
+    digest = policy.digest  # before anything else reads its files
     table = round_tables.read_rollouts(rollouts, policy.vocabulary)
     logps, seconds = _logps(config, policy, table, prompts) if len(table) else ([], 0.0)
     rows = [
@@ -39,7 +38,7 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
             table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
         )
     ]
-    about = {**tables.facts_about(table), "policy": policy.digest, "dtype": config.model.dtype}
+    about = {**tables.facts_about(table), "policy": digest, "dtype": config.model.dtype}
     if ranks.current().first:
         tables.write(output, rows, tables.REFERENCE, "reference", **about)
     count = sum(map(len, logps))

@@ -27,7 +27,7 @@ from rloo_pipeline.user_code.score_table import score_table, scoring_facts
 def refill(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     round_: int,
     shards: RoundFiles,
     rollouts: Path,
@@ -39,7 +39,7 @@ def refill(
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy that sampled the shards.
+        policy: the policy that sampled the shards.
         round_: number of the round, from 1.
         shards: rollouts and scores of the round.
         rollouts, scores: the tables to write.
@@ -49,7 +49,6 @@ def refill(
         UserError: the tables are not of this round and policy, or a reward function fails.
     """
     settings = config.rollout
-    policy = Policy(policy_folder, config.model.trust_remote_code)
     teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=policy.digest)).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, rates).spare

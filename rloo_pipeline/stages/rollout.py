@@ -21,7 +21,7 @@ from rloo_pipeline.seeds import shard_range
 def rollout(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     round_: int,
     shard: int,
     output: Path,
@@ -33,7 +33,7 @@ def rollout(
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy.
+        policy: the policy.
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
         output: the table.
@@ -49,7 +49,6 @@ def rollout(
     indices = prompts_of_round(config, train, round_, rates).sampled
     share = shard_range(len(indices), settings.shards, shard)
     sampling = groups.sampling_config_of(settings)
-    policy = Policy(policy_folder, config.model.trust_remote_code)
     sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
     about = groups.rollout_facts(config, round_, shard, sampler.digest)

@@ -35,7 +35,7 @@ class HeldOutFiles(NamedTuple):
 def score(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     rollouts: Path,
     output: Path,
     only: str | None = None,
@@ -47,7 +47,7 @@ def score(
     Args:
         config: with the reward functions.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: a policy with the tokenizer of the rollouts.
+        policy: a policy with the tokenizer of the rollouts.
         rollouts: the shard.
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
@@ -58,7 +58,6 @@ def score(
         UserError: a reward function fails or does not return one finite number or None per completion; the
             configuration has no function `only`; or a part is not of this shard.
     """
-    policy = Policy(policy_folder)
     separate = dict(_part(config.rewards, part) for part in parts)
     rewards = [reward for reward in config.rewards if reward.column not in separate and only in (None, reward.column)]
     if only is not None and not rewards:

@@ -27,13 +27,6 @@ from rloo_pipeline.workers import kept_trainer
 from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
-class TrainingPolicies(NamedTuple):
-    """Policy `round_ - 1`, where the update starts, and the policy that sampled (older with a lag)."""
-
-    start: Policy
-    sampling: Policy
-
-
 class UpdateOutputs(NamedTuple):
     """Files and folders that an update writes."""
 
@@ -46,7 +39,8 @@ class UpdateOutputs(NamedTuple):
 def update(
     config: Config,
     round_: int,
-    policies: TrainingPolicies,
+    start: Policy,
+    sampler: Policy,
     states: Path,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
@@ -58,7 +52,8 @@ def update(
     Args:
         config: the stage's configuration.
         round_: round number, from 1.
-        policies: the policies that the update reads.
+        start: policy `round_ - 1`.
+        sampler: the policy that sampled the rollouts, older than `start` with `rollout.lag`.
         states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
@@ -69,19 +64,19 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    config = checkpointing.resolve(config, policies.start)
-    digest = policies.start.digest  # before anything reads its weights
-    sampled = _sampled(config, round_, policies, inputs)
-    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
-    if proof and policies.sampling != policies.start:
+    config = checkpointing.resolve(config, start)
+    digest = start.digest  # before anything reads its weights
+    sampled = _sampled(config, round_, start, sampler, inputs)
+    proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
+    if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    trainer = kept_trainer.take(config, round_ - 1, policies.start, states, prompts)
+    trainer = kept_trainer.take(config, round_ - 1, start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(summary(metrics, trained.seconds))
-    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start.folder, digest))
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, start.folder, digest))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
@@ -90,10 +85,10 @@ def update(
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
 
-def _sampled(config: Config, round_: int, policies: TrainingPolicies, inputs: RoundFiles) -> RoundTables:
+def _sampled(config: Config, round_: int, start: Policy, sampler: Policy, inputs: RoundFiles) -> RoundTables:
     """The tables of the round, if the policy that sampled is the one that should have."""
     inputs = inputs if config.uses_reference else inputs._replace(reference=())
-    return round_tables.read(inputs, policies.start.vocabulary, round=round_, policy=policies.sampling.digest)
+    return round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -6,6 +6,7 @@ What the keys of config.json do not show, `self_check` finds by computing; it al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import text_config
@@ -53,9 +54,15 @@ def check_run(config: Config, policy: Policy) -> None:
     """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: as `check_model`, or vLLM cannot serve the adapter.
+        UserError: the folder has no model but an adapter, or as `check_model`, or vLLM cannot serve the adapter.
     """
-    _check_full(policy)
+    if not (file := policy.folder / "config.json").exists():
+        raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
+    if policy.is_adapter:  # beside a config.json, as some trainers write it
+        raise UserError(
+            f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
+            "result"
+        )
     lora_support.check_lora(policy, config.update.lora)
     if config.model.quantization is None and comes_in_nf4(policy.config):
         raise UserError(
@@ -63,24 +70,20 @@ def check_run(config: Config, policy: Policy) -> None:
             "or use the model that they were made from"
         )
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    check_model(policy, config.dataset.max_prompt_length + completion)
+    check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 
 
-def check_model(model: Mapping[str, Any] | Policy, longest: int | None = None) -> None:
+def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: Path | str = "config.json") -> None:
     """Checks that a model can be trained.
 
     Args:
-        model: the model, or the content of its config.json.
+        hf_config: the content of config.json.
         longest: tokens of the run's longest sequence, prompt and completion; None skips that check.
+        file: the file, for messages.
 
     Raises:
         UserError: the model cannot be trained, or `longest` exceeds its limit.
     """
-    if isinstance(model, Policy):
-        _check_full(model)
-        file, hf_config = str(model.config_file), model.config
-    else:
-        file, hf_config = "config.json", dict(model)
     kind = hf_config.get("model_type", "a model without a model_type")
     if (reason := _unsupported(hf_config)) is not None:
         raise UserError(f"{file}: {kind} {reason}; use another model")
@@ -94,17 +97,6 @@ def check_model(model: Mapping[str, Any] | Policy, longest: int | None = None) -
             "tokens; a sequence of a batch would change the others', so lower dataset.max_prompt_length or the "
             f"max_completion_length of rollout and evaluation until they have {limit.tokens} at most, or use another "
             "model"
-        )
-
-
-def _check_full(policy: Policy) -> None:
-    """Checks that a folder has a full model."""
-    if not (file := policy.folder / "config.json").exists():
-        raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
-    if policy.is_adapter:  # beside a config.json, as some trainers write it
-        raise UserError(
-            f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
-            "result"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,6 @@ from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIG
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
-from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import lora_support, self_check
 from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
@@ -106,14 +106,11 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    import_shims.prepare_transformers()
     from accelerate import init_empty_weights
-    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(policy.base, trust_remote_code=policy.trust_remote_code)
-    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits
+    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
     with init_empty_weights(include_buffers=False):
-        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=policy.trust_remote_code)
+        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}

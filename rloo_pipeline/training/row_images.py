@@ -102,5 +102,5 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sto
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
     tokens = vision.tokens_of(policy.config)
-    processor = vision.load_processor(policy).image_processor
+    processor = policy.processor.image_processor
     return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, tokens)

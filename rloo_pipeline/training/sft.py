@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Sft
@@ -23,13 +22,14 @@ from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
 
 
-def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path) -> None:
+def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path, output: Path) -> None:
     """Trains the staged model on the demonstrations and writes the policy.
 
     Args:
         config: configuration of the run.
         section: the section `warmstart.sft`.
-        assets: folder with assets.json, which names the model and the demonstrations.
+        start: the staged model.
+        assets: folder with assets.json, which names the demonstrations.
         prompts: folder of the prompt sets; evaluation prompts are not trained on.
         output: folder of the policy.
 
@@ -37,9 +37,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
         UserError: no demonstration is left to train on, or a column is missing.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    staged = asset_files.read(assets, "demonstrations")
-    start = Policy(Path(staged["model"]["path"]), config.model.trust_remote_code)
-    sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
+    sequences = demonstrations(config, section, start, assets, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))

@@ -49,14 +49,13 @@ def images() -> list[list[Any]]:
 
 def requests(folder: Path) -> list[Request]:
     """Two completions of each prompt."""
-    from rloo_pipeline.artifacts import vision
     from rloo_pipeline.config import Dataset
     from rloo_pipeline.data.images import encode
     from rloo_pipeline.rollout.requests import ShownImages
 
     folder = Policy(folder).base
     dataset = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"})
-    processor = vision.load_processor(Policy(folder))
+    processor = Policy(folder).processor
     asked = []
     for number, pixels in enumerate(images()):
         messages = [{"role": "user", "content": "colour?"}]
@@ -78,7 +77,7 @@ class Shown:
 
         folder = Policy(folder).base
         self.tokens = vision.tokens_of(json.loads((folder / "config.json").read_text()))
-        self.processor = vision.load_processor(Policy(folder)).image_processor
+        self.processor = Policy(folder).processor.image_processor
         self.images = [[change(image) for image in of_row] for of_row in images()]
 
     def pick(self, rows: Any) -> Any:

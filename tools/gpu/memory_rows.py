@@ -53,7 +53,9 @@ def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float
     on_gpu = {"model": {"dtype": "bfloat16"}, "algorithm": {"steps_per_generation": 1, "old_logps": "trainer"}}
     run = cases.FullRound(folder / "run", model, **(cases.CHANGES | (on_gpu if device == "cuda" else {})))
     config = load(run.run / "config.yaml")
-    terms = memory.update(config, Policy(model).dimensions, device, first=True)
+    dimensions = Policy(model).dimensions
+    assert dimensions is not None
+    terms = memory.update(config, dimensions, device, first=True)
     arguments = run.write(1).update_arguments(1)
     if device == "cpu":
         return memory.total(terms), cases.peak_of(*arguments)

@@ -18,8 +18,7 @@ from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training import model_support
 
 if TYPE_CHECKING:
@@ -81,19 +80,8 @@ def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
     Raises:
         UserError: the check fails or cannot run.
     """
-    model_support.check_model(Policy(policy.base))
-    import_shims.prepare_transformers()
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(policy.base, trust_remote_code=policy.trust_remote_code)
-    except Exception as error:  # transformers checks few values of a configuration
-        raise_disk_full(error)
-        raise UserError(
-            f"{policy.config_file}: transformers cannot read this configuration ({_summary(error)})"
-        ) from error
-    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
-    hf_config = config.to_dict()
+    model_support.check_model(policy.config, file=policy.config_file)
+    hf_config = policy.transformers_config.to_dict()
     model_support.check_model(hf_config)
     record = policy.base / RECORD
     result = SelfCheck(**read_json(record)) if record.exists() else None
@@ -102,7 +90,7 @@ def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
     digest = _digest(hf_config, policy.base, images)
     if digest not in _results:
         if result is None or result.digest != digest:
-            result = run(config, policy.trust_remote_code, images)._replace(digest=digest)
+            result = run(policy.transformers_config, policy.trust_remote_code, images)._replace(digest=digest)
         _results[digest] = result
     return _results[digest]
 

@@ -32,7 +32,7 @@ def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, t
     assert Policy(renamed_back).digest == policy.seal(renamed_back, "00003")
     (renamed_back / "tokenizer.json").write_text("[]")
     with pytest.raises(UserError, match=r"tokenizer\.json was changed"):
-        Policy(renamed_back).verify_text()
+        Policy(renamed_back).verify()
 
 
 @pytest.mark.parametrize(

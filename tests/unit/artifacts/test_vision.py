@@ -80,12 +80,12 @@ def test_the_vision_encoder_is_counted_by_the_names_of_its_tensors(gemma) -> Non
 def test_a_processor_that_does_not_belong_to_the_model_is_refused(gemma, tmp_path, file, change, message) -> None:
     for source in gemma.iterdir():
         (tmp_path / source.name).hardlink_to(source)
-    assert vision.load_processor(Policy(tmp_path)).image_seq_length == 16
+    assert Policy(tmp_path).processor.image_seq_length == 16
     content = json.loads((tmp_path / file).read_text())
     (tmp_path / file).unlink()
     (tmp_path / file).write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=message):
-        vision.load_processor(Policy(tmp_path))
+        Policy(tmp_path).processor
 
 
 def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
@@ -93,7 +93,7 @@ def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
     from rloo_pipeline.data.images import encode
 
     sources = {"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"}
-    processor = vision.load_processor(Policy(gemma))
+    processor = Policy(gemma).processor
     for text, meant in [("<image_soft_token>", "has <image_soft_token>"), ("<start_of_image>", "shows 1 images")]:
         for split, message in ((None, f"spells the special token '{text}'"), (False, meant)):
             dataset = Dataset.model_validate(sources | {"split_special_tokens": split})

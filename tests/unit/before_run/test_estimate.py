@@ -52,7 +52,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
-        Policy(tmp_path).dimensions
+        model_dims.read(tmp_path, Policy(tmp_path).config)
 
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:

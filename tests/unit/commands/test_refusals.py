@@ -143,7 +143,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.manifest": STAGES_FILE,
     "artifacts.model_dims": "about a plan; stages go on without the dimensions",
     "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
-    "artifacts.policy.check": (
+    "artifacts.model_files.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
         Case(
             "b.safetensors: missing, though",
@@ -153,7 +153,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no weights", model=lambda folder: (folder / "model.safetensors").unlink(), checks=WEIGHTS),
         Case("only pickled weights (pytorch_model.bin)", model=pickled, checks=WEIGHTS),
     ),
-    "artifacts.policy._check_safetensors": (
+    "artifacts.model_files._check_safetensors": (
         Case("model.safetensors: truncated or damaged", model=cut, checks=WEIGHTS),
     ),
     "artifacts.model_files.check_loading_info": (
@@ -166,10 +166,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=WEIGHTS,
         ),
     ),
-    "artifacts.policy.vocabulary": (
+    "artifacts.policy.Policy.vocabulary": (
         Case("config.json: has no vocab_size", model=edited("config.json", vocab_size=None), checks=WEIGHTS),
     ),
-    "artifacts.policy.load_tokenizer": (
+    "artifacts.policy.Policy.tokenizer": (
         Case("no tokenizer can be loaded", model=written("tokenizer.json", "{}"), checks=TOKENIZER),
         Case("no EOS token", model=edited("tokenizer_config.json", eos_token=None), checks=TOKENIZER),
     ),

@@ -7,7 +7,7 @@ import pytest
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_files import ADAPTER
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.rollout.compatibility import compatibility_key
+from rloo_pipeline.rollout.groups import compatibility_key
 
 
 def with_config(model, folder, drop=(), **changes):

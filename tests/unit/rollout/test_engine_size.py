@@ -90,7 +90,7 @@ def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
 
 
 def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(engine_size, "dims_of", lambda _: QWEN_7B)
+    monkeypatch.setattr(Policy, "dimensions", QWEN_7B)
     with pytest.raises(
         UserError, match=r"^vllm.gpu_memory_utilization: 0.7 of a GPU of 24.2 GB is too little: the weig"
     ):
