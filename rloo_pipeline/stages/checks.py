@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
@@ -138,7 +139,8 @@ def _demonstration_logps(
     section = config.warmstart.sft
     if section is None:
         return None, None
-    examples = demonstrations(config, section, policy, assets, prompts)
+    path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
+    examples = demonstrations(config, section, path, policy, prompts)
 
     def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
         indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]

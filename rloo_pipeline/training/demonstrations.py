@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import JSON, Config, Sft
@@ -43,21 +42,20 @@ class Demonstrations(NamedTuple):
     """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` others drawn by the seed."""
 
 
-def demonstrations(config: Config, section: Sft, model: Policy, assets: Path, prompts: Path) -> Demonstrations:
+def demonstrations(config: Config, section: Sft, path: str, model: Policy, prompts: Path) -> Demonstrations:
     """Tokenizes the demonstrations and holds out some.
 
     Args:
         config: configuration of the run.
         section: the section `warmstart.sft`.
+        path: file with the rows.
         model: the model, for its tokenizer.
-        assets: folder with assets.json, which names the demonstrations.
         prompts: folder of the prompt sets.
 
     Raises:
         UserError: a column is missing, a prompt lacks the result of the environment's `reset`, a completion spells an
             end token, or no demonstration is left to train on.
     """
-    path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
     observed = _with_observations([*parts, prompts / "train"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Sft
@@ -37,7 +38,8 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
         UserError: no demonstration is left to train on, or a column is missing.
     """
     torch.set_num_threads(config.deepspeed.threads)
-    sequences = demonstrations(config, section, start, assets, prompts).trained
+    path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
+    sequences = demonstrations(config, section, path, start, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))

@@ -166,6 +166,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=WEIGHTS,
         ),
     ),
+    "artifacts.policy.Policy.transformers_config": (
+        Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
+    ),
     "artifacts.policy.Policy.vocabulary": (
         Case("config.json: has no vocab_size", model=edited("config.json", vocab_size=None), checks=WEIGHTS),
     ),
@@ -173,8 +176,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no tokenizer can be loaded", model=written("tokenizer.json", "{}"), checks=TOKENIZER),
         Case("no EOS token", model=edited("tokenizer_config.json", eos_token=None), checks=TOKENIZER),
     ),
-    "artifacts.policy.stop_ids": (
+    "artifacts.policy._object": (
         Case("holds [], not an object", model=written("generation_config.json", "[]"), checks=TOKENIZER),
+    ),
+    "artifacts.policy.Policy.generation_ends": (
         Case(
             "eos_token_id has 1e+308, which is not a token id",
             model=edited("generation_config.json", eos_token_id=[2, 1e308]),
@@ -362,6 +367,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.model_support.check_run": (
+        "`model_inputs.local_model` says it before",
+        Case("adapter_config.json: this is an adapter", model=written("adapter_config.json", "{}"), checks=MODEL),
         Case(
             "the weights are in 4 bits (NF4)",
             model=edited("config.json", quantization_config={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
@@ -388,10 +395,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.model_support._read": (
-        "`model_inputs.local_model` says it before",
-        Case("adapter_config.json: this is an adapter", model=written("adapter_config.json", "{}"), checks=MODEL),
-    ),
     "training.nvme": NODE,
     "training.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
@@ -413,9 +416,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
-    "training.self_check.__init__.load_or_run": (
-        Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
-    ),
     "training.self_check.__init__.run": (
         "tests/unit/training/test_self_check.py",
         Case("no form of batch gives", model=edited("config.json", num_attention_heads=0), checks=MODEL),
@@ -497,9 +497,8 @@ def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> Non
     with ExitStack() as stack:
         inputs = RunInputs(config, tmp_path / "scratch", stack, Policy(folder))
         if case.checks is DATA:
-            inputs.processor = SimpleNamespace(
-                tokenizer=Policy(folder).tokenizer, image_token_id=-1, image_token_ids=[]
-            )
+            tokenizer = Policy(folder).tokenizer
+            inputs.processor = SimpleNamespace(tokenizer=tokenizer, image_token_id=-1, image_token_ids=[])
         findings = [finding for check in case.checks for finding in check(inputs)]
     given = [finding.message for finding in findings if not finding.ok or (case.checks is MACHINE and finding.note)]
     assert any(case.message in message for message in given), given or findings
