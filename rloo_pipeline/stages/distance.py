@@ -14,7 +14,6 @@ import gc
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import tables
@@ -22,7 +21,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.statistics import estimate_mean
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
@@ -53,7 +52,7 @@ def distance(
     Raises:
         UserError: the log-probs show that another policy sampled the completions.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)

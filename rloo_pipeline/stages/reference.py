@@ -13,7 +13,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime import devices, ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
@@ -47,11 +47,10 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
 
 def _logps(config: Config, policy: Policy, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
-    import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
