@@ -174,6 +174,20 @@ def gpu_settings(
     }
 
 
+def cpu_settings(policy: Policy, dtype: Dtype, most_gib: int, longest: int) -> dict[str, Any]:
+    """vLLM's settings on CPUs; takes the arguments of `cache_bytes`."""
+    settings: dict[str, Any] = {
+        "enforce_eager": True,
+        # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
+        "enable_chunked_prefill": False,
+        "max_num_seqs": CPU_MAX_SEQS,
+        "kv_cache_memory_bytes": cache_bytes(policy.dimensions, dtype, most_gib, longest),
+    }
+    if model_dims.is_recurrent(policy.config):  # without chunks vLLM keeps no states for prompts that begin alike
+        settings["enable_prefix_caching"] = False
+    return settings
+
+
 def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
     """vLLM's settings for a model of images, by its config.json, whose prompts have at most so many; else none.
 

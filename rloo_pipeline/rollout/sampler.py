@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
@@ -70,15 +70,14 @@ class Sampler:
         self.never = vision.placeholder_ids(policy.config)
         self.placeholder = vision.tokens_of(policy.config).whole if engine.most_images else None
         """Id of the token that stands for an image in a prompt; None where prompts have none."""
-        self.cache_bytes = engine_size.cache_bytes(
-            policy.dimensions, engine.dtype, engine.kv_cache_gib, self.max_model_len
-        )
         self.settings = _llm_settings(policy, engine, self.max_model_len, seed)
         if _on_gpu():
             parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
             self.settings |= engine_size.gpu_settings(
                 policy, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
             )
+        else:
+            self.settings |= engine_size.cpu_settings(policy, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
@@ -90,41 +89,29 @@ class Sampler:
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
-        engine = self._engine_of_base()
+        vllm = import_shims.import_vllm()
+        on_gpu, shows_images = _on_gpu(), vision.takes_images(self.policy.config)
+        if shows_images:
+            without_torchvision.register_in_vllm(self.policy.config["architectures"][0])
+        if on_gpu:
+            gpu_limits.check(self.settings["dtype"], self.lora is not None)
+        else:
+            cpu_limits.check(self.policy, self.settings["dtype"])
+            cpu_kernels.rotate_heads()
+            if shows_images:
+                cpu_kernels.attend_within_images()
+            if self.lora is not None:
+                cpu_kernels.leave_experts_to_cpus()
+        engine: LLM = vllm.LLM(**self.settings)
+        if not on_gpu:
+            cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
+            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         if self.lora is not None:
             try:
                 adapters.load(engine, self.lora)
             except UserError:
                 engine.llm_engine.engine_core.shutdown()
                 raise
-        return engine
-
-    def _engine_of_base(self) -> LLM:
-        vllm = import_shims.import_vllm()
-        hf_config = self.policy.config
-        if vision.takes_images(hf_config):
-            without_torchvision.register_in_vllm(hf_config["architectures"][0])
-        if _on_gpu():
-            gpu_limits.check(self.settings["dtype"], self.lora is not None)
-            return vllm.LLM(**self.settings)  # type: ignore[no-any-return]
-        cpu_limits.check(self.policy, self.settings["dtype"])
-        cpu_kernels.rotate_heads()
-        if vision.takes_images(hf_config):
-            cpu_kernels.attend_within_images()
-        if self.lora is not None:
-            cpu_kernels.leave_experts_to_cpus()
-        engine: LLM = vllm.LLM(
-            enforce_eager=True,
-            # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
-            enable_chunked_prefill=False,
-            # Without chunks vLLM keeps no states of recurrent layers for prompts that begin alike.
-            **({"enable_prefix_caching": False} if model_dims.is_recurrent(hf_config) else {}),
-            max_num_seqs=engine_size.CPU_MAX_SEQS,
-            kv_cache_memory_bytes=self.cache_bytes,
-            **self.settings,
-        )
-        cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
-        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         return engine
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
