@@ -40,20 +40,19 @@ class Policy:
         return str(self.folder)
 
     @cached_property
-    def adapter(self) -> dict[str, Any] | None:
-        """The settings of a PEFT adapter; None for a full model."""
-        file = self.folder / model_files.ADAPTER
-        return _object(file) if file.exists() else None
+    def adapter(self) -> dict[str, Any]:
+        """The settings of a PEFT adapter."""
+        return _object(self.folder / model_files.ADAPTER)
 
     @property
     def is_adapter(self) -> bool:
         """True for a PEFT adapter on a base model."""
-        return self.adapter is not None
+        return (self.folder / model_files.ADAPTER).exists()
 
     @cached_property
     def base(self) -> Path:
         """The folder with the full model: the base of an adapter, else the policy itself."""
-        return self.folder if self.adapter is None else Path(self.adapter["base_model_name_or_path"])
+        return Path(self.adapter["base_model_name_or_path"]) if self.is_adapter else self.folder
 
     @property
     def config_file(self) -> Path:

@@ -34,7 +34,7 @@ def settings(policy: Policy) -> dict[str, Any]:
     only the unfused layers.
     """
     names = sorted({module.rpartition(".")[2] for module in modules(policy.folder)})
-    rank = (policy.adapter or {})["r"]
+    rank = policy.adapter["r"]
     return {"enable_lora": True, "max_lora_rank": vllm_lora_rank(rank), "lora_target_modules": names}
 
 

@@ -57,7 +57,6 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
     )
     needed = prompts.longest + max_completion_length
     policy.digest  # noqa: B018, verifies its files before anything else reads them
-    policy.check()
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
         call_reader(policy, config)  # fails before an engine is started
@@ -79,7 +78,7 @@ def compatibility_key(policy: Policy) -> str:
     It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter, its
     base model and its own settings.
     """
-    if policy.adapter is not None:
+    if policy.is_adapter:
         in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in policy.adapter.items()}
         return json.dumps([policy.trust_remote_code, str(policy.base.resolve()), in_order], sort_keys=True)
     config = _without(policy.transformers_config.to_dict(), IGNORED_KEYS)

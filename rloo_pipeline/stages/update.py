@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts import files, lineage, round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.runtime import reproducible
@@ -65,7 +65,8 @@ def update(
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, start)
     digest = start.digest  # before anything reads its weights
-    sampled = _sampled(config, round_, start, sampler, inputs)
+    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    sampled = round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
     if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts, prompts)
@@ -84,12 +85,6 @@ def update(
         _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
-
-
-def _sampled(config: Config, round_: int, start: Policy, sampler: Policy, inputs: RoundFiles) -> RoundTables:
-    """The tables of the round, if the policy that sampled is the one that should have."""
-    inputs = inputs if config.uses_reference else inputs._replace(reference=())
-    return round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

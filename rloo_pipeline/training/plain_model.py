@@ -22,8 +22,10 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
     """Loads the full model of a policy, or the base of its adapter, with transformers.
 
     Raises:
-        UserError: transformers cannot load it, or its weights are not exactly the tensors of the model.
+        UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
+            tensors of the model.
     """
+    policy.check()
     mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)

@@ -47,7 +47,6 @@ def load(
     from rloo_pipeline.training import batch_forms, dropout
     from rloo_pipeline.training.kernels import attention
 
-    policy.check()
     checked = self_check.load_or_run(policy)
     attention.register()
     if checked.slow:
