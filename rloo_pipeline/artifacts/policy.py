@@ -201,10 +201,6 @@ class Policy:
             return None
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 
-    def verify_base(self) -> None:
-        """Does the same as `verify` for the full model: the base of an adapter, else the policy itself."""
-        Policy(self.base).verify()
-
 
 def _object(file: Path) -> dict[str, Any]:
     """The content of a JSON file of a model."""

@@ -63,7 +63,7 @@ class Sampler:
         self.digest = policy.digest
         """Digest of the weights that the engine holds; empty while others are loaded."""
         if policy.is_adapter:
-            policy.verify_base()
+            Policy(policy.base).verify()
         self.max_model_len = engine_size.context_length(policy, max_model_len)
         self.stop_ids = policy.stop_ids
         self.vocabulary = len(policy.tokenizer)
@@ -131,16 +131,15 @@ class Sampler:
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
         self._wake_up()
-        digest = policy.digest
         self.policy, self.settings["model"] = policy, str(policy.base)
         if self.llm is None:
             self.lora = None if self.lora is None else _lora_request(policy, 1)
-        elif digest != self.digest:
+        elif policy.digest != self.digest:
             self.digest = ""
             self._load(self.llm, policy)
         if self.llm is not None:
             _reset_cache(self.llm)
-        self.digest = digest
+        self.digest = policy.digest
 
     def _load(self, llm: LLM, policy: Policy) -> None:
         """Loads a policy into the engine and checks that it did."""

@@ -30,7 +30,8 @@ def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, o
     Raises:
         UserError: the model cannot be trained.
     """
-    if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == policy.digest:
+    digest = policy.digest
+    if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == digest:
         with atomic_write(output) as temporary:
             shutil.copyfile(earlier, temporary)
         say("the policy is the base model, so its probe is used")
@@ -46,6 +47,4 @@ def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, o
     [completions] = groups.sample_groups(sampler, config, draw)
     joined = join_scores(config.rewards, completions, score_table(config, completions, train, policy))
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
-    tables.write(
-        output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=policy.digest, **about
-    )
+    tables.write(output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=digest, **about)

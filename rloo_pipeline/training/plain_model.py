@@ -88,7 +88,7 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
     import peft
     from safetensors import safe_open
 
-    policy.verify_base()
+    Policy(policy.base).verify()
     options: dict[str, Any] = {"autocast_adapter_dtype": False, "ignore_mismatched_sizes": True}
     try:
         adapted = peft.PeftModel.from_pretrained(model, policy.folder, is_trainable=trainable, **options)
