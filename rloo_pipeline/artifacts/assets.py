@@ -12,7 +12,7 @@ from typing import Any
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
-from rloo_pipeline.artifacts.policy import PICKLES
+from rloo_pipeline.artifacts.model_files import PICKLES
 from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
@@ -63,13 +63,13 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     return places
 
 
-def model_of(folder: Path) -> Path:
-    """The folder of the model that the run starts from.
+def model_of(folder: Path, key: str = "model") -> Path:
+    """The folder of the model that the run starts from, or of its `teacher`.
 
     Raises:
         UserError: as `read`.
     """
-    return Path(read(folder, "model")["model"]["path"])
+    return Path(read(folder, key)[key]["path"])
 
 
 def policy_of(folder: Path) -> Path:

@@ -9,8 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims, policy, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import model_dims, model_files, vision
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -93,46 +93,43 @@ def teacher_shape(config: Config) -> model_dims.ModelDims | None:
         return None
     built = Path("results") / config.run / "assets" / "teacher"
     folder = built if config.algorithm.teacher.build else model_folder(config.of_teacher, "algorithm.teacher")
-    return model_dims.read(folder) if folder is not None and (folder / "config.json").exists() else None
+    if folder is None or not (folder / "config.json").exists():
+        return None
+    return model_dims.read(folder, Policy(folder).config)
 
 
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
-    model_support.check_run(config, folder)
-    return model_dims.read(folder)
+    model = Policy(folder)
+    model_support.check_run(config, model)
+    return model_dims.read(folder, model.config)
 
 
-def check_model(config: Config, folder: Path) -> None:
+def check_model(config: Config, model: Policy) -> None:
     """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
         UserError: the folder has a pipe, socket or device, training does not support the model, or its context is too
             short even for the completions.
     """
-    policy.check_files(folder)
-    model_support.check_run(config, folder)
-    check_images(config, read_json(folder / "config.json"), str(folder / "config.json"))
-    check_context(config, read_json(folder / "config.json"), 1, str(folder))
+    model_files.check_files(model.folder)
+    model_support.check_run(config, model)
+    check_images(config, model.config, str(model.config_file))
+    check_context(config, model.config, 1, str(model))
 
 
-def check_teacher(config: Config, folder: Path, student: Path) -> None:
+def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
     """Checks that a teacher can score what the student samples.
-
-    Args:
-        config: the run's configuration.
-        folder: the teacher's.
-        student: the student's.
 
     Raises:
         UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none.
     """
     without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.of_teacher.model_copy(update={"update": without_adapter}), folder)
-    trust = config.model.trust_remote_code
-    ids, teacher_ids = (policy.load_tokenizer(one, trust).get_vocab() for one in (student, folder))
+    check_model(config.of_teacher.model_copy(update={"update": without_adapter}), teacher)
+    ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:
         raise UserError(
-            f"{folder}: algorithm.teacher scores the student's token ids, and {len(others)} of {len(ids)} tokens have "
+            f"{teacher}: algorithm.teacher scores the student's token ids, and {len(others)} of {len(ids)} tokens have "
             f"another id there or none, such as {others[0]!r}; name a teacher with the tokenizer of {student}"
         )
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import policy, round_tables, tables
+from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks, reproducible
 from rloo_pipeline.runtime.progress import say
@@ -20,35 +21,35 @@ from rloo_pipeline.workers import engine_cache
 SCHEMAS = {"reference": tables.REFERENCE, "teacher": tables.TEACHER}
 
 
-def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
+def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
         config: the stage's configuration.
-        policy_folder: the reference policy.
+        policy: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    write_logps(config, "reference", policy_folder, rollouts, output, prompts)
+    write_logps(config, "reference", policy, rollouts, output, prompts)
 
 
 def write_logps(
-    config: Config, kind: str, policy_folder: Path, rollouts: Path, output: Path, prompts: Path | None
+    config: Config, kind: str, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None
 ) -> None:
     """Writes the log-probs of a shard under a model that does not change: the reference policy or a teacher.
 
     Args:
         config: the configuration of a run of this model.
         kind: `reference` or `teacher`; the table's kind, and its column with `_logps`.
-        policy_folder: the model.
+        policy: the model.
         rollouts: as in `reference`.
         output: as in `reference`.
         prompts: as in `reference`.
     """
-    digest = policy.digest(policy_folder)
-    table = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    logps, seconds = _logps(config, kind, policy_folder, digest, table, prompts) if len(table) else ([], 0.0)
+    digest = policy.digest  # before anything else reads its files
+    table = round_tables.read_rollouts(rollouts, policy.vocabulary)
+    logps, seconds = _logps(config, kind, policy, table, prompts) if len(table) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, f"{kind}_logps": values}
         for prompt_id, sample, values in zip(
@@ -63,21 +64,21 @@ def write_logps(
 
 
 def _logps(
-    config: Config, kind: str, folder: Path, digest: str, table: pa.Table, prompts: Path | None
+    config: Config, kind: str, policy: Policy, table: pa.Table, prompts: Path | None
 ) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    key = (digest, config.model, config.rollout.temperature)
+    key = (policy.digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take(kind, key)
     if logprobs is None:
-        model = forward_only.load_configured(folder, config)
+        model = forward_only.load_configured(policy, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs").logps

@@ -12,6 +12,7 @@ from pathlib import Path
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data.building import build
@@ -48,16 +49,16 @@ def stage_assets(config: Config, output: Path) -> None:
     say(f"assets: model {assets['model']['path']}; {paths}")
 
 
-def _model(config: Config, temporary: Path, output: Path, key: str = "model") -> tuple[Path, dict[str, str | None]]:
-    """The folder in which a model is now, and its path and revision in assets.json; None for an unknown revision."""
+def _model(config: Config, temporary: Path, output: Path, key: str = "model") -> tuple[Policy, dict[str, str | None]]:
+    """A model where it is now, and its path and revision in assets.json; None for an unknown revision."""
     model, name = config.model, key.rpartition(".")[2]
     if model.build is not None:
         build(model, config.seed, config.data_dir, temporary / name, key)
-        return temporary / name, {"path": str(output / name), "revision": None}
+        return Policy(temporary / name, model.trust_remote_code), {"path": str(output / name), "revision": None}
     if folder := model_inputs.local_model(config, key):
-        return folder, {"path": str(folder), "revision": None}
+        return Policy(folder, model.trust_remote_code), {"path": str(folder), "revision": None}
     path, revision = _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
-    return Path(path), {"path": path, "revision": revision}
+    return Policy(Path(path), model.trust_remote_code), {"path": path, "revision": revision}
 
 
 def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | None]:

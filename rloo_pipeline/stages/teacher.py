@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.stages.reference import write_logps
 
@@ -24,5 +25,5 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path) -> None:
     Raises:
         UserError: the configuration has no teacher, or a file of it is damaged.
     """
-    folder = Path(asset_files.read(assets, "teacher")["teacher"]["path"])
-    write_logps(config.of_teacher, "teacher", folder, rollouts, output, None)
+    folder = asset_files.model_of(assets, "teacher")
+    write_logps(config.of_teacher, "teacher", Policy(folder, config.model.trust_remote_code), rollouts, output)
