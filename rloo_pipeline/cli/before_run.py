@@ -75,8 +75,16 @@ def _reward_test(arguments: argparse.Namespace) -> None:
 
 def _init(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.init import ProjectChoices, init
+    from rloo_pipeline.commands.init_from_trl import init_from_trl
 
     names = ("model", "data", "reward", "held_out", "prompt", "answer")
+    if arguments.from_trl is not None:
+        if given := next((name for name in names[1:] if getattr(arguments, name) is not None), None):
+            raise UserError(
+                f"--{given.replace('_', '-')}: the script says it; leave it out, and edit config/config.yaml"
+            )
+        init_from_trl(arguments.folder, arguments.from_trl, arguments.model, arguments.force)
+        return
     init(arguments.folder, ProjectChoices(*(getattr(arguments, name) for name in names)), arguments.force)
 
 
@@ -108,6 +116,11 @@ COMMANDS = (
         option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data, at most 500"),
         option("--prompt", metavar="COLUMN", help="column with the question"),
         option("--answer", metavar="COLUMN", help="column with the right answer"),
+        option(
+            "--from-trl",
+            metavar="SCRIPT",
+            help="a training script of TRL, read and not run; with its options: --from-trl 'grpo.py --beta 0.1'",
+        ),
         option("--force", action="store_true", help="replace files that are there"),
     ),
     command(
