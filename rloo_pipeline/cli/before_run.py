@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rloo_pipeline.cli.command import CONFIGURATION, command, option
+from rloo_pipeline.cli.command import CONFIGURATION, command, count, option
 from rloo_pipeline.config import Scoring
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.loading import ConfigArguments, reward_from_arguments
@@ -34,7 +34,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.plan import plan
 
     runs = read_runs(arguments.configuration, tuple(arguments.config))
-    plan(runs, arguments.cluster_gpu, _queue_wait(arguments.profile, arguments.wait))
+    plan(runs, arguments.cluster_gpu, _queue_wait(arguments.profile, arguments.wait), arguments.gpus)
 
 
 def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
@@ -133,7 +133,8 @@ COMMANDS = (
         "plan",
         _plan,
         "Estimate what a run needs: memory, jobs, tokens, disk, hours, GPU-hours, SLURM's queue.",
-        option("--cluster-gpu", metavar="NAME[:GB]", help="GPU model that the stages will use, such as h100:80"),
+        option("--gpus", type=count, metavar="N", help="what to set with N GPUs, and what else could be set"),
+        option("--cluster-gpu", "--gpu", metavar="NAME[:GB]", help="model of the GPUs, such as h100:80"),
         option("--profile", help="profile for SLURM, such as slurm: adds jobs, queue and the mode to take"),
         option("--wait", type=float, metavar="MINUTES", help=f"a job's wait in SLURM's queue; default {QUEUE_WAIT:g}"),
         *CONFIGURATION,
