@@ -12,11 +12,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import SEAL
 from rloo_pipeline.artifacts.manifest import MANIFEST
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.runtime.reproducible import CARD
 
 if TYPE_CHECKING:
     from rloo_pipeline.config import Config
@@ -30,18 +32,21 @@ FUNCTIONS = "functions"
 DECIDED = "decided"
 """Key of footers with what decided the table, as JSON: the stage, the one reward function that ran or null, and the
 stage's parameters."""
+NO_CARDS: Mapping[str, str] = MappingProxyType({})
 REMEDY = "put this run's own back, or delete it and run again"
 
 
-def require_own(seed: int, inputs: Iterable[Path]) -> None:
+def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO_CARDS) -> None:
     """Checks the inputs of a stage.
 
     Args:
         seed: the run's seed.
         inputs: files and folders; unreadable ones are skipped, since the stage itself reports them.
+        cards: facts of this stage about its card (`runtime/reproducible.py`).
 
     Raises:
-        UserError: one was made by a run with another seed, or two were made from different assets.
+        UserError: one was made by a run with another seed, two were made from different assets, or one was made on
+            another kind of card.
     """
     made_from: dict[str, Path] = {}
     for path in inputs:
@@ -50,6 +55,12 @@ def require_own(seed: int, inputs: Iterable[Path]) -> None:
             raise UserError(
                 f"{path}: made by another run, with seed {facts['seed']}, and this run has seed {seed}; {REMEDY}"
             )
+        for role in cards.keys() & facts.keys():
+            if facts[role] != cards[role]:
+                raise UserError(
+                    f"{path}: made on {facts[role]}, and this machine has {cards[role]}, which computes other bytes; "
+                    "run it on the same kind of card, or begin a run with reproducible: false"
+                )
         if assets := facts.get("assets"):
             made_from.setdefault(assets, path)
     if len(made_from) > 1:
@@ -175,9 +186,14 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         raise UserError(f"{file}: not the metrics of the update that wrote {table}; {REMEDY}")
 
 
-def of_policy(seed: int, parent: Path, digest: str) -> dict[str, Any]:
+def of_policy(seed: int, parent: Path, digest: str, cards: Mapping[str, str]) -> dict[str, Any]:
     """Facts for the manifest of a policy that was trained from the policy `parent`, which has this digest."""
-    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest}
+    return {"seed": seed, "assets": facts_of(parent).get("assets"), "parent": digest, **cards}
+
+
+def cards_of(inputs: Iterable[Path]) -> dict[str, str]:
+    """Facts about cards in a stage's inputs."""
+    return {key: fact for path in inputs for key, fact in facts_of(path).items() if key.endswith(CARD)}
 
 
 def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:

@@ -88,6 +88,14 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
         yield from problems or [Finding("model", True, f"{folder} is complete")]
 
 
+def architecture() -> Iterator[Finding]:
+    """A note on a machine other than x86-64."""
+    name = os.uname().machine
+    if name != "x86_64":
+        tried = "the pinned lists resolve for it, but it has never been run" if name == "aarch64" else "not supported"
+        yield Finding("machine", True, f"{name}: {tried}; everything here was measured on x86-64", note=True)
+
+
 def machine(config: Config) -> Iterator[Finding]:
     """Checks that this node can run updates. Stages on other nodes check their own node."""
     from rloo_pipeline.training import nvme

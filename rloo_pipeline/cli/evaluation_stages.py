@@ -18,9 +18,10 @@ from rloo_pipeline.cli.stage_options import (
     stage,
     take_sampler,
 )
-from rloo_pipeline.cli.stage_setup import run_folder, runs_here, whole_config
+from rloo_pipeline.cli.stage_setup import card_facts, run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import reproducible
 
 
 def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
@@ -44,10 +45,11 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
 
     chosen = chosen_of(arguments.selection, arguments.seed)
     config = load(chosen.run / "config.yaml").only("evaluate-chosen")
+    reproducible.prepare(config.reproducible)
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
     function_copies.use(chosen.run)
     take_sampler(config)
-    with tables.common_facts(**lineage.decided(config, "evaluate-chosen")):
+    with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
         evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 
@@ -56,6 +58,7 @@ def _prove_chosen(arguments: argparse.Namespace) -> None:
 
     chosen = chosen_of(arguments.selection, arguments.seed)
     config = load(chosen.run / "config.yaml").only("prove-chosen")
+    reproducible.prepare(config.reproducible)
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
     if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
         from rloo_pipeline.stages.prove_chosen import prove_chosen

@@ -9,7 +9,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import assets, lineage
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
-from rloo_pipeline.cli.stage_setup import runs_here, stage_config, whole_config
+from rloo_pipeline.cli.stage_setup import card_facts, runs_here, stage_config, whole_config
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims
@@ -47,7 +47,8 @@ def stage(
         from rloo_pipeline.artifacts import tables
 
         try:
-            with tables.common_facts(**lineage.decided(config, name, getattr(arguments, "only", None))):
+            facts = lineage.decided(config, name, getattr(arguments, "only", None)) | card_facts(config, name)
+            with tables.common_facts(**facts):
                 if run is not None:
                     run(config, arguments)
                 else:

@@ -11,7 +11,8 @@ from rloo_pipeline.cluster import nodes
 from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import environment, gpu_claims, ranks
+from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
+from rloo_pipeline.workers.gpu_shares import role_of
 
 INPUTS = (
     *("assets", "prompts", "policy_folder", "sampler", "trainer", "rollouts", "scores", "reference", "parts"),
@@ -27,14 +28,23 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     this process the only writer of the output.
     """
     if arguments.config:
-        return load(arguments.config).only(stage)
+        config = load(arguments.config)
+        reproducible.prepare(config.reproducible)
+        return config.only(stage)
     run = run_folder(arguments)
     fence.acquire(run, arguments.output)
     function_copies.use(run)
     config = load(run / "config.yaml")
-    lineage.require_own(config.seed, _inputs(arguments))
+    reproducible.prepare(config.reproducible)
+    lineage.require_own(config.seed, _inputs(arguments), card_facts(config, stage))
     lineage.require_configured(config, _inputs(arguments))
     return config.only(stage)
+
+
+def card_facts(config: Config, stage: str) -> dict[str, str]:
+    """The fact about the card of a stage's engine in a reproducible run, if it has an engine."""
+    role = role_of(stage)
+    return reproducible.card(config.reproducible, role) if role in ("sampler", "logprobs", "trainer") else {}
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:

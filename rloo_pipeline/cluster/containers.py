@@ -51,11 +51,13 @@ def image(config: Config, project: Path) -> str:
 
 
 def _image_name(kind: str, project: Path) -> str:
-    """The path that containers/build gives to an image."""
+    """The path that containers/build gives to an image; one for another machine than x86-64 ends with its name."""
     digest = hashlib.sha256()
     for file in (project / "requirements" / f"{kind}.txt", project / "containers" / f"rloo-{kind}.def"):
         digest.update(file.read_bytes() if file.exists() else b"")
-    return f"images/rloo-{kind}-{__version__}-{digest.hexdigest()[:12]}.sif"
+    machine = os.uname().machine
+    suffix = "" if machine == "x86_64" else f"-{machine}"
+    return f"images/rloo-{kind}-{__version__}-{digest.hexdigest()[:12]}{suffix}.sif"
 
 
 def require(name: str) -> None:

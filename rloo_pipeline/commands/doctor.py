@@ -33,6 +33,7 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
 
 def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
     config = arguments.config
+    yield from places.architecture()
     if with_image:
         yield from image.findings(containers.image(config, project))
     yield from gpus.findings(with_image)

@@ -68,6 +68,11 @@ class RunKeys(Section):
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
     seed: int = Field(0, ge=0)
     """Random seed of the run: model building, prompt order, sampling, training."""
+    reproducible: bool = False
+    """On GPUs, give the same bytes after a kill, in other shards and in other batches, as CPUs always do: vLLM samples
+    with its batch-invariant kernels, and torch trains with deterministic ones. Both are slower. The run records its
+    kinds of cards, and refuses to go on with others.
+    """
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
     workers: Literal["auto", "always", "never"] = "auto"

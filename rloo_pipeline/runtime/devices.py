@@ -161,6 +161,16 @@ def gpu_facts(facts: str) -> list[str]:
     return nvidia_smi(f"--query-gpu={facts}", "--format=csv,noheader,nounits")
 
 
+def card() -> str:
+    """Model of this machine's GPUs, or of its CPU if it has none; a slice of a GPU is named with its profile."""
+    if not has_gpu():
+        models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        return str(next(iter(models), os.uname().machine))
+    first = next(iter(visible_gpus()), "")
+    profiles = [line.split()[1] for line in nvidia_smi("-L") if first.startswith("MIG-") and first in line]
+    return " ".join([*sorted(set(gpu_facts("name"))), *profiles])
+
+
 def nvidia_smi(*options: str) -> list[str]:
     """Lines that nvidia-smi prints; empty if it fails. It does not open a CUDA context."""
     try:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import assets as asset_files
@@ -30,7 +29,7 @@ from rloo_pipeline.judging.registry import threshold
 from rloo_pipeline.judging.statistics import Array
 from rloo_pipeline.judging.token_facts import token_facts
 from rloo_pipeline.judging.verdicts import judge
-from rloo_pipeline.runtime import progress, ranks
+from rloo_pipeline.runtime import progress, ranks, reproducible
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof, self_check
 from rloo_pipeline.training.demonstrations import demonstrations
@@ -62,7 +61,7 @@ def checks(
     Raises:
         RefusedPolicyError: a check fails and is not accepted.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     policy_folder = asset_files.policy_of(policy_folder)
     table = tables.read(probed, "probe", policy=policy.digest(policy_folder))
     evidence = gather(config, assets, prompts, policy_folder, table)

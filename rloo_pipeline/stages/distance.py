@@ -14,14 +14,13 @@ import gc
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.statistics import estimate_mean
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
@@ -52,7 +51,7 @@ def distance(
     Raises:
         UserError: the log-probs show that another policy sampled the completions.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     digest = policy.digest(policy_folder)
     table = tables.read(completions, "completions", policy=digest)
     settings = config.evaluation

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.evaluate_chosen import Chosen
@@ -34,7 +32,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     Raises:
         UserError: by their log-probs the completions are of another policy.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(completions, "completions", policy=chosen.digest)
     order = permutation(len(table), derive(config.seed, "proof", "test"))
     table = table.take(sorted(order[:MOST]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import policy, round_tables, tables
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime import devices, ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
@@ -48,11 +48,10 @@ def _logps(
     config: Config, folder: Path, digest: str, table: pa.Table, prompts: Path | None
 ) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
-    import torch
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:

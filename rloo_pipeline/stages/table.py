@@ -105,7 +105,7 @@ _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
-_EVALUATE: Mapping[str, Keys] = _whole("seed", "model", "rewards", "correct") | {
+_EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
     "rollout": _SAMPLED,
     "evaluation": _EVALUATED,
 }
@@ -166,7 +166,7 @@ ROWS = (
         "policies/00000",
         phase="before",
         policy="none",
-        decides=_whole("seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
+        decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
         watched=True,
         box=(2, 90),
@@ -178,7 +178,7 @@ ROWS = (
         "warmstart/probe.parquet",
         phase="before",
         policy="first",
-        decides=_whole("seed", "model", "rewards")
+        decides=_whole("reproducible", "seed", "model", "rewards")
         | {"rollout": _SAMPLED, "checks": only("probe_prompts", "probe_num_generations")},
         reads=_SAMPLER_READS,
         worker="sampler",
@@ -191,7 +191,7 @@ ROWS = (
         "warmstart/checks.json",
         phase="before",
         policy="first",
-        decides=_whole("seed", "model", "warmstart", "rewards", "checks")
+        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks")
         | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
         reads=("correct", "deepspeed"),
         worker="logprobs",
@@ -206,7 +206,7 @@ ROWS = (
         each="shard",
         when=lambda config, _: config.measures_difficulty,
         policy="first",
-        decides=_whole("seed", "model", "rewards", "correct")
+        decides=_whole("reproducible", "seed", "model", "rewards", "correct")
         | {
             # these do not change completions
             "rollout": but("num_generations", "generation_batch_size", "oversample", "refill", "lag", *_WHERE),
@@ -222,7 +222,8 @@ ROWS = (
         "rollout",
         "rounds/{round}/rollouts/{shard}.parquet",
         each="shard",
-        decides=_whole("seed", "model") | {"rollout": _SAMPLED, "dataset.select": but("num_generations")},
+        decides=_whole("reproducible", "seed", "model")
+        | {"rollout": _SAMPLED, "dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
         next_policy_waits=True,
@@ -260,7 +261,7 @@ ROWS = (
         "refill",
         "rounds/{round}/refill/scores.parquet",
         when=lambda config, _: config.rollout.refill > 0,
-        decides=_whole("seed", "model", "rewards")
+        decides=_whole("reproducible", "seed", "model", "rewards")
         | {
             "rollout": but("lag", *_WHERE),
             # these decide which groups have a signal
@@ -283,7 +284,7 @@ ROWS = (
         "rounds/{round}/reference/{shard}.parquet",
         each="shard",
         when=lambda config, _: config.uses_reference,
-        decides=_whole("model") | {"rollout": _SAMPLED},
+        decides=_whole("reproducible", "model") | {"rollout": _SAMPLED},
         reads=("deepspeed",),
         worker="logprobs",
         next_policy_waits=True,
@@ -308,7 +309,8 @@ ROWS = (
         "update",
         "rounds/{round}/metrics.json",
         policy="previous",
-        decides=_whole("seed", "model", "algorithm", "update") | {"rollout": _SAMPLED, "deepspeed": _RANKS},
+        decides=_whole("reproducible", "seed", "model", "algorithm", "update")
+        | {"rollout": _SAMPLED, "deepspeed": _RANKS},
         reads=("run", "rounds", "dataset"),
         worker="trainer",
         next_policy_waits=True,
@@ -392,7 +394,7 @@ ROWS = (
         "evaluation/{name}/distance.json",
         phase="after",
         each="trained",
-        decides=_whole("seed", "model") | {"evaluation": _EVALUATED},
+        decides=_whole("reproducible", "seed", "model") | {"evaluation": _EVALUATED},
         reads=("deepspeed",),
         worker="logprobs",
         watched=True,
@@ -405,7 +407,7 @@ ROWS = (
         phase="after",
         each="evaluation",
         when=lambda config, _: config.evaluation.harness is not None,
-        decides=_whole("seed", "model") | {"evaluation": only("harness")},
+        decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
         reads=("vllm",),
         watched=True,
         box=(7, 240),
@@ -443,7 +445,7 @@ ROWS = (
         when=lambda config, _: config.select is not None,
         policy="last",
         log="prove_chosen/{seed}",
-        decides=_whole("seed", "model") | {"evaluation": only("temperature")},
+        decides=_whole("reproducible", "seed", "model") | {"evaluation": only("temperature")},
         reads=("deepspeed",),
         worker="logprobs",
         watched=True,

@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import round_data, round_training
@@ -67,7 +66,7 @@ def update(
     Raises:
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, policy.base_of(policies.start))
     digest = policy.digest(policies.start)
     sampled = _sampled(config, round_, policies, digest, inputs)
@@ -80,7 +79,9 @@ def update(
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(summary(metrics, trained.seconds))
-    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest))
+    cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1]])
+    cards |= reproducible.card(config.reproducible, "trainer")
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest, cards))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])

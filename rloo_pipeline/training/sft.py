@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.config import Config, Sft
+from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training.demonstrations import demonstrations
@@ -35,7 +35,7 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
     Raises:
         UserError: no demonstration is left to train on, or a column is missing.
     """
-    torch.set_num_threads(config.deepspeed.threads)
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     staged = asset_files.read(assets, "demonstrations")
     start = Path(staged["model"]["path"])
     sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained

@@ -61,7 +61,7 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
 
 def test_the_image_for_gpus_compiles_for_the_cuda_of_torch_and_names_the_driver() -> None:
     definition, listed = ((ROOT / file).read_text() for file in ("containers/rloo-cuda.def", "requirements/cuda.txt"))
-    pins = dict(line.split("==") for line in listed.splitlines() if "==" in line)
+    pins = dict(line.partition(" ;")[0].split("==") for line in listed.splitlines() if "==" in line)
     runtime = pins["nvidia-cuda-runtime"].split(".")[:2]
     for part in ("cuda-toolkit", "nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm"):
         assert pins[part].split(".")[:2] == runtime, "DeepSpeed refuses a compiler of another CUDA than torch's"

@@ -244,17 +244,33 @@ def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
     assert "deepspeed.processes 1, this run has 2" in last
 
 
-@pytest.mark.parametrize("kept", [(), (1,)])
+@pytest.mark.parametrize(
+    ("kept", "changes", "ranks"),
+    [
+        ((), {}, 1),
+        ((1,), {}, 1),
+        ((), {"update": {"lora": {"r": 2}}}, 1),
+        pytest.param((1,), {"update": {"lora": {"r": 2}}}, 1, marks=pytest.mark.long),
+        pytest.param((), {"deepspeed": {"processes": 2, "zero_stage": 2}}, 2, marks=pytest.mark.long),
+    ],
+    ids=["none kept", "one kept", "adapter", "adapter, one kept", "two ranks"],
+)
 def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since_the_last_one_again(
-    tmp_path, tiny_model, kept
+    tmp_path, tiny_model, kept, changes, ranks
 ) -> None:
     """Also where the policy of that last state has been removed; the bytes are those of an update with the state."""
-    first, run = tmp_path / "first", Round(tmp_path / "run", tiny_model, algorithm=CHANGES["algorithm"])
+
+    def update(number: int) -> str:
+        outcomes = [run.update(number)] if ranks == 1 else run.update_by_ranks(number)
+        return "".join(succeeded(outcome).stderr for outcome in outcomes)
+
+    first, run = tmp_path / "first", Round(tmp_path / "run", tiny_model, algorithm=CHANGES["algorithm"], **changes)
     shutil.copytree(tiny_model, run.policy(0))
     run.model = run.policy(0)
     policy.seal(run.policy(0), "00000")
     for number in (1, 2, 3):
-        succeeded(run.write(number).update(number))
+        run.write(number)
+        update(number)
         if number == 1:
             shutil.copytree(run.run / "trainer", first)
     expected = files_of(run)
@@ -263,11 +279,33 @@ def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since
         shutil.rmtree(folder)
     for number in kept:
         shutil.copytree(first / f"{number:05d}", run.run / "trainer" / f"{number:05d}")
-    outcome = succeeded(run.update(3))
-    assert [f"round {number} is trained again" in outcome.stderr for number in (1, 2)] == [not kept, True]
+    said = update(3)
+    assert [f"round {number} is trained again" in said for number in (1, 2)] == [not kept, True]
     assert files_of(run) == {
         name: content for name, content in expected.items() if name.parts[:2] != ("policies", "00001")
     }
+
+
+@pytest.mark.long
+def test_a_state_that_belongs_to_other_rounds_is_not_used(tmp_path, tiny_model) -> None:
+    """It says that it is of round 1 of another run; the bytes are those of an update with this run's own."""
+    runs = {}
+    for name, answer in (("one", None), ("other", 3)):
+        runs[name] = run = Round(tmp_path / name, tiny_model, algorithm=CHANGES["algorithm"])
+        shutil.copytree(tiny_model, run.policy(0))
+        run.model = run.policy(0)
+        policy.seal(run.policy(0), "00000")
+        succeeded(run.write(1, answer=answer).update(1))
+    one, other = runs["one"].run / "trainer" / "00001", runs["other"].run / "trainer" / "00001"
+    mine = tmp_path / "mine"
+    shutil.copytree(one, mine)
+    succeeded(runs["one"].write(2).update(2))
+    expected = files_of(runs["one"])
+    shutil.rmtree(one.parent)
+    shutil.rmtree(runs["one"].policy(2))
+    shutil.copytree(other, one)
+    assert "round 1 is trained again" in succeeded(runs["one"].update(2)).stderr
+    assert files_of(runs["one"]) == expected
 
 
 def files_of(run: Round) -> dict[Path, bytes]:

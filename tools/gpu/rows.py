@@ -168,11 +168,11 @@ ROWS = (
     ),
     Row(
         "same-bytes",
-        "with VLLM_BATCH_INVARIANT=1, a run that was killed twice has the bytes of an undisturbed one",
+        "with `reproducible: true`, a run that was killed twice has the bytes of an undisturbed one",
         "whole_runs:resume",
         minutes=25,
-        options={"invariant": True},
-        rehearse={"invariant": False, "first": True, "on_cpu": True},
+        options={"reproducible": True},
+        rehearse={"reproducible": True, "on_cpu": True},
     ),
     Row(
         "step-1.5B",

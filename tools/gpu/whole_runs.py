@@ -68,22 +68,19 @@ def images(folder: Path, kind: str, dry: bool = False) -> Figures:
     return _run(folder, merge(config, changes), dry)
 
 
-def resume(folder: Path, invariant: bool = False, first: bool = False, on_cpu: bool = False) -> Figures:
+def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Figures:
     """A mini run that is killed in its first rollout and in its first update, with all of its processes.
 
     Args:
         folder: an empty folder for the row's files.
-        invariant: use vLLM kernels that give the same sums for every batch, and compare the bytes with those of an
-            undisturbed run.
-        first: compare the bytes even without such kernels, as on CPUs, where sums never depend on the batch.
+        reproducible: set the key of that name, and compare the bytes with those of an undisturbed run.
         on_cpu: run one round, in float32.
     """
     config = _mini_config({"model": {"dtype": "float32"}, "rounds": 1} if on_cpu else {})
+    config["reproducible"] = reproducible
     scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
-    variables = {"TMPDIR": scratch} | ({"VLLM_BATCH_INVARIANT": "1"} if invariant else {})
-    figures = {}
-    if invariant or first:
-        figures = _run(folder / "undisturbed", config, False, **variables)
+    variables = {"TMPDIR": scratch}
+    figures = _run(folder / "undisturbed", config, False, **variables) if reproducible else {}
     place = _project(folder / "killed", config)
     for stage in ("rollout", "update"):
         _kill(place, stage, variables)

@@ -1,5 +1,6 @@
 """`rloo doctor` finds the problems of a node and says what to do, and passes a node without any."""
 
+import argparse
 import os
 from pathlib import Path
 
@@ -285,3 +286,10 @@ def test_a_run_larger_than_the_disk_is_a_problem(tmp_path) -> None:
 def test_what_is_built_or_generated_needs_no_files() -> None:
     config = Config(**mini())
     assert all(finding.ok for finding in (*places.model(config, ""), *places.datasets(config, "")))
+
+
+@pytest.mark.parametrize(("name", "notes"), [("x86_64", 0), ("aarch64", 1)])
+def test_a_machine_on_which_nothing_has_run_yet_is_a_note(name, notes, monkeypatch) -> None:
+    monkeypatch.setattr(places.os, "uname", lambda: argparse.Namespace(machine=name))
+    findings = list(places.architecture())
+    assert [(finding.ok, finding.note) for finding in findings] == [(True, True)] * notes

@@ -1,5 +1,6 @@
 """The name of the image, and the folders and devices that Apptainer gets."""
 
+import argparse
 import os
 import subprocess
 from pathlib import Path
@@ -200,3 +201,9 @@ def test_an_image_outside_of_the_working_folder_is_bound(project, tmp_path_facto
     assert not any("example" in bind for bind in binds())
     containers.prepare(config(), str(real))
     assert f"{real}:{real}:ro" in binds()
+
+
+def test_an_image_for_another_machine_has_a_name_of_its_own(project, monkeypatch) -> None:
+    name = containers.image(config(), project)
+    monkeypatch.setattr(containers.os, "uname", lambda: argparse.Namespace(machine="aarch64"))
+    assert containers.image(config(), project) == name.replace(".sif", "-aarch64.sif")
