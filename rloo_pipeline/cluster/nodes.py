@@ -31,6 +31,13 @@ PATIENCE = 45.0
 """Seconds that ranks wait for each other."""
 
 
+def program(apptainer_options: Sequence[str] = ()) -> list[str]:
+    """The command `rloo` for a process outside the image; it runs in the image if stages do."""
+    if image := os.environ.get(IMAGE):
+        return ["apptainer", "exec", "--home", os.getcwd(), *apptainer_options, image, "rloo"]
+    return [sys.executable, "-m", "rloo_pipeline"]
+
+
 def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Sequence[str]) -> None:
     """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits for them.
 
@@ -53,12 +60,8 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
     rendezvous.parent.mkdir(parents=True, exist_ok=True)
     rendezvous.touch()
     failed = rendezvous.with_name(f"{rendezvous.stem}-failed.tmp")
-    image = os.environ.get(IMAGE)
-    program = [sys.executable, "-m", "rloo_pipeline"]
-    if image:
-        program = ["apptainer", "exec", "--home", os.getcwd(), image, "rloo"]
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
-    command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program, *arguments]
+    command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program(), *arguments]
     files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
     environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
     try:

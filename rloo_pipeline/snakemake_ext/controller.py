@@ -12,6 +12,7 @@ import atexit
 import gc
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -239,13 +240,14 @@ class Controller:
             return
         scratch.use(self._workflow.snakemake_tmp_dir)
         os.environ[controller_watch.VARIABLE] = controller_watch.name()
-        if not self._in_image:
+        if "://" not in self.image or not self._in_image:  # which Apptainer would fetch again for each worker
             rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
             commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
             stages = {argv[1] for argv in commands if argv[0] == "rloo"}
             cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
             without = warm_engines.left_out(self.runs.first)
-            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without)
+            program = nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
+            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without, program)
 
     def _kept(self) -> str | None:
         """A sentence if a file would stay that does not match the configuration or the model."""

@@ -1,6 +1,7 @@
 """Starts the workers of one Snakemake process, which end with it.
 
-Workers run on Snakemake's machine, so they serve only jobs that run there too. A worker is a bare interpreter until its
+Workers run on Snakemake's machine, so they serve only jobs that run there too; if these run in an image, so do the
+workers, whose sockets are in a folder that the image sees. A worker is a bare interpreter until its
 first stage; a future trainer imports its libraries in advance.
 """
 
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from rloo_pipeline.config import Config
@@ -63,7 +64,13 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
 
 
 def start(
-    config: Config, cores: int, logs: Path, stages: Set[str], runs: int = 1, without: Set[str] = frozenset()
+    config: Config,
+    cores: int,
+    logs: Path,
+    stages: Set[str],
+    runs: int = 1,
+    without: Set[str] = frozenset(),
+    program: Sequence[str] = (sys.executable, "-m", "rloo_pipeline"),
 ) -> None:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
@@ -74,6 +81,7 @@ def start(
         stages: stages that will run.
         runs: number of concurrent runs.
         without: roles that get no worker.
+        program: the command `rloo`, such as one that runs it in an image.
     """
     counts = worker_counts(config, cores, stages, runs)
     roles = {role: count for role, count in counts.items() if role not in without}
@@ -92,7 +100,7 @@ def start(
         for number in range(count):
             name = f"{role}-{number}"
             socket = folder / f"{name}.sock"
-            command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", str(socket)]
+            command = [*program, "worker", "--socket", str(socket)]
             if role in trainers:
                 command += ["--preload", str(config.deepspeed.threads)]
             with (logs / f"{name}.log").open("a") as log:

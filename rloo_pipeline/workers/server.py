@@ -13,6 +13,7 @@ import os
 import select
 import shutil
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -53,9 +54,17 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
         while True:
             connection, _ = listener.accept()
             with connection:
+                if _peer(connection) != os.getuid():  # the folder keeps others out; this is the second lock
+                    continue
                 if not _answer(connection, run):
                     break
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user of the process at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
 
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:

@@ -27,10 +27,10 @@ def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine_and_th
     assert not (cluster.folder / ".cache").exists(), "the working folder is HOME in the image, and must stay clean"
 
 
-def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
+def test_stages_in_the_image_need_no_network_and_keep_their_engines(cluster, finished) -> None:
     """Runs in a network namespace with nothing but loopback."""
     cluster.configure()
-    arguments = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00001")
+    arguments = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00002")
     without_network = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
     outcome = subprocess.run(
         [*without_network, sys.executable, "-m", "snakemake", *arguments],
@@ -41,8 +41,10 @@ def test_stages_in_the_image_need_no_network(cluster, finished) -> None:
         check=False,
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    for pattern in ("policies/0000[01]/*", "rounds/00001/rollouts/*"):
+    for pattern in ("policies/*/*", "rounds/*/rollouts/*"):
         assert cluster.files(pattern) == finished.files(pattern)
+    served = (cluster.folder / "results/mini/logs/workers/trainer-0.log").read_text()
+    assert served.count("rloo update") == 2, "by an engine that stayed loaded in the image"
 
 
 def test_another_image_reruns_the_stages_that_used_the_old_one(cluster, image) -> None:

@@ -1,5 +1,8 @@
 """Errors of ranks that do not meet; tests/cluster/test_nodes.py has ranks that do."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from helpers import mini
 
@@ -33,3 +36,11 @@ def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> N
     assert validate(spread, "a").params("update") == validate(together, "b").params("update")
     with pytest.raises(UserError, match=r"processes \(4\) is not a multiple of nodes \(3\)"):
         validate(mini(deepspeed={"processes": 4, "nodes": 3}), "c")
+
+
+def test_a_process_outside_the_image_starts_rloo_in_it_if_stages_run_there(monkeypatch) -> None:
+    monkeypatch.delenv(nodes.IMAGE, raising=False)
+    assert nodes.program() == [sys.executable, "-m", "rloo_pipeline"]
+    monkeypatch.setenv(nodes.IMAGE, "images/a.sif")
+    here = str(Path.cwd())
+    assert nodes.program(["--nv"]) == ["apptainer", "exec", "--home", here, "--nv", "images/a.sif", "rloo"]

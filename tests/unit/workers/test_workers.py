@@ -19,7 +19,7 @@ from helpers import wait_until
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.workers import client, engine_cache, manager
+from rloo_pipeline.workers import client, engine_cache, manager, server
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -196,7 +196,8 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(manager.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(client.FOLDER, raising=False)
     already = set(psutil.Process().children())
-    manager.start(config(), 1, tmp_path / "logs", {"rollout"})
+    program = ("env", "RLOO_TEST_IMAGE=1", sys.executable, "-m", "rloo_pipeline")  # an image's is as long
+    manager.start(config(), 1, tmp_path / "logs", {"rollout"}, program=program)
     monkeypatch.setenv(client.FOLDER, os.environ[client.FOLDER])
     try:
         assert client.run_stage(HELP) == 0
@@ -313,3 +314,9 @@ def test_on_gpus_there_are_as_many_workers_as_gpus_for_them(monkeypatch) -> None
     assert manager.worker_counts(sharded, 8, ALL)["sampler"] == 3
     wide = config(rollout={"shards": 3}, vllm={"threads": 1, "tensor_parallel_size": 2})
     assert manager.worker_counts(wide, 8, ALL)["sampler"] == 2
+
+
+def test_a_worker_sees_whose_process_asks() -> None:
+    ours, other = socket.socketpair(socket.AF_UNIX)
+    with ours, other:
+        assert server._peer(ours) == os.getuid()
