@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.commands.init import files_of, next_steps, write
-from rloo_pipeline.commands.trl_project import groups, trl_project
+from rloo_pipeline.commands.trl_options import groups
+from rloo_pipeline.commands.trl_project import trl_project
 from rloo_pipeline.runtime.console import Terminal
 
 

@@ -6,6 +6,7 @@ A copy has the statements on which the part depends, in the order of the script,
 from __future__ import annotations
 
 import ast
+import copy
 import textwrap
 from collections.abc import Iterable, Iterator
 
@@ -152,7 +153,7 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     """
     asked = list(_asked(script, node))
     if asked:
-        return ast.unparse(_Filled(script).visit(node))
+        return ast.unparse(_Filled(script).visit(copy.deepcopy(node)))
     if isinstance(node, ast.expr):
         return ast.unparse(node)
     first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
@@ -176,7 +177,7 @@ class _Filled(ast.NodeTransformer):
         if not self.script.is_parsed(node.value):
             return self.generic_visit(node)
         try:
-            return ast.copy_location(ast.Constant(self.script.value(node)), node)
+            return ast.parse(repr(self.script.value(node)), mode="eval").body
         except UnknownValueError:
             problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None

@@ -6,7 +6,7 @@ An option that a script leaves out has TRL's default, which is written where it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.commands import trl_tables as tables
@@ -184,12 +184,16 @@ class Translation:
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "clip_min")]
         self.read |= {*names}
         if self.options.get("use_vllm") and self.options.get("vllm_importance_sampling_correction", True):
-            mode, high, low = (
-                self.options.setdefault(*pair) for pair in zip(names, ("sequence_mask", 3.0, None), strict=True)
-            )
-            limits = {} if low is None else {"min": low}
-            algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
-            self.add(names[0], "algorithm.mismatch", f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}")
+            mode, high = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[1], 3.0)
+            low = self.options.get(names[2])
+            cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
+            if cut:  # log-probs of the sampler are those of the cut distribution
+                self.add(names[0], "", f"not with {' and '.join(cut)}")
+            else:
+                limits = {} if low is None else {"min": low}
+                algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
+                note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
+                self.add(names[0], "algorithm.mismatch", note)
         self.config["algorithm"] = {
             **algorithm,
             **self.config["algorithm"],
@@ -226,3 +230,10 @@ def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> J
     keys = {"r": value("r", 8), "lora_alpha": value("lora_alpha", 8)}
     keys |= {name: value(name, None) for name in ("lora_dropout", "use_rslora") if name in options}
     return keys | {"target_modules": value("target_modules", None) or ["q_proj", "v_proj"]}
+
+
+def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
+    """Rows under a title for each of the three kinds."""
+    yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
+    yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
+    yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,27 +67,32 @@ class _Reader:
         self._tools(config)
         if lora := self._lora():
             config.setdefault("update", {})["lora"] = lora
-        rows = [*self.rows, *translation.rows]
-        for name, node in unknown.items():
-            rows.append(
-                ArgumentRow(name, ast.unparse(node)[:40], "", "the text does not show its value; set the key yourself")
-            )
-        for name, node in self.script.arguments.items():
-            if name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
-                note = "that of the model's folder" if name == "processing_class" else ""
-                rows.append(ArgumentRow(name, ast.unparse(node)[:40], "model.name_or_path" if note else "", note))
-        for statement in self.script.left():
-            text = " ".join(ast.unparse(statement).split())
-            rows.append(ArgumentRow(f"line {statement.lineno}", text if len(text) <= 60 else f"{text[:57]}…", ""))
-        ordered = {
-            key: config[key]
-            for key in (*tables.SECTIONS, *(key for key in config if key not in tables.SECTIONS))
-            if key in config
-        }
+        self.rows += translation.rows
+        self._left_over(unknown)
+        last = [key for key in config if key not in tables.SECTIONS]
+        ordered = {key: config[key] for key in (*tables.SECTIONS, *last) if key in config}
         checked(Config, ordered, str(self.script.path))
-        source = dataset["train"].get("name") or dataset["train"].get("path") or str(self.script.path)
+        source = dataset["train"].get("name") or str(self.script.path)
         data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt", None, False, {}, {})
-        return TrlProject(ordered, self.files, rows, data)
+        return TrlProject(ordered, self.files, self.rows, data)
+
+    def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
+        """Rows for what became nothing: options of unknown value, arguments of the trainer, lines of the script."""
+        for name, node in unknown.items():
+            self._row(name, ast.unparse(node), "", "the text does not show its value; set the key yourself")
+        for name, node in self.script.arguments.items():
+            if name == "processing_class":
+                self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
+            elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
+                self._row(name, ast.unparse(node), "")
+        names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
+        for column in names & {"image", "images"}:
+            self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
+        for statement in self.script.left():
+            self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
+
+    def _row(self, option: str, value: str, here: str, note: str = "") -> None:
+        self.rows.append(ArgumentRow(option, value if len(value) <= 60 else f"{value[:57]}…", here, note))
 
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
         """Values of options, and those that the text does not show."""
@@ -119,23 +124,23 @@ class _Reader:
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
             raise UserError(f"{self.script.path}: the text does not show the model ({shown_as}); name it with --model")
-        self.rows.append(ArgumentRow("model", name, "model.name_or_path"))
+        self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         given = options.get("model_init_kwargs") or {}
         values = {**given, **{key: self._value(value) for key, value in keywords.items()}}
         dtype = values.get("dtype", values.get("torch_dtype"))
         if dtype in ("float32", "bfloat16", "float16"):
             keys["dtype"] = dtype
-            self.rows.append(ArgumentRow("dtype", dtype, "model.dtype"))
+            self._row("dtype", dtype, "model.dtype")
         for option in ("revision", "trust_remote_code"):
             if values.get(option):
                 keys[option] = values[option]
-                self.rows.append(ArgumentRow(option, shown(values[option]), f"model.{option}"))
+                self._row(option, shown(values[option]), f"model.{option}")
         for where in (keywords.get("quantization_config"), self.script.arguments.get("quantization_config")):
             call = self.script.resolved(where) if where is not None else None
             if isinstance(call, ast.Call) and self._value(self.script.keywords(call).get("load_in_4bit")):
                 keys["quantization"] = "nf4"
-                self.rows.append(ArgumentRow("quantization_config", "4 bits", "model.quantization", "nf4"))
+                self._row("quantization_config", "4 bits", "model.quantization", "nf4")
         return keys
 
     def _dataset(self) -> JSON:
@@ -153,11 +158,11 @@ class _Reader:
         if all(sources):
             for option, source in zip(("train_dataset", "eval_dataset"), sources, strict=True):
                 key = f"dataset.{option.partition('_')[0]}"
-                self.rows.append(ArgumentRow(option, ", ".join(map(str, (source or {}).values())), key))
+                self._row(option, ", ".join(map(str, (source or {}).values())), key)
             return {"train": sources[0], "eval": sources[1]}
         self.files["data.py"] = trl_copies.data(self.script, train, held_out)
         note = "its lines are in data.py"
-        self.rows.append(ArgumentRow("train_dataset", ast.unparse(train), "dataset.train.generator", note))
+        self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
         note = "a fifth of the rows, at most 500, is held out" if held_out is None else note
         self.rows.append(
             ArgumentRow(
@@ -208,17 +213,15 @@ class _Reader:
                 }
             if function is None:
                 note = "write it as a function in rewards.py, and name it in rewards"
-                self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part)[:40], "", note))
+                self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
             note = "math_reward compares by value, as TRL's does" if "math_reward" in function["function"] else ""
-            self.rows.append(
-                ArgumentRow("reward_funcs", ast.unparse(part)[:40], f"rewards: {function['function']}", note)
-            )
+            self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
         if weights:
-            self.rows.append(ArgumentRow("reward_weights", shown(weights), "rewards[].weight", "with each function"))
+            self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
         if not rewards and "environment_factory" in self.script.arguments:
             rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
         if not rewards:
@@ -266,7 +269,7 @@ class _Reader:
                 names if isinstance(target, ast.Dict) else list(names.values()) if key == "tools" else names["0"]
             )
             self.rows.append(
-                ArgumentRow(option, ast.unparse(target)[:40], f"rollout.{key}", "copied to tools.py" if copied else "")
+                ArgumentRow(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
             )
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
@@ -283,13 +286,13 @@ class _Reader:
                 return None
             lora = {"r": given.get("lora_r", 16), "lora_alpha": given.get("lora_alpha", 32)}
             lora["target_modules"] = given.get("lora_target_modules", "all-linear")
-            self.rows.append(ArgumentRow("peft_config", "use_peft", "update.lora"))
+            self._row("peft_config", "use_peft", "update.lora")
             return lora
         lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
-        self.rows.append(ArgumentRow("peft_config", ast.unparse(call)[:60], "update.lora", note))
+        self._row("peft_config", ast.unparse(call), "update.lora", note)
         for name in options.keys() - {*lora, "task_type", "bias"}:
-            self.rows.append(ArgumentRow(f"peft_config.{name}", ast.unparse(options[name])[:40], ""))
+            self._row(f"peft_config.{name}", ast.unparse(options[name]), "")
         return lora
 
 
@@ -299,10 +302,3 @@ def _deciding(rewards: Sequence[JSON]) -> str:
     return next(
         (name for name in names if any(word in name for word in ("accura", "correct", "math", "right"))), names[0]
     )
-
-
-def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
-    """Rows under a title for each of the three kinds."""
-    yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
-    yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
-    yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]

@@ -223,6 +223,19 @@ RLOOTrainer("org/model", length, RLOOConfig("out", {options}), load_dataset("org
 """
 
 
+def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
+    config, output = project(
+        GRPO.format(options="use_vllm=True, top_k=20, repetition_penalty=1.2, sync_ref_model=False")
+    )
+    assert "mismatch" not in config["algorithm"]
+    missing = output[output.index("Without a counterpart") :]
+    assert "vllm_importance_sampling_mode: sequence_mask (TRL's default)  not with top_k" in " ".join(
+        missing.split(" ")
+    )
+    assert "repetition_penalty: 1.2" in missing
+    assert "sync_ref_model" not in output, "it is off on both sides"
+
+
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
     config, _ = project(SMALL.format(options=""))
     assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
