@@ -49,13 +49,15 @@ def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]
 
 
 def gpus_of(config: Config) -> dict[str, int]:
-    """GPUs that a stage of a round uses at once."""
-    shards = config.rollout.shards
-    return {
-        "rollout": shards * estimate.sampler_gpus(config),
-        "reference": shards * config.deepspeed.forward_processes,
-        "update": config.deepspeed.processes,
-    }
+    """GPUs that a stage of a round uses at once. Shards of the reference wait for each other where together they would
+    need more GPUs than the samplers and the update do.
+    """
+    shards, each = config.rollout.shards, config.deepspeed.forward_processes
+    rollout, update = shards * estimate.sampler_gpus(config), config.deepspeed.processes
+    at_once = next(
+        count for count in range(shards, 0, -1) if not shards % count and count * each <= max(rollout, update)
+    )
+    return {"rollout": rollout, "reference": at_once * each, "update": update}
 
 
 def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
