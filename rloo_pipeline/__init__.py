@@ -26,3 +26,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for the completion of notebooks."""
+    return sorted(__all__)

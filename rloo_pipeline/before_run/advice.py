@@ -36,7 +36,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
     def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         for changes in candidates:
             changed = override(config, changes)
-            if _is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
+            if is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
                 return changes
         return None
 
@@ -82,7 +82,7 @@ def _offloads(config: Config) -> Iterator[dict[str, Any]]:
             yield from _with_less({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)
 
 
-def _is_allowed(config: Config) -> bool:
+def is_allowed(config: Config) -> bool:
     """True if a configuration would be accepted."""
     try:
         Config.model_validate(config.model_dump(mode="json"))

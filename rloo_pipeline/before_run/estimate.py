@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import advice, memory
+from rloo_pipeline.before_run import advice, memory, model_inputs, speeds
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_jobs import all_jobs
@@ -52,16 +52,11 @@ CARDS = {
         Card("b200", 180, 2250, 8.0),
     )
 }
-MFU, DECODING = 0.3, 0.5
-"""Share of peak compute that training reaches, and share of peak bandwidth that decoding reaches."""
-BATCH = 256
-"""Maximum number of sequences that vLLM decodes at once."""
-STARTS = {"rollout": 90.0, "reference": 40.0, "teacher": 40.0, "update": 60.0}
-"""Seconds that a job takes to start."""
 ASSUMED = (
-    f"every completion at its maximum length; training at {MFU:.0%} of the card's peak in 16 bits, decoding at "
-    f"{DECODING:.0%} of its bandwidth with up to {BATCH} sequences at once; start-up of "
-    + ", ".join(f"{seconds:.0f} s per {stage}" for stage, seconds in STARTS.items())
+    f"every completion at its maximum length; training at {speeds.TRAINING.typical:.0%} of the card's peak "
+    f"({speeds.TRAINING.slow:.0%} to {speeds.TRAINING.fast:.0%}), decoding at {speeds.DECODING.typical:.0%} of its "
+    f"bandwidth ({speeds.DECODING.slow:.0%} to {speeds.DECODING.fast:.0%}), as measured on one {speeds.CARD}; N GPUs N "
+    "times as fast, which was not measured, nor was offload"
 )
 TABLE_BYTES = 30.0
 """Compressed bytes per token in a round's tables: ids, log-probs and text."""
@@ -170,26 +165,26 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
-    """The models of stages that compute log-probs of a round, by stage."""
-    reference = {"reference": shape} if config.uses_reference else {}
-    return reference | ({} if teacher is None else {"teacher": teacher})
+def _scorers(config: Config, shape: ModelDims) -> dict[str, ModelDims]:
+    """The models of stages that compute log-probs of a round, by stage; a teacher that is not here yet is left out."""
+    teacher = model_inputs.teacher_shape(config)
+    return ({"reference": shape} if config.uses_reference else {}) | ({"teacher": teacher} if teacher else {})
 
 
-def fits(config: Config, shape: ModelDims, card: Card, teacher: ModelDims | None = None) -> Iterator[Fit]:
-    """Checks if each stage that uses a GPU fits on the card; `teacher` has the dimensions of the run's teacher."""
+def fits(config: Config, shape: ModelDims, card: Card, with_advice: bool = True) -> Iterator[Fit]:
+    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`."""
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
-    yield Fit("update", terms, fit, "" if fit else advice.nearest_update(config, shape, room))
-    for stage, dims in _scorers(config, shape, teacher).items():
+    yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
+    for stage, dims in _scorers(config, shape).items():
         terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
         yield Fit(stage, terms, fit, "" if fit else smaller)
     terms = memory.rollout(config, shape, card.gpu)
     fit = memory.concurrent_sequences(config, shape, terms) >= 1
-    yield Fit("rollout", terms, fit, "" if fit else advice.nearest_rollout(config, shape, card.gpu))
+    yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, card.gpu))
 
 
 def minutes(seconds: float) -> str:
@@ -203,28 +198,77 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
-def hours(config: Config, shape: ModelDims, card: Card, teacher: ModelDims | None = None) -> dict[str, float]:
-    """GPU-hours of each stage over all rounds, under `ASSUMED`; `teacher` as in `fits`."""
-    counts, size = tokens(config), BYTES[config.model.dtype]
-    shards, parallel, processes = config.rollout.shards, config.vllm.tensor_parallel_size, config.deepspeed.processes
-    flops = card.teraflops * 1e12 * MFU
-    forward = 2.0 * shape.parameters * counts["trained tokens"]
-    passes = 3 * config.algorithm.num_iterations * (4 / 3 if config.deepspeed.gradient_checkpointing is True else 1)
-    passes += config.algorithm.needs_old_pass
-    cache = memory.rollout(config, shape, card.gpu)
-    batch = max(
-        1.0, min(BATCH, counts["completions per round"] / shards, memory.concurrent_sequences(config, shape, cache))
-    )
-    context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
-    read_per_step = shape.parameters * size + batch * context * shape.cached(config.model.dtype)
+def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", warm: bool = True) -> dict[str, float]:
+    """GPU-hours of each stage over all rounds, under `ASSUMED`.
+
+    Args:
+        config: the run's configuration.
+        shape: the model's dimensions.
+        card: the GPU.
+        pace: one of `speeds.PACES`.
+        warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
+    """
+    counts = tokens(config)
+    shards, processes = config.rollout.shards, config.deepspeed.processes
+    starts = {stage: 0.0 if warm else speeds.at(start, pace) for stage, start in speeds.STARTS.items()}
+    starts["update"] += speeds.at(speeds.BETWEEN, pace)
+    flops = card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
+    work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds * _passes(config) / flops
     seconds = {
-        "rollout": counts["completion tokens"] / batch * read_per_step / (card.bandwidth * 1e12 * DECODING)
-        + STARTS["rollout"] * shards * config.rounds * parallel,
-        "update": forward * passes / flops + STARTS["update"] * config.rounds * processes,
+        "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * config.rounds,
+        "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
     }
-    seconds["rollout"] *= sampler_gpus(config) / parallel
+    seconds["rollout"] *= sampler_gpus(config)
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-    for stage, dims in _scorers(config, shape, teacher).items():
+    for stage, dims in _scorers(config, shape).items():
         seconds[stage] = 2.0 * dims.parameters * scored / flops
-        seconds[stage] += STARTS[stage] * shards * config.rounds * config.deepspeed.forward_processes
+        seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}
+
+
+def _passes(config: Config) -> float:
+    """Forward passes that the update of a round is worth: forward, gradients of activations and of weights.
+
+    The weights below an adapter get no gradients, and recomputed activations are one more forward pass.
+    """
+    each = (3 if config.update.lora is None else 2) + (config.deepspeed.gradient_checkpointing is True)
+    return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
+
+
+def _packed_tokens(config: Config) -> float:
+    """Tokens that a round trains on; the samples of a prompt share its tokens, but not with images."""
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
+    each = config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
+    return config.rollout.generation_batch_size * each
+
+
+def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
+    """Seconds that one GPU of each sampler decodes, summed over shards and rounds: it reads its part of the weights and
+    of the cache for each step.
+    """
+    counts, parallel = tokens(config), config.vllm.tensor_parallel_size
+    cache = memory.rollout(config, shape, card.gpu)
+    room = memory.concurrent_sequences(config, shape, cache)
+    batch = max(1.0, min(card.gpu.sequences, counts["completions per round"] / config.rollout.shards, room))
+    context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
+    read_per_step = shape.parameters * BYTES[config.model.dtype] + batch * context * shape.cached(config.model.dtype)
+    bandwidth = card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * parallel
+    return counts["completion tokens"] / batch * read_per_step / bandwidth
+
+
+def _moved(config: Config, shape: ModelDims, pace: str) -> float:
+    """Seconds of a round in which a process moves what is offloaded, and its AdamW runs on the CPU."""
+    offload, algorithm = config.deepspeed.offload, config.algorithm
+    learned = memory.trained(config, shape) / config.deepspeed.processes
+    link = speeds.at(speeds.HOST_LINK, pace)
+    steps, seconds = algorithm.num_iterations * algorithm.steps_per_generation, 0.0
+    if offload.optimizer is not None:  # gradients come, weights go back; AdamW reads and writes 28 bytes a weight
+        seconds += steps * learned * (6 / link + 28 / speeds.at(speeds.HOST_ADAM, pace))
+    on_disk = sum(size for size in memory.on_disk(config, shape).values())
+    seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
+    if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
+        share = _packed_tokens(config) / config.deepspeed.processes
+        batches = max(1.0, share / config.deepspeed.max_tokens_per_micro_batch)
+        weights = memory.weight_bytes(config, shape) / config.deepspeed.processes
+        seconds += batches * _passes(config) * weights / link
+    return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from rloo_pipeline.before_run import estimate
+from rloo_pipeline.before_run import estimate, queueing
 from rloo_pipeline.config import Config
 
 
@@ -24,11 +24,11 @@ class SideSeconds(NamedTuple):
 
 
 def estimated(config: Config, hours: Mapping[str, float]) -> SideSeconds:
-    """Seconds per side from estimated GPU-hours over all rounds, with one sampler and without scoring."""
-    seconds = {stage: 3600 * value / config.rounds for stage, value in hours.items()}
-    scored = max(seconds.get("reference", 0.0), seconds.get("teacher", 0.0))
-    sampling = seconds["rollout"] / estimate.sampler_gpus(config) + scored
-    return SideSeconds(sampling, seconds["update"] / config.deepspeed.processes)
+    """Seconds per side of a round from estimated GPU-hours over all rounds, with all shards side by side."""
+    seconds = {stage: value / config.rounds for stage, value in queueing.wall_seconds(config, hours).items()}
+    return SideSeconds(
+        seconds["rollout"] + seconds.get("reference", 0.0) + seconds.get("teacher", 0.0), seconds["update"]
+    )
 
 
 def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:
@@ -42,7 +42,7 @@ def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterato
     """
     lag = config.rollout.lag or 1
     alone, beside = sides.round_seconds(0), sides.round_seconds(lag)
-    of_gpus = (estimate.sampler_gpus(config), config.deepspeed.processes)
+    of_gpus = (config.rollout.shards * estimate.sampler_gpus(config), config.deepspeed.processes)
     of_cores = (config.vllm.threads, config.deepspeed.threads * config.deepspeed.processes)
     sampler, trainer = of_gpus if unit == "GPU" else of_cores
     key = f"rollout.lag: {lag}" + ("" if config.rollout.lag else " (not set)")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rloo_pipeline.cli.command import CONFIGURATION, command, option
+from rloo_pipeline.cli.command import CONFIGURATION, command, count, option
 from rloo_pipeline.config import Scoring
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.loading import ConfigArguments, reward_from_arguments
@@ -34,7 +34,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.plan import plan
 
     runs = read_runs(arguments.configuration, tuple(arguments.config))
-    plan(runs, arguments.cluster_gpu, _queue_wait(arguments.profile, arguments.wait))
+    plan(runs, arguments.cluster_gpu, _queue_wait(arguments.profile, arguments.wait), arguments.gpus)
 
 
 def _queue_wait(profile: str | None, minutes: float | None) -> float | None:
@@ -75,8 +75,16 @@ def _reward_test(arguments: argparse.Namespace) -> None:
 
 def _init(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.commands.init import ProjectChoices, init
+    from rloo_pipeline.commands.init_from_trl import init_from_trl
 
     names = ("model", "data", "reward", "held_out", "prompt", "answer")
+    if arguments.from_trl is not None:
+        if given := next((name for name in names[1:] if getattr(arguments, name) is not None), None):
+            raise UserError(
+                f"--{given.replace('_', '-')}: the script says it; leave it out, and edit config/config.yaml"
+            )
+        init_from_trl(arguments.folder, arguments.from_trl, arguments.model, arguments.force)
+        return
     init(arguments.folder, ProjectChoices(*(getattr(arguments, name) for name in names)), arguments.force)
 
 
@@ -108,6 +116,11 @@ COMMANDS = (
         option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data, at most 500"),
         option("--prompt", metavar="COLUMN", help="column with the question"),
         option("--answer", metavar="COLUMN", help="column with the right answer"),
+        option(
+            "--from-trl",
+            metavar="SCRIPT",
+            help="a training script of TRL, read and not run; with its options: --from-trl 'grpo.py --beta 0.1'",
+        ),
         option("--force", action="store_true", help="replace files that are there"),
     ),
     command(
@@ -120,7 +133,8 @@ COMMANDS = (
         "plan",
         _plan,
         "Estimate what a run needs: memory, jobs, tokens, disk, hours, GPU-hours, SLURM's queue.",
-        option("--cluster-gpu", metavar="NAME[:GB]", help="GPU model that the stages will use, such as h100:80"),
+        option("--gpus", type=count, metavar="N", help="what to set with N GPUs, and what else could be set"),
+        option("--cluster-gpu", "--gpu", metavar="NAME[:GB]", help="model of the GPUs, such as h100:80"),
         option("--profile", help="profile for SLURM, such as slurm: adds jobs, queue and the mode to take"),
         option("--wait", type=float, metavar="MINUTES", help=f"a job's wait in SLURM's queue; default {QUEUE_WAIT:g}"),
         *CONFIGURATION,

@@ -88,6 +88,17 @@ def positive(number: str) -> float:
     return value
 
 
+def count(number: str) -> int:
+    """A whole number of argparse that is at least 1.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not number.isdecimal() or not int(number):
+        raise argparse.ArgumentTypeError(f"{number} is not a whole number above 0")
+    return int(number)
+
+
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and the output of the engines")
 CONFIGURATION = (
     option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),

@@ -126,8 +126,8 @@ COMMANDS = (
     command(
         "watch",
         "rloo_pipeline.commands.watch:watch",
-        "Show the progress of a run, also of one that has not begun; only reads its files.",
-        option("run", type=Path, metavar="RUN", nargs="?", help="folder or name; by default the project's run"),
+        "Show the progress of a run, also of one that has not begun, or the curves of several; only reads files.",
+        option("runs", type=Path, metavar="RUN", nargs="*", help="folders or names; by default the project's run"),
         option("--once", action="store_true", help="print the view once and exit"),
         option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),

@@ -25,7 +25,8 @@ from rloo_pipeline.runtime import installation
 from rloo_pipeline.runtime.console import Terminal
 
 T = TypeVar("T")
-TEMPLATES = ("config/config.yaml", "Snakefile", "rewards.py", "test_rewards.py", "README.md", ".gitignore")
+WITHOUT_DATA = ("Snakefile", "README.md", ".gitignore")
+TEMPLATES = ("config/config.yaml", "rewards.py", "test_rewards.py", *WITHOUT_DATA)
 PROFILES = ("default", "slurm")
 """Profiles that users edit or that Snakemake looks for in the project; the package provides the others."""
 QUESTIONS = {
@@ -71,7 +72,16 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     columns = choices.prompt, choices.answer
     data = _chosen("data", choices.data, asks, lambda name: project_data(name, choices.held_out, *columns, folder))
     reward = _chosen("reward", choices.reward, asks, lambda name: _reward(name or None, data, folder))
-    texts = dict(_texts(_context(folder, model, data, reward)))
+    write(folder, dict(files_of(_context(folder, model, data, reward))), force, console)
+    next_steps(folder, data, "", console)
+
+
+def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal) -> None:
+    """Writes the files of a project.
+
+    Raises:
+        UserError: one exists already, and `force` is False.
+    """
     existing = [name for name in texts if (folder / name).exists()]
     if existing and not force:
         raise UserError(
@@ -80,7 +90,6 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     for name, text in texts.items():
         write_text(folder / name, text)
         console.print(f"{'replaced' if name in existing else 'wrote'} {folder / name}", soft_wrap=True)
-    _next_steps(folder, data, console)
 
 
 def _asks(choices: ProjectChoices) -> bool:
@@ -209,18 +218,20 @@ def _context(folder: Path, model: ProjectModel, data: ProjectData, reward: str |
         "num_generations": GENERATIONS,
         "generation_batch_size": GENERATIONS * min(PROMPTS, prompts),
         "reward": reward,
+        "tables": (),
+        "files": (),
         "function": reward or "rewards.py:right",
         "is_text": prompt is None and not data.is_conversation,
         "examples": [json.loads(json.dumps(row, default=str)) for row in data.examples],
     }
 
 
-def _texts(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Files of the project, relative to its folder, and their texts."""
     environment = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
     environment.filters["flow"] = _flow
     environment.filters["python"] = repr
-    for name in TEMPLATES:
+    for name in WITHOUT_DATA if context["tables"] else TEMPLATES:
         template = "test_own_reward.py" if context["reward"] and name == "test_rewards.py" else Path(name).name
         if (context["reward"] and name == "rewards.py") or (template.startswith("test") and not context["examples"]):
             continue
@@ -241,12 +252,13 @@ def _flow(value: Any) -> str:
     return re.sub(r"\n\.\.\.\n$", "", text).strip()
 
 
-def _next_steps(folder: Path, data: ProjectData, console: Terminal) -> None:
+def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -> None:
+    """Prints the commands to type next; `fetch` is a line for the data, or empty."""
     if data.splits:
         console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     console.print(
-        f"\nNext:\n{enter}  rloo check               # model, data and reward, in seconds\n"
+        f"\nNext:\n{enter}{fetch}  rloo check               # model, data and reward, in seconds\n"
         "  snakemake --cores all    # on this machine; `rloo why` says before what it would run\n"
         "README.md has the way to a cluster.",
         soft_wrap=True,

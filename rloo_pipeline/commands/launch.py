@@ -41,7 +41,7 @@ def run(
     """Starts or continues a run, prints the lines of `rloo run`, and returns when the run is finished.
 
     Args:
-        config: the YAML file.
+        config: the YAML file; a relative path starts in `folder`.
         cores: CPU cores for jobs that run at the same time.
         changes: keys to change, as `--config` does: `{"rounds": 20, "rollout": {"shards": 4}}`.
         folder: the project's folder, with `results/` and the project's own Snakefile, if any.
@@ -56,7 +56,8 @@ def run(
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run
 
-    project, file = Path(folder).resolve(), Path(config).resolve()
+    project = Path(folder).resolve()
+    file = project / config
     name = (changes or {}).get("run") or load(file).run
     changed = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
     options = [str(file), *changed, "--cores", str(cores), *(["--dry-run"] if dry_run else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.table import Table
@@ -13,12 +14,14 @@ from rloo_pipeline.before_run import (
     dataset_inputs,
     estimate,
     inputs,
+    layouts,
     memory,
     model_inputs,
     overlap,
     queueing,
 )
 from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
@@ -26,16 +29,24 @@ from rloo_pipeline.report.jobs import jobs_of, side_seconds
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
+DEFAULT_CARD = "h100"
+"""Card of `--gpus` where none is named."""
 
-def plan(runs: RunSet, gpu: str | None, wait: float | None = None) -> None:
+
+def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | None = None) -> None:
     """Prints the estimate of a run, or of an experiment and of each of its arms.
 
     Raises:
-        UserError: as `plan_run`, or the queue is asked for in an experiment.
+        UserError: as `plan_run`, or queue or number of GPUs are asked for in an experiment.
     """
+    if gpus is not None and runs.experiment is None:
+        plan_gpus(runs.first, model_inputs.shape(runs.first), estimate.card_of(gpu or DEFAULT_CARD), gpus)
+        return
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait)
         return
+    if gpus is not None:
+        raise UserError(f"--gpus: is for one run, and {runs.name} is an experiment; name the configuration of its base")
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
@@ -87,8 +98,7 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
         return costs
     config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
     difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
-    hours = estimate.hours(config, shape, card, model_inputs.teacher_shape(config))
-    return [*costs, sum(hours.values()) + sum(difficulty)]
+    return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
@@ -104,27 +114,32 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     """
     console = Terminal()
     card = estimate.card_of(gpu) if gpu else None
-    shape = model_inputs.shape(config)
+    shape, auto = model_inputs.shape(config), config.deepspeed.gradient_checkpointing == "auto"
+    room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
+    config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
+    problem = layouts.problem(config, shape, card) if card else ""
+    if problem and card:
+        console.print(f"does not fit on {card.name} ({card.gigabytes:g} GB): {problem}", style="red", soft_wrap=True)
     _print_run(config, shape, console)
     if config.measures_difficulty:
         _print_difficulty(config, shape, card, console)
-    if config.deepspeed.gradient_checkpointing == "auto":
-        room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
-        config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
+    if auto:
         needed = "on, to fit" if config.deepspeed.gradient_checkpointing else "off, not needed"
         console.print(f"deepspeed.gradient_checkpointing: auto is {needed}")
-    if card is None:
+    warm = wait is None and config.workers != "never"
+    hours = estimate.hours(config, shape, card, warm=warm) if card else None
+    if card is None or hours is None:
         _print_cpu(config, shape, console)
     else:
-        _print_gpu(config, card, shape, console)
-    _print_overlap(config, card, shape, console)
+        _print_gpu(config, card, shape, hours, console)
+    _print_overlap(config, hours, console)
     if wait is not None:
-        teacher = model_inputs.teacher_shape(config)
-        hours = estimate.hours(config, shape, card, teacher) if card else None
-        work = sum(queueing.wall_seconds(config, hours).values()) if hours else None
+        work = config.rounds * overlap.estimated(config, hours).round_seconds(config.rollout.lag) if hours else None
         _print_slurm(config, 60 * wait, work, console)
     for note in inputs.require(config):
         console.print(f"note: {note}", style="yellow")
+    if problem:
+        raise UserError(f"{config.run} does not fit, see the first line; --gpus N says what to set with N GPUs")
 
 
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
@@ -158,9 +173,10 @@ def _print_difficulty(
     )
 
 
-def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims, console: Terminal) -> None:
-    teacher = model_inputs.teacher_shape(config)
-    for fit in estimate.fits(config, shape, card, teacher):
+def _print_gpu(
+    config: Config, card: estimate.Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
+) -> None:
+    for fit in estimate.fits(config, shape, card):
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)
         if fit.stage == "update" and (host := memory.offloaded(config, shape)):
             _print_memory(console, "  and in the memory of the node, for each process", host)
@@ -171,13 +187,14 @@ def _print_gpu(config: Config, card: estimate.Card, shape: model_dims.ModelDims,
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
             console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
-    hours = estimate.hours(config, shape, card, teacher)
     wall, gpus = queueing.wall_seconds(config, hours), queueing.gpus_of(config)
     rows = {
         stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"
         for stage, value in hours.items()
     }
-    title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {estimate.minutes(sum(wall.values()))}"
+    round_ = overlap.estimated(config, hours).round_seconds(config.rollout.lag)
+    whole = f"{estimate.minutes(config.rounds * round_)}, {config.rounds:,} × {round_:,.1f} s"
+    title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}"
     _print_rows(console, title, rows)
     console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")
     if config.rollout.refill:
@@ -216,15 +233,14 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
 
 
-def _print_overlap(config: Config, card: estimate.Card | None, shape: model_dims.ModelDims, console: Terminal) -> None:
+def _print_overlap(config: Config, hours: Mapping[str, float] | None, console: Terminal) -> None:
     """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
     seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
         sides, source = overlap.SideSeconds(*seconds), "measured in this run"
-    elif card is not None:
-        hours = estimate.hours(config, shape, card, model_inputs.teacher_shape(config))
+    elif hours is not None:
         sides = overlap.estimated(config, hours)
-    for line in overlap.lines(config, sides, source, "GPU" if card else "core") if sides else ():
+    for line in overlap.lines(config, sides, source, "GPU" if hours else "core") if sides else ():
         console.print(line)
 
 

@@ -138,6 +138,13 @@ class Memory(Section):
     """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""
 
 
+class UnusedTools(Gate):
+    """The model has tools and calls none."""
+
+    calls: float = Field(0.0, ge=0)
+    """Calls of a completion, averaged over three rounds, up to which this is a symptom."""
+
+
 class Gates(Section):
     """Symptoms that a gate looks for after each round, and the action for each. `rloo diagnose RUN` prints them at any
     time.
@@ -165,5 +172,7 @@ class Gates(Section):
     """Experts of a mixture that no longer get tokens."""
     no_movement: NoMovement = NoMovement()
     """A policy that hardly changes."""
+    unused_tools: UnusedTools = UnusedTools()
+    """Tools that no completion calls."""
     memory: Memory = Memory()
     """Stages that ran out of memory."""

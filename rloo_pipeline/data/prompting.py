@@ -58,7 +58,7 @@ def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
     """
     clash = sorted({*columns} & {*TABLE_COLUMNS} - {dataset.prompt_column, "prompt", "completion"})
     if clash:
-        raise UserError(f"{path}: column '{clash[0]}' has a name that the pipeline uses itself; rename it")
+        raise UserError(f"{path}: column '{clash[0]}' is a name of the run's own tables; rename it")
 
 
 def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None:

@@ -269,6 +269,23 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     return None if first is None or latest is None else float(latest["accuracy"] - first["accuracy"])
 
 
+@symptom(
+    "unused tools",
+    "name the tools in the prompt, demonstrate calls (warmstart.sft), set rollout.tool_parser for the model",
+)
+def unused_tools(history: RoundHistory, gate: gates.UnusedTools) -> str | None:
+    """Completions of the latest rounds hardly call a tool."""
+    calls, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
+    if calls is None or calls > gate.calls:
+        return None
+    latest = f"{count} rounds" if count > 1 else "round"
+    return (
+        f"completions of the latest {latest} call a tool {calls:.2g} times"
+        if calls
+        else (f"no completion of the latest {latest} called a tool")
+    )
+
+
 REGISTRY["memory"] = SymptomRule(
     "out of memory",
     "lower deepspeed.max_tokens_per_micro_batch or rollout.max_completion_length, set "

@@ -15,15 +15,19 @@ from typing import TYPE_CHECKING, Literal
 
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config import JSON, Config
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.judging import run_files
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from datasets import Dataset
+    from plotly.graph_objects import Figure
 
     from rloo_pipeline.judging.diagnosis import Symptom
+
+REWARD, ACCURACY = "reward", "eval/accuracy"
+"""Metrics that every run has, under the trackers' names."""
 
 
 def open_run(folder: str | Path) -> Run:
@@ -57,11 +61,41 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN."""
+        """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN. The column
+        `eval/accuracy` is the held-out accuracy of the policy that the round made.
+        """
         import pandas as pd
 
-        rounds = run_files.metrics_until(self.folder, self.config.rounds)
+        files = run_files.read(self.folder)
+        accuracies = files.accuracies()
+        rounds = [{**metrics, ACCURACY: accuracies.get(number)} for number, metrics in enumerate(files.rounds, 1)]
         return pd.DataFrame(rounds, index=pd.RangeIndex(1, len(rounds) + 1, name="round"))
+
+    def plot(self, *metrics: str) -> Figure:
+        """Curves by round as a plotly figure, one below the other.
+
+        Args:
+            metrics: columns of `metrics`; by default reward, held-out accuracy and KL.
+
+        Raises:
+            UserError: no round has such a metric.
+        """
+        from plotly.subplots import make_subplots
+
+        frame, accuracies = self.metrics, run_files.read(self.folder).accuracies()
+        names = metrics or [name for name in (REWARD, ACCURACY, "kl") if name in frame]
+        for name in names:
+            if name not in frame:
+                raise UserError(f"{name}: no such metric{did_you_mean(name, frame.columns)}")
+        figure = make_subplots(rows=len(names) or 1, shared_xaxes=True, vertical_spacing=0.06)
+        for row, name in enumerate(names, 1):
+            curve = accuracies if name == ACCURACY else dict(frame[name])  # that of policy 0 is in no row
+            figure.add_scatter(
+                x=sorted(curve), y=[curve[number] for number in sorted(curve)], name=name, row=row, col=1
+            )
+            figure.update_yaxes(title_text=name, row=row, col=1)
+        figure.update_xaxes(title_text="round", row=len(names) or 1, col=1)
+        return figure.update_layout(title=self.config.run, showlegend=False, height=120 + 200 * len(names))
 
     @property
     def policies(self) -> dict[int, Path]:

@@ -8,6 +8,8 @@ import sys
 import pytest
 from helpers import ROOT
 
+from rloo_pipeline.config import TABLE_COLUMNS
+
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "config/README.md"])
 def test_links_to_files_of_the_project_lead_to_one(name) -> None:
@@ -44,3 +46,9 @@ def test_the_readme_has_the_same_figures() -> None:
     stored = json.loads(BENCH["STORED"].read_text())
     speed, memory = (stored[f"update_{name}_vs_trl"]["value"] for name in ("tokens_per_s", "peak_memory"))
     assert f"{speed:.1f} times its tokens/s, {memory:.2f} of its peak memory" in (ROOT / "README.md").read_text()
+
+
+def test_the_reserved_columns_are_listed() -> None:
+    page = (ROOT / "docs" / "models_and_data.md").read_text()
+    listed = page.partition("<!-- reserved -->")[2].partition("<!-- /reserved -->")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == {*TABLE_COLUMNS} - {"prompt", "completion"}

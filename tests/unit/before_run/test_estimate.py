@@ -9,7 +9,7 @@ from helpers import ROOT, Project, mini, printed, rloo
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, estimate, memory, queueing
+from rloo_pipeline.before_run import advice, estimate, memory, speeds
 from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
@@ -128,10 +128,10 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
 )
 def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
-    assert advice._is_allowed(config)
+    assert advice.is_allowed(config)
     text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), estimate.card_of("h100"))).advice
     advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
-    assert advice._is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
+    assert advice.is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
     assert "deepspeed.processes" not in advised, "several processes are what they refuse"
 
 
@@ -148,7 +148,7 @@ def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
         algorithm = Algorithm.model_validate({"beta": 0, "steps_per_generation": parts.pop("steps", 1)})
         config = gsm8k(**parts).model_copy(update={"algorithm": algorithm})
         work = estimate.hours(config, qwen, estimate.card_of("h100"))["update"]
-        return work - estimate.STARTS["update"] * config.rounds / 3600
+        return work - speeds.BETWEEN.typical * config.rounds / 3600
 
     assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
     assert hours(**{"deepspeed.gradient_checkpointing": True}) == pytest.approx(hours() * 4 / 3)
@@ -159,9 +159,9 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     def hours(**changes) -> tuple[float, float]:
         config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0, "rollout.shards": 2, **changes})
         jobs = config.rollout.shards * config.rounds
-        work = estimate.hours(config, qwen, estimate.card_of("h100"))["reference"]
-        gpus = queueing.gpus_of(config)["reference"] // config.rollout.shards
-        return work - gpus * jobs * estimate.STARTS["reference"] / 3600, gpus
+        work = estimate.hours(config, qwen, estimate.card_of("h100"), warm=False)["reference"]
+        gpus = config.deepspeed.forward_processes
+        return work - gpus * jobs * speeds.STARTS["reference"].typical / 3600, gpus
 
     assert hours()[1] == 1
     assert hours(**{"rollout.oversample": 2.0}) == pytest.approx((2 * hours()[0], 1))
@@ -169,13 +169,13 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 2}) == pytest.approx(hours())
 
 
-def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
-    teacher = {"algorithm.teacher": {"name_or_path": "teacher"}, "algorithm.beta": 0.0}
-    teacher["algorithm.importance_sampling_level"] = "token"
+def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen, monkeypatch) -> None:
     card, larger = estimate.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
-    distilled = estimate.hours(gsm8k(**teacher), qwen, card, larger)
-    assert distilled["teacher"] == estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
-    fits = {fit.stage: fit for fit in estimate.fits(gsm8k(**teacher), qwen, card, larger)}
+    expected = estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
+    monkeypatch.setattr(estimate.model_inputs, "teacher_shape", lambda _: larger)
+    distilled = gsm8k(**{"algorithm.beta": 0.0})
+    assert estimate.hours(distilled, qwen, card)["teacher"] == expected
+    fits = {fit.stage: fit for fit in estimate.fits(distilled, qwen, card)}
     assert fits["teacher"].terms["weights"] > 0
     assert "reference" not in fits
 

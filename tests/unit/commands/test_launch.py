@@ -1,7 +1,9 @@
 """The command line that `rloo run` becomes, and that a run from Python starts."""
 
+import os
 from pathlib import Path
 
+import forks
 import pytest
 import yaml
 from helpers import mini
@@ -99,3 +101,19 @@ def test_a_run_from_python_is_that_command_so_that_it_too_goes_on_after_a_gate(t
     words = ["--snakefile", str(installation.root() / "Snakefile"), "--configfile", str(file), "--config", *changed]
     assert argv[1:] == ["-m", "snakemake", *words, "--cores", "2", "--dry-run"]
     assert folder == tmp_path
+
+
+def test_a_configuration_beside_one_file_of_functions_is_enough(tmp_path, monkeypatch) -> None:
+    """`rloo run my-run.yaml` in a folder with nothing else."""
+    mine = mini(rewards=[{"function": "mine.py:right"}])
+    own = {part: {"generator": "mine.py:rows"} for part in ("train", "eval")}
+    keys = {"dataset": own, "evaluation": {}, "correct": {"reward": "right"}}
+    (tmp_path / "my-run.yaml").write_text(yaml.safe_dump({**mine, **keys}))
+    (tmp_path / "mine.py").write_text(
+        "def rows(): return [{'prompt': '1+1', 'answer': '2'}]\n"
+        "def right(completions, answer, **kwargs): return [0.0 for _ in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    outcome = forks.run("snakemake", command_line(["my-run.yaml", "-n"])[3:], dict(os.environ), tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "rollout ×4" in outcome.stdout + outcome.stderr

@@ -282,6 +282,6 @@ def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None
 
 def test_reserved_column_names_are_refused() -> None:
     check_columns(["prompt", "seconds"], dataset(), "x")
-    with pytest.raises(UserError, match="column 'seconds' has a name that the pipeline uses itself"):
+    with pytest.raises(UserError, match="column 'seconds' is a name of the run's own tables; rename it"):
         check_names(["prompt", "seconds"], dataset(), "x")
     check_names(["prompt", "completion"], dataset(), "x")

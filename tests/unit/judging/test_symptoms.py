@@ -58,7 +58,7 @@ STILL = [0.0, *[1e-4, -1e-5] * 5, 1e-4]
 MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "frac_reward_zero_std"
 GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
 STALE, ESS = "sampling/staleness", "sampling/token_effective_sample_size"
-MONITOR = "rewards/worked/mean"
+MONITOR, CALLS = "rewards/worked/mean", "tools/call_frequency"
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
     # (metrics that show it, similar metrics that are healthy)
@@ -106,6 +106,7 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({"kl": STILL}, {"kl": STILL, "reward": RISE}),
         ({"kl": STILL}, {"kl": STILL, ZERO: [0.95] * ROUNDS, "reward_std": [0.0] * ROUNDS}),
     ],
+    "unused_tools": [({CALLS: [0.5, 0.0, 0.0, 0.0]}, {CALLS: [0.5, 0.01, 0.0, 0.0]})],
 }
 
 

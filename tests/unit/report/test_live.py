@@ -196,7 +196,7 @@ def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp
 
 def watched(run: Path) -> str:
     """What `rloo watch` shows of a run."""
-    return printed(watch.watch, run, once=True, every=1.0, width=150)
+    return printed(watch.watch, [run], once=True, every=1.0, width=150)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, monkeypatch, capsys) -
             raise KeyboardInterrupt  # the user ends it then
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
-    watch.watch(run, once=False, every=0.5)
+    watch.watch([run], once=False, every=0.5)
     output = capsys.readouterr().out
     assert "has not begun; waiting for it" in " ".join(output.split())
     assert "round 8 of 8" in output
@@ -352,3 +352,40 @@ def test_once_prints_one_frame_and_writes_nothing(tmp_path) -> None:
     assert "round 2 of 8" in outcome.stdout
     assert sorted((file, file.stat().st_mtime_ns) for file in run.rglob("*")) == before
     assert "not the folder of a run" in rloo("watch", tmp_path, "--once").stderr
+
+
+def write_curves(folder: Path, rewards: list[float], planned: int = 8) -> Path:
+    """A run with these rewards, and held-out accuracies of half of them."""
+    write_config(folder, Config(**mini(rounds=planned)))
+    for number, reward in enumerate(rewards, 1):
+        write_json(folder / "rounds" / f"{number:05d}" / "metrics.json", {"round": number, "reward": reward})
+        held_out = {"policy": number - 1, "accuracy": reward / 2}
+        write_json(folder / "rounds" / f"{number:05d}" / "held_out.json", held_out)
+    return folder
+
+
+def test_several_runs_are_laid_over_each_other(tmp_path) -> None:
+    runs = [write_curves(tmp_path / "slow", [0.1, 0.2, 0.3]), write_curves(tmp_path / "fast", [0.1, 0.5, 0.9, 0.9])]
+    output = printed(watch.watch, runs, once=True, every=1.0, width=80)
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= 80
+    table = [line.split() for line in lines[1:3]]
+    assert table == [["A", "slow", "3", "of", "8", "0.300", "15.0%"], ["B", "fast", "4", "of", "8", "0.900", "45.0%"]]
+    reward = lines[lines.index("reward") + 1 : lines.index("held-out") - 2]
+    assert reward[0].replace(" ", "") == "0.9│BB"
+    assert reward[-1].strip().startswith("0.1 │B"), "where curves meet, the later one is drawn"
+    assert sum(line.count("A") for line in reward) == 2
+    assert lines[-1].split() == ["0", "round", "3"]
+
+
+def test_an_experiment_is_a_curve_of_means_for_each_arm(tmp_path) -> None:
+    for seed, rewards in ((0, [0.2, 0.4]), (1, [0.4, 0.6, 0.8])):
+        write_curves(tmp_path / "a" / str(seed), rewards)
+    (tmp_path / "experiment.yaml").write_text("experiment: e\narms: {a: {}, b: {}}\nseeds: [0, 1]\n")
+    output = printed(watch.watch, [tmp_path], once=True, every=1.0, width=80)
+    assert [line.split() for line in output.splitlines()[1:3]] == [
+        ["A", "a", "5", "of", "16", "0.500", "25.0%"],
+        ["B", "b", "not", "begun"],
+    ]
+    with pytest.raises(UserError, match="27 runs; 26 curves can be told apart"):
+        watch.watch([tmp_path] * 27, once=True, every=1.0)

@@ -1,17 +1,21 @@
 """A run in Python: read as it lies, by a notebook too, and started from there."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from helpers import ROOT, Project
+import yaml
+from helpers import ROOT, Project, mini
 from nbclient import NotebookClient
 from synthetic_runs import PROMPTS, ROUNDS, configuration, finish_run
 
 import rloo_pipeline
+from rloo_pipeline.commands import launch
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,39 @@ def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
     assert run.config.rounds == ROUNDS
     assert run.summary["gain"] > 0
     assert run.evaluation("final")["distance"]["kl/sequence_mean"] == 3.25
+
+
+def test_held_out_accuracy_is_a_metric_and_a_curve(folder: Path) -> None:
+    run = rloo_pipeline.open_run(folder)
+    accuracies = run_files.read(folder).accuracies()
+    assert run.metrics["eval/accuracy"].dropna().to_dict() == {n: value for n, value in accuracies.items() if n}
+    figure = run.plot("reward", "eval/accuracy")
+    assert [trace.name for trace in figure.data] == ["reward", "eval/accuracy"]
+    assert dict(zip(figure.data[1].x, figure.data[1].y, strict=True)) == accuracies, "with policy 0"
+    assert len(run.plot().data) == 3
+    with pytest.raises(UserError, match="rewart: no such metric; did you mean 'reward'"):
+        run.plot("rewart")
+
+
+def test_the_program_in_notebooks_draws_three_figures_of_a_run(folder: Path, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RLOO_RUN", str(folder))
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path(str(ROOT / "notebooks" / "three_figures.py"))
+    assert sorted(file.stem for file in tmp_path.glob("*.html")) == ["curves", "lengths", "rewards"]
+    assert all(names[file.stem].data for file in tmp_path.glob("*.html"))
+
+
+def test_the_public_names_are_those_that_are_offered() -> None:
+    assert dir(rloo_pipeline) == ["Run", "__version__", "open_run", "run"]
+    assert all(getattr(rloo_pipeline, name) for name in dir(rloo_pipeline))
+
+
+def test_the_path_of_a_configuration_starts_in_the_folder_of_the_project(tmp_path, monkeypatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(launch, "_run_child", lambda argv, *_: seen.extend(argv) or 0)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mini()))
+    rloo_pipeline.run("mine.yaml", folder=tmp_path, dry_run=True)
+    assert str(tmp_path / "mine.yaml") in seen
 
 
 def test_rollouts_come_with_their_scores_and_advantages(folder: Path) -> None:

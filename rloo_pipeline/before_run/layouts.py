@@ -1,0 +1,203 @@
+"""Ways to spread a run over N GPUs, with what fits and how long each takes: `rloo plan --gpus N`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, overlap, speeds
+from rloo_pipeline.before_run.estimate import Card
+from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.config import Config, Lora, Mismatch, Offload
+from rloo_pipeline.config import lag as lags
+
+PER_NODE = 8
+"""GPUs of a node, over which one engine can be split."""
+TURNS = "all sample, then all train"
+BESIDE = "sampling beside training"
+OPTIMIZER = "optimizer in host memory"
+WEIGHTS = "weights there too"
+ADAPTER = "an adapter"
+KEYS = (
+    *("deepspeed.processes", "deepspeed.nodes", "deepspeed.zero_stage", "deepspeed.max_tokens_per_micro_batch"),
+    *("deepspeed.offload", "rollout.shards", "rollout.lag", "vllm.tensor_parallel_size", "update.lora"),
+)
+"""Keys that a layout sets."""
+Changes = dict[str, Any]
+
+
+class GpuLayout(NamedTuple):
+    """One way to spread a run."""
+
+    name: str
+    config: Config
+    gpus: int
+    """GPUs that the run holds."""
+    problem: str
+    """The stage that does not fit, and by how much; empty if all fit."""
+    seconds: Mapping[str, float]
+    """Seconds of a round at each of `speeds.PACES`; the parts of `sides`, as far as they do not run side by side."""
+    sides: overlap.SideSeconds
+    """Seconds to sample and to train a round, at the typical pace."""
+
+    def hours(self, pace: str = "typical") -> float:
+        """Hours of the run."""
+        return self.seconds[pace] * self.config.rounds / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPUs that are held times hours."""
+        return self.gpus * self.hours()
+
+
+def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[GpuLayout]:
+    """The best layout of each kind, those that fit first, and of these the fastest first; but a layout that computes
+    what the configuration asks for comes before one with another lag or an adapter.
+
+    Args:
+        config: the run's configuration.
+        shape: the model's dimensions.
+        card: the GPU.
+        gpus: how many there are.
+    """
+    on_cpu, all_on_cpu = Offload(optimizer="cpu"), Offload(optimizer="cpu", parameters="cpu")
+    kinds: dict[str, tuple[int, list[list[Changes]]]] = {
+        TURNS: (gpus, [_turns(config, gpus, {})]),
+        BESIDE: (gpus, _beside(config, gpus)),
+        f"{gpus // 2} of the GPUs": (gpus // 2, [_turns(config, gpus // 2, {})]),
+        OPTIMIZER: (gpus, [_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
+        WEIGHTS: (gpus, [_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
+        ADAPTER: (gpus, [[] if config.update.lora else _turns(config, gpus, {"update.lora": Lora()})]),
+    }
+    found: list[GpuLayout] = []
+    for name, (held, groups) in kinds.items():
+        fitting = {layout.name for layout in found if not layout.problem}
+        needless = fitting & {TURNS, OPTIMIZER} if name in (OPTIMIZER, WEIGHTS) else None
+        best = [_first(name, config, group, shape, card, held) for group in groups if group and not needless]
+        if best:
+            found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
+
+    def order(layout: GpuLayout) -> tuple[bool, bool, float]:
+        return bool(layout.problem), not computes_the_same(layout, config), layout.seconds["typical"]
+
+    return sorted(found, key=order)
+
+
+def _first(
+    name: str, config: Config, candidates: Sequence[Changes], shape: ModelDims, card: Card, gpus: int
+) -> GpuLayout:
+    """The first that fits: what splitting engines, weights and gradients costs was not measured, so none is split that
+    need not be. If none fits, the last, which needs the least memory.
+    """
+    for changes in candidates:
+        layout = _measured(name, config, changes, shape, card, gpus)
+        if not layout.problem:
+            break
+    return layout
+
+
+def _turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
+    """All GPUs sample, and then all train; nothing without a GPU."""
+    if not gpus:
+        return []
+    parts = product(_sampling(config, gpus), _training(config, gpus, changes))
+    return list(_allowed(config, [changes | one | other | {"rollout.lag": 0} for one, other in parts]))
+
+
+def _beside(config: Config, gpus: int) -> list[list[Changes]]:
+    """Some GPUs sample, while the others train on the samples before: the candidates for each number of the latter."""
+    groups = []
+    for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
+        parts = product(_sampling(config, gpus - trainers), _training(config, trainers, {}))
+        lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config)}
+        groups.append(list(_allowed(config, [one | other | lag for one, other in parts])))
+    return groups
+
+
+def _correction(config: Config) -> Changes:
+    """The correction that a lag brings where the configuration has none."""
+    algorithm = config.algorithm
+    if algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
+        return {}
+    of_tokens = algorithm.importance_sampling_level == "token"
+    return {"algorithm.mismatch": Mismatch(**(lags.OF_TOKENS if of_tokens else lags.OF_COMPLETIONS))}
+
+
+def _sampling(config: Config, gpus: int) -> Iterator[Changes]:
+    """Engines over 1, 2, 4 or 8 GPUs, as many as there are GPUs for."""
+    for parallel in (1, 2, 4, 8):
+        if engines := gpus // (parallel + config.rollout.environment_gpus):
+            yield {
+                "vllm.tensor_parallel_size": parallel,
+                "rollout.shards": min(engines, config.rollout.sampled_prompts),
+            }
+
+
+def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
+    """ZeRO stages, each with the micro-batch of the configuration and with one of a single sequence."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    size = config.deepspeed.max_tokens_per_micro_batch
+    offload = changes.get("deepspeed.offload", Offload())
+    nodes = -(-gpus // PER_NODE)
+    if gpus % nodes:
+        return
+    for stage in (3,) if offload.parameters else (2, 3) if offload.optimizer else (0, 2, 3) if gpus > 1 else (0,):
+        for micro_batch in dict.fromkeys((size, min(size, longest))):
+            yield {
+                "deepspeed.processes": gpus,
+                "deepspeed.nodes": nodes,
+                "deepspeed.zero_stage": stage,
+                "deepspeed.offload": offload,
+                "deepspeed.max_tokens_per_micro_batch": micro_batch,
+            }
+
+
+def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]:
+    return (changes for changes in candidates if advice.is_allowed(advice.override(config, changes)))
+
+
+def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:
+    """The smallest power of 2 of GPUs, at most 128, with which the run fits as it is; None if there is none."""
+    for count in (2, 4, 8, 16, 32, 64, 128):
+        if count > more_than:
+            best = layouts(config, shape, card, count)[0]
+            if not best.problem and computes_the_same(best, config):
+                return count
+    return None
+
+
+def computes_the_same(layout: GpuLayout, config: Config) -> bool:
+    """True if a layout trains what the configuration says, from samples of the same age."""
+    return layout.config.rollout.lag == config.rollout.lag and layout.config.update.lora == config.update.lora
+
+
+def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, card: Card, gpus: int) -> GpuLayout:
+    """A layout with its memory and its times."""
+    room = card.gigabytes * GB
+    config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
+    sides = {pace: overlap.estimated(config, estimate.hours(config, shape, card, pace)) for pace in speeds.PACES}
+    return GpuLayout(
+        name,
+        config,
+        gpus,
+        problem(config, shape, card),
+        {pace: side.round_seconds(config.rollout.lag) for pace, side in sides.items()},
+        sides["typical"],
+    )
+
+
+def problem(config: Config, shape: ModelDims, card: Card) -> str:
+    """The first stage that does not fit on a card, with its bytes and the room that there is; empty if all fit."""
+    for fit in estimate.fits(config, shape, card, with_advice=False):
+        if not fit.fits and fit.stage == "rollout":
+            return (
+                f"a sampler's weights take {fit.terms['weights'] / GB:,.0f} GB a GPU and leave no room for a sequence"
+            )
+        if not fit.fits:
+            return (
+                f"{fit.stage} takes {memory.total(fit.terms) / GB:,.0f} GB a GPU, and "
+                f"{card.gigabytes * memory.ROOM:,.0f} GB can be used"
+            )
+    return ""

@@ -1,0 +1,98 @@
+"""plan --gpus N: what to set with N GPUs, what else could be set, and what does not fit."""
+
+from __future__ import annotations
+
+import yaml
+from rich.table import Table
+
+from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.before_run import estimate, layouts, speeds
+from rloo_pipeline.before_run.estimate import Card
+from rloo_pipeline.before_run.layouts import GpuLayout
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.section import JSON, nest
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.console import Terminal
+
+ALTERNATIVES = 2
+
+
+def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
+    """Prints a block of YAML for N GPUs, alternatives with their hours, and why other ways do not fit.
+
+    Args:
+        config: the run's configuration.
+        shape: the model's dimensions.
+        card: the GPU.
+        gpus: how many there are.
+
+    Raises:
+        UserError: the run does not fit.
+    """
+    console, found = Terminal(), layouts.layouts(config, shape, card, gpus)
+    fitting, others = [layout for layout in found if not layout.problem], [layout for layout in found if layout.problem]
+    machine = f"{gpus} × {card.name} ({card.gigabytes:g} GB)"
+    if not fitting or not layouts.computes_the_same(fitting[0], config):
+        console.print(f"does not fit on {machine}: {others[0].problem}", style="red", soft_wrap=True)
+        more = layouts.fewest(config, shape, card, gpus)
+        console.print(f"It fits on {more} of these GPUs." if more else "Nor on more of these GPUs.", style="bold")
+    else:
+        console.print(f"{config.run} on {machine}: set", style="bold")
+        console.print(written(fitting[0]), soft_wrap=True)
+    if fitting:
+        console.print(_table(fitting[: 1 + ALTERNATIVES]))
+    for layout in fitting[1 : 1 + ALTERNATIVES]:
+        console.print(f"  {layout.name}: {written(layout, fitting[0])}")
+    if others:
+        console.print("\nDo not fit:", style="bold")
+    for layout in others:
+        console.print(f"  {layout.name}: {layout.problem}")
+    console.print(f"\nAssumed: {estimate.ASSUMED}. Without warm start, scoring and evaluations.", style="dim")
+    if card.name != speeds.CARD.lower():
+        console.print(f"No speed was measured on {card.name}: its data sheet stands in for it.", style="dim")
+    if not fitting or not layouts.computes_the_same(fitting[0], config):
+        raise UserError(f"{config.run} does not fit on {machine}, see above")
+
+
+def _table(shown: list[GpuLayout]) -> Table:
+    """Hours and GPU-hours of layouts, and the parts of their rounds."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")  # the first row is the block above
+    for name in ("hours", "GPU-hours", "a round", "sampling", "training"):
+        table.add_column(name, justify="right")
+    for layout in shown:
+        hours = f"{_short(layout.hours())} ({_short(layout.hours('fast'))}–{_short(layout.hours('slow'))})"
+        seconds = (layout.seconds["typical"], layout.sides.sampling, layout.sides.training)
+        table.add_row(layout.name, hours, _short(layout.gpu_hours), *(f"{part:,.0f} s" for part in seconds))
+    return table
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def written(layout: GpuLayout, against: GpuLayout | None = None) -> str:
+    """The keys of a layout as YAML; on one line, and only those that another one has not, if that is given."""
+    flat = _keys(layout)
+    if against is not None:
+        others = _keys(against)
+        flat = {key: value for key, value in flat.items() if others.get(key) != value}
+        return ", ".join(f"{key}: {_flow(value)}" for key, value in flat.items())
+    text = yaml.safe_dump(nest(flat), default_flow_style=None, sort_keys=False)
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+
+
+def _keys(layout: GpuLayout) -> JSON:
+    """The keys that a layout sets, each written as `section.key`."""
+    values, flat = layout.config.model_dump(mode="json", exclude_none=True), {}
+    for key in layouts.KEYS:
+        section, _, name = key.partition(".")
+        value = values[section].get(name)
+        if value is not None and not (key == "deepspeed.nodes" and value == 1):
+            flat[key] = {one: value[one] for one in ("r", "lora_alpha")} if name == "lora" else value
+    return flat
+
+
+def _flow(value: object) -> str:
+    """A value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()

@@ -1,0 +1,183 @@
+"""The parts of a TRL script that a project takes over: functions, and the lines that make the data set.
+
+A copy has the statements on which the part depends, in the order of the script, and nothing that trains.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from rloo_pipeline.commands.trl_script import PARSED, TrlScript, UnknownValueError, name_of
+from rloo_pipeline.errors import UserError
+
+LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
+"""Functions of `datasets` that read rows; what depends on them stays inside a function."""
+HELD_OUT = '''
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
+
+
+def train():
+    """Training rows."""
+    return _split()[0]
+
+
+def held_out():
+    """Held-out rows: a fifth, drawn at random but always the same, since the script has no eval_dataset."""
+    return _split()[1]
+
+
+def _split():
+    data = rows()
+    held = set(random.Random(0).sample(range(len(data)), min(MOST_HELD_OUT, round(len(data) * HELD_OUT_SHARE) or 1)))
+    return [row for i, row in enumerate(data) if i not in held], [row for i, row in enumerate(data) if i in held]
+'''
+COUNTS = """
+
+if __name__ == "__main__":  # where there is internet: it fetches the data, which the stages read offline
+    print(len(train()), "training rows,", len(held_out()), "held-out rows")
+"""
+
+
+def functions(script: TrlScript, names: Iterable[str]) -> str:
+    """Python source of functions or classes of the script, with all on which they depend."""
+    chosen = _closure(script, [(name, len(script.text)) for name in names])
+    return _module(script, "Functions", chosen)
+
+
+def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
+    """Python source with the functions `train` and `held_out`, which return rows as the script's data sets have them.
+
+    Args:
+        script: the script.
+        train: expression of the training data.
+        held_out: of the held-out data; None if a part of the training data is to be held out.
+
+    Raises:
+        UserError: a line depends on a value that the text does not show.
+    """
+    parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
+    loading: dict[str, list[ast.stmt]] = {}
+    above: list[ast.stmt] = []
+    for name, expression in parts.items():
+        chosen = _closure(script, _names(expression))
+        loading[name] = _loading(chosen)
+        above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
+    above.sort(key=lambda statement: statement.lineno)
+    text = _module(script, "Data", above)
+    if held_out is None:
+        text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
+    for name, expression in parts.items():
+        body = "\n".join(_source(script, statement) for statement in loading[name])
+        result = f"return [dict(row) for row in {_source(script, expression)}]"
+        text += f"\n\ndef {name}():\n" + textwrap.indent(f"{body}\n{result}".strip(), "    ") + "\n"
+    return text + ("\n" + HELD_OUT if held_out is None else "") + COUNTS
+
+
+def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:
+    """The statements on which names depend, in order.
+
+    Args:
+        script: the script.
+        names: each with the line above which it is bound.
+    """
+    waiting, chosen = list(names), dict[int, ast.stmt]()
+    while waiting:
+        name, before = waiting.pop()
+        for binding in script.bindings.get(name, ()):
+            statement = binding.statement
+            if isinstance(binding.value, ast.Call) and name_of(binding.value.func) in PARSED:
+                continue  # its values are written in their places
+            is_above = statement.lineno < before or binding.value is None
+            if is_above and id(statement) not in chosen:
+                chosen[id(statement)] = statement
+                waiting += _names(statement, binding.value is None and len(script.text))
+        for statement in script.statements:  # frame.columns = …
+            if id(statement) not in chosen and statement.lineno < before and _changed(statement) == name:
+                chosen[id(statement)] = statement
+                waiting += _names(statement)
+    script.taken |= {statement.lineno for statement in chosen.values()}
+    return sorted(chosen.values(), key=lambda statement: statement.lineno)
+
+
+def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
+    """Names that a node reads, and the line above which they are bound."""
+    line = before or getattr(node, "lineno", 0)
+    return [(part.id, line) for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+
+
+def _changed(statement: ast.stmt) -> str | None:
+    """The name whose object `name.attribute = …` or `name[key] = …` changes."""
+    place = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(place, ast.Attribute | ast.Subscript):
+        return None
+    while isinstance(place, ast.Attribute | ast.Subscript):
+        place = place.value
+    return getattr(place, "id", None)
+
+
+def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Assignments that read rows, or that depend on one that does."""
+    found, names = list[ast.stmt](), set[str]()
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+            continue
+        parts = list(ast.walk(statement))
+        loads = any(isinstance(part, ast.Call) and name_of(part.func) in LOADERS for part in parts)
+        if loads or names & {part.id for part in parts if isinstance(part, ast.Name)}:
+            found.append(statement)
+            names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return found
+
+
+def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
+    """A Python file of statements."""
+    text, before = f'"""{kind} of {script.path.name}, written by `rloo init --from-trl`."""\n', ""
+    for statement in statements:
+        is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        form = "def" if is_definition else "import" if isinstance(statement, ast.Import | ast.ImportFrom) else "line"
+        text += (
+            ("\n\n" if "def" in (form, before) else "\n" if form != before else "") + _source(script, statement) + "\n"
+        )
+        before = form
+    return text
+
+
+def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
+    """The lines of a node as they are in the script, with the values of options that the script is called with.
+
+    Raises:
+        UserError: such an option has no value.
+    """
+    asked = list(_asked(script, node))
+    if asked:
+        return ast.unparse(_Filled(script).visit(copy.deepcopy(node)))
+    if isinstance(node, ast.expr):
+        return ast.unparse(node)
+    first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
+    return textwrap.dedent("\n".join(script.text.splitlines()[first - 1 : node.end_lineno]))
+
+
+def _asked(script: TrlScript, node: ast.AST) -> Iterator[ast.Attribute]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and script.is_parsed(part.value):
+            yield part
+
+
+class _Filled(ast.NodeTransformer):
+    """Writes the values of options in their places."""
+
+    def __init__(self, script: TrlScript) -> None:
+        self.script = script
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """`arguments.dataset` → its value."""
+        if not self.script.is_parsed(node.value):
+            return self.generic_visit(node)
+        try:
+            return ast.parse(repr(self.script.value(node)), mode="eval").body
+        except UnknownValueError:
+            problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
+            raise UserError(self.script.at(node, problem)) from None

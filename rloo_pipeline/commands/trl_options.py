@@ -1,0 +1,239 @@
+"""Options of TRL's RLOOConfig and GRPOConfig (1.16) as keys of a configuration: docs/trl.md as a function.
+
+An option that a script leaves out has TRL's default, which is written where it differs from the default here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rloo_pipeline.commands import trl_tables as tables
+from rloo_pipeline.config.section import JSON
+from rloo_pipeline.errors import UserError
+
+
+class ArgumentRow(NamedTuple):
+    """One argument of the script, and the keys that it became."""
+
+    option: str
+    value: str
+    here: str
+    """Keys that it became; empty if it has no counterpart."""
+    note: str = ""
+
+    @property
+    def same_name(self) -> bool:
+        """True if it is taken under its own name, with its own value."""
+        return self.here.rpartition(".")[2] == self.option and not self.note
+
+
+class Translation:
+    """The keys that options become, and a row for each.
+
+    Args:
+        kind: `RLOO` or `GRPO`.
+        options: options of the script whose values are known.
+
+    Raises:
+        UserError: a batch has no counterpart.
+    """
+
+    def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
+        self.kind, self.given = kind, options
+        self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
+        self.config: JSON = {}
+        self.rows: list[ArgumentRow] = []
+        self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
+        if kind == "RLOO":
+            self.put("algorithm.preset", "trl")
+        self._same()
+        self._batch()
+        self._length()
+        self._optimizer()
+        if kind == "GRPO":
+            self._grpo()
+        self._rest()
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets a key, written as `section.key`."""
+        place, *names = self.config, *key.split(".")
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+        place[names[-1]] = value
+
+    def add(self, option: str, here: str, note: str = "") -> None:
+        """A row for an option; one that the script leaves out has TRL's default."""
+        self.read.add(option)
+        value = self.options.get(option)
+        given = option in self.given
+        self.rows.append(ArgumentRow(option, shown(value) + ("" if given else " (TRL's default)"), here, note))
+
+    def _same(self) -> None:
+        for section, names in tables.SAME.items():
+            for name in names:
+                if name in self.options and name not in ("beta", "num_iterations"):
+                    self._one(name, f"{section}.{name}")
+        for name in ("beta", "num_iterations"):
+            if name in self.given or self.kind == "GRPO":
+                self._one(name, f"algorithm.{name}")
+        for name, key in tables.RENAMED.items():
+            if name in self.options:
+                self._one(name, key)
+
+    def _one(self, name: str, key: str) -> None:
+        """Takes an option as it is; None is the default on both sides."""
+        self.add(name, key)
+        if self.options[name] is not None:
+            self.put(key, self.options[name])
+
+    def _batch(self) -> None:
+        """Completions of a round and optimizer steps in it, for one process."""
+        size = self.options.get("per_device_train_batch_size", 8)
+        accumulated = self.options.get("gradient_accumulation_steps", 1)
+        batch, micro_steps = self.options.get("generation_batch_size"), self.options.get("steps_per_generation")
+        micro_steps = micro_steps or (batch // size if batch else accumulated)
+        batch = batch or size * micro_steps
+        if micro_steps % accumulated and (accumulated % micro_steps or self.options["num_iterations"] > 1):
+            raise UserError(
+                f"steps_per_generation {micro_steps} and gradient_accumulation_steps {accumulated}: an optimizer step "
+                "would span parts of two rounds; make one a multiple of the other"
+            )
+        if micro_steps < accumulated:
+            batch, micro_steps = size * accumulated, accumulated
+        self.steps = micro_steps // accumulated
+        self.put("rollout.generation_batch_size", batch)
+        self.put("algorithm.steps_per_generation", self.steps)
+        note = f"{size} × {micro_steps} on 1 process; with N processes, times N"
+        self.options["generation_batch_size"] = batch
+        self.add("generation_batch_size", "rollout.generation_batch_size", note)
+        self.options["steps_per_generation"] = micro_steps
+        note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
+        self.add("steps_per_generation", "algorithm.steps_per_generation", note)
+
+    def _length(self) -> None:
+        """Rounds, from optimizer steps or epochs."""
+        per_round = self.steps * self.options["num_iterations"]
+        steps, epochs = self.options.get("max_steps", -1), self.options.setdefault("num_train_epochs", 3.0)
+        batch, prompts = self.config["rollout"]["generation_batch_size"], self.options["num_generations"]
+        if steps > 0:
+            self.read.add("num_train_epochs")
+            rounds = math.ceil(steps / per_round)
+            self.add("max_steps", "rounds", f"{rounds}: {steps} optimizer steps / {per_round} a round")
+        else:
+            rounds = 100
+            note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
+            self.add("num_train_epochs", "rounds", note)
+        self.put("rounds", rounds)
+        self.read.add("max_steps")
+        if self.options.get("eval_strategy") == "steps":
+            every = math.ceil(self.options.get("eval_steps") or self.options.get("logging_steps", 10)) / per_round
+            self.put("evaluation.every", max(1, round(every)))
+
+    def _optimizer(self) -> None:
+        total = self.config["rounds"] * self.steps * self.options["num_iterations"]
+        name = str(self.options["lr_scheduler_type"])
+        if name in tables.SCHEDULES:
+            self.put("update.lr_scheduler_type", tables.SCHEDULES[name])
+            decays = tables.SCHEDULES[name] != "constant"
+            if decays:
+                self.put("update.lr_horizon_rounds", self.config["rounds"])
+            self.add("lr_scheduler_type", "update.lr_scheduler_type", "with update.lr_horizon_rounds" if decays else "")
+        warmup = self.options.get("warmup_steps") or 0
+        ratio = self.options.get("warmup_ratio") or (warmup if 0 < warmup < 1 else 0)
+        self.read |= {"warmup_steps", "warmup_ratio"}
+        if steps := math.ceil(ratio * total) if ratio else int(warmup):
+            self.put("update.warmup_steps", steps)
+            option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
+            self.add(option, "update.warmup_steps", f"{steps} optimizer steps" if ratio else "")
+        betas = [self.options.get("adam_beta1", 0.9), self.options.get("adam_beta2", 0.999)]
+        for name in ("adam_beta1", "adam_beta2"):
+            if name in self.given:
+                self.put("update.adam_betas", betas)
+                self.add(name, "update.adam_betas", "one key for both")
+        optimizer = self.options.get("optim")
+        if optimizer in tables.OPTIMIZERS:
+            self.put("update.optimizer", tables.OPTIMIZERS[optimizer])
+            self.add("optim", "update.optimizer", tables.OPTIMIZERS[optimizer])
+
+    def _grpo(self) -> None:
+        """Keys of GRPO's loss; the defaults are those of TRL, whose truncated completions stay in the baseline."""
+        algorithm = {"keep_truncated_in_baseline": True, "importance_sampling_level": "token", "clip": "ppo"}
+        for option, default, table in (("loss_type", "dapo", tables.LOSSES), ("scale_rewards", "group", tables.SCALES)):
+            value = self.options.setdefault(option, default)
+            value = {True: "group", False: "none"}.get(value, value) if option == "scale_rewards" else value
+            if value not in table:
+                raise UserError(f"{option} {value}: has no counterpart; there are {', '.join(table)}")
+            algorithm |= table[value]
+            self.add(option, "algorithm", ", ".join(f"{key}: {set_to}" for key, set_to in table[value].items()))
+        if self.options.get("importance_sampling_level") == "sequence":
+            algorithm["importance_sampling_level"] = "sequence_mean"
+            self.add("importance_sampling_level", "algorithm.importance_sampling_level", "sequence_mean (GSPO)")
+        self.read.add("importance_sampling_level")
+        if self.options["loss_type"] == "cispo" and self.options.get("epsilon_high") is not None:
+            algorithm["epsilon_high"] = self.options["epsilon_high"] - 1  # TRL's is the bound itself
+            self.rows = [row for row in self.rows if row.option != "epsilon_high"]
+            self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
+        if self.options["beta"]:
+            self.options.setdefault("use_bias_correction_kl", True)
+            correction = bool(self.options["use_bias_correction_kl"])
+            algorithm["kl"] = {"placement": "loss", "estimator": "k3", "bias_correction": correction}
+            self.add("use_bias_correction_kl", "algorithm.kl.bias_correction", "with placement: loss, estimator: k3")
+        self.read |= {"use_bias_correction_kl", "vllm_importance_sampling_correction"}
+        names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "clip_min")]
+        self.read |= {*names}
+        if self.options.get("use_vllm") and self.options.get("vllm_importance_sampling_correction", True):
+            mode, high = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[1], 3.0)
+            low = self.options.get(names[2])
+            cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
+            if cut:  # log-probs of the sampler are those of the cut distribution
+                self.add(names[0], "", f"not with {' and '.join(cut)}")
+            else:
+                limits = {} if low is None else {"min": low}
+                algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
+                note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
+                self.add(names[0], "algorithm.mismatch", note)
+        self.config["algorithm"] = {
+            **algorithm,
+            **self.config["algorithm"],
+            **{key: value for key, value in algorithm.items() if key == "epsilon_high"},
+        }
+
+    def _rest(self) -> None:
+        """Options that became no key."""
+        for name, value in self.given.items():
+            if name in self.read or name in tables.SILENT or name in tables.OF_MODEL:
+                continue
+            if name in tables.HERE:
+                self.add(name, tables.HERE[name])
+            elif name == "fp16" and value:
+                self.put("model.dtype", "float16")
+                self.add(name, "model.dtype", "float16")
+            elif value not in (None, False, tables.OFF.get(name, False)):
+                self.add(name, "")
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in YAML, on one line and not too long."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else str(value)
+    return str(text) if len(str(text)) <= 60 else f"{str(text)[:57]}…"
+
+
+def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> JSON:
+    """`update.lora` from the arguments of PEFT's LoraConfig, whose defaults differ from those here.
+
+    Args:
+        options: arguments that are given.
+        value: gives an argument's value, or a default.
+    """
+    keys = {"r": value("r", 8), "lora_alpha": value("lora_alpha", 8)}
+    keys |= {name: value(name, None) for name in ("lora_dropout", "use_rslora") if name in options}
+    return keys | {"target_modules": value("target_modules", None) or ["q_proj", "v_proj"]}
+
+
+def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
+    """Rows under a title for each of the three kinds."""
+    yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
+    yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
+    yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]

@@ -1,0 +1,304 @@
+"""init --from-trl: a training script of TRL → a project, and a table of what became of each of its arguments."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.commands import trl_copies
+from rloo_pipeline.commands import trl_tables as tables
+from rloo_pipeline.commands.project_data import ProjectData, place_in
+from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, lora_keys, shown
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError, name_of
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.error_messages import checked
+from rloo_pipeline.config.run_keys import valid_run_name
+from rloo_pipeline.config.section import JSON
+from rloo_pipeline.errors import UserError
+
+
+class TrlProject(NamedTuple):
+    """A project as its configuration, its other files and its table."""
+
+    config: JSON
+    files: Mapping[str, str]
+    """Names of Python files with what is copied from the script, and their texts."""
+    rows: Sequence[ArgumentRow]
+    data: ProjectData
+
+
+def trl_project(command: str, model: str | None, folder: Path) -> TrlProject:
+    """Reads a script.
+
+    Args:
+        command: the script's file and the options that it is called with.
+        model: the model, where the script does not show it or it is to be another one.
+        folder: the project's folder.
+
+    Raises:
+        UserError: the script cannot be read, has no counterpart, or does not show its model, data or rewards.
+    """
+    reader = _Reader(TrlScript(command), folder)
+    return reader.project(model)
+
+
+class _Reader:
+    """Collects the parts of a project from a script."""
+
+    def __init__(self, script: TrlScript, folder: Path) -> None:
+        self.script, self.folder = script, folder
+        self.rows: list[ArgumentRow] = []
+        self.files: dict[str, str] = {}
+
+    def project(self, model: str | None) -> TrlProject:
+        """The project."""
+        options, unknown = self._known(self.script.config_options())
+        of_model, dataset = self._model(model, options), self._dataset()
+        translation = Translation(self.script.kind, options)
+        config = translation.config
+        config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
+        config["model"] = of_model | config.get("model", {})
+        config["dataset"] = dataset | config.get("dataset", {})
+        config["rewards"] = self._rewards(options.get("reward_weights"))
+        if len(config["rewards"]) > 1:
+            config["correct"] = {"reward": _deciding(config["rewards"])}
+        self._tools(config)
+        if lora := self._lora():
+            config.setdefault("update", {})["lora"] = lora
+        self.rows += translation.rows
+        self._left_over(unknown)
+        last = [key for key in config if key not in tables.SECTIONS]
+        ordered = {key: config[key] for key in (*tables.SECTIONS, *last) if key in config}
+        checked(Config, ordered, str(self.script.path))
+        source = dataset["train"].get("name") or str(self.script.path)
+        data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt", None, False, {}, {})
+        return TrlProject(ordered, self.files, self.rows, data)
+
+    def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
+        """Rows for what became nothing: options of unknown value, arguments of the trainer, lines of the script."""
+        for name, node in unknown.items():
+            self._row(name, ast.unparse(node), "", "the text does not show its value; set the key yourself")
+        for name, node in self.script.arguments.items():
+            if name == "processing_class":
+                self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
+            elif name not in tables.KNOWN and not (isinstance(node, ast.Constant) and node.value is None):
+                self._row(name, ast.unparse(node), "")
+        names = {node.value for node in ast.walk(self.script.tree) if isinstance(node, ast.Constant)}
+        for column in names & {"image", "images"}:
+            self._row("column", str(column), "", "if prompts have images, set dataset.image_column")
+        for statement in self.script.left():
+            self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
+
+    def _row(self, option: str, value: str, here: str, note: str = "") -> None:
+        self.rows.append(ArgumentRow(option, value if len(value) <= 60 else f"{value[:57]}…", here, note))
+
+    def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
+        """Values of options, and those that the text does not show."""
+        known: JSON = {}
+        unknown: dict[str, ast.expr] = {}
+        for name, value in options.items():
+            try:
+                known[name] = self.script.value(value) if isinstance(value, ast.expr) else value
+            except UnknownValueError:
+                unknown[name] = value
+        if isinstance(unknown.get("model_init_kwargs"), ast.expr):
+            del unknown["model_init_kwargs"]
+        return known, unknown
+
+    def _value(self, node: ast.expr | None, default: Any = None) -> Any:
+        """The value of an expression, or a default where there is none or the text does not show it."""
+        try:
+            return default if node is None else self.script.value(node)
+        except UnknownValueError:
+            return default
+
+    def _model(self, named: str | None, options: Mapping[str, Any]) -> JSON:
+        node = self.script.arguments.get("model")
+        target = self.script.resolved(node) if node is not None else None
+        keywords: dict[str, ast.expr] = {}
+        if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained" and target.args:
+            keywords, target = self.script.keywords(target), target.args[0]
+        name = named or self._value(target)
+        if not isinstance(name, str):
+            shown_as = ast.unparse(node) if node is not None else "no argument"
+            raise UserError(f"{self.script.path}: the text does not show the model ({shown_as}); name it with --model")
+        self._row("model", name, "model.name_or_path")
+        keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
+        given = options.get("model_init_kwargs") or {}
+        values = {**given, **{key: self._value(value) for key, value in keywords.items()}}
+        dtype = values.get("dtype", values.get("torch_dtype"))
+        if dtype in ("float32", "bfloat16", "float16"):
+            keys["dtype"] = dtype
+            self._row("dtype", dtype, "model.dtype")
+        for option in ("revision", "trust_remote_code"):
+            if values.get(option):
+                keys[option] = values[option]
+                self._row(option, shown(values[option]), f"model.{option}")
+        for where in (keywords.get("quantization_config"), self.script.arguments.get("quantization_config")):
+            call = self.script.resolved(where) if where is not None else None
+            if isinstance(call, ast.Call) and self._value(self.script.keywords(call).get("load_in_4bit")):
+                keys["quantization"] = "nf4"
+                self._row("quantization_config", "4 bits", "model.quantization", "nf4")
+        return keys
+
+    def _dataset(self) -> JSON:
+        """The section `dataset`."""
+        arguments = self.script.arguments
+        train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
+        if train is None:
+            raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
+        shown_eval = self.script.resolved(held_out) if held_out is not None else None
+        if isinstance(shown_eval, ast.Constant):
+            held_out = None
+        elif isinstance(shown_eval, ast.IfExp):
+            held_out = shown_eval.body
+        sources = [self._source(train), self._source(held_out) if held_out is not None else None]
+        if all(sources):
+            for option, source in zip(("train_dataset", "eval_dataset"), sources, strict=True):
+                key = f"dataset.{option.partition('_')[0]}"
+                self._row(option, ", ".join(map(str, (source or {}).values())), key)
+            return {"train": sources[0], "eval": sources[1]}
+        self.files["data.py"] = trl_copies.data(self.script, train, held_out)
+        note = "its lines are in data.py"
+        self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
+        note = "a fifth of the rows, at most 500, is held out" if held_out is None else note
+        self.rows.append(
+            ArgumentRow(
+                "eval_dataset", "none" if held_out is None else ast.unparse(held_out), "dataset.eval.generator", note
+            )
+        )
+        return {"train": {"generator": "data.py:train"}, "eval": {"generator": "data.py:held_out"}}
+
+    def _source(self, node: ast.expr) -> JSON | None:
+        """A plain `load_dataset` as a source; None for anything else, such as one with `.map`."""
+        split = None
+        node = self.script.resolved(node)
+        if isinstance(node, ast.Subscript):
+            split, node = self._value(node.slice), self.script.resolved(node.value)
+        if not isinstance(node, ast.Call) or name_of(node.func) != "load_dataset":
+            return None
+        keywords = {name: self._value(value) for name, value in self.script.keywords(node).items()}
+        names = [self._value(argument) for argument in node.args]
+        keywords |= dict(zip(("path", "name"), names, strict=False))
+        path, split = keywords.pop("path", None), keywords.pop("split", split)
+        if not isinstance(path, str) or not isinstance(split, str) or keywords.keys() - {"name", "revision"}:
+            return None
+        if path in ("json", "parquet", "csv", "text"):
+            return None
+        source = {
+            "name": path,
+            "config_name": keywords.get("name"),
+            "split": split,
+            "revision": keywords.get("revision"),
+        }
+        return {key: value for key, value in source.items() if value is not None}
+
+    def _rewards(self, weights: Sequence[float] | None) -> list[JSON]:
+        node = self.script.arguments.get("reward_funcs")
+        target = self.script.resolved(node) if node is not None else None
+        nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
+        rewards, copied = list[JSON](), list[str]()
+        for number, part in enumerate(nodes):
+            function = self._function(part, "rewards.py", copied)
+            if function is None and (model := self._value(part)) and isinstance(model, str):
+                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
+            elif isinstance(part, ast.Call) and name_of(part.func) == "get_soft_overlong_punishment":
+                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), part.args, strict=False))
+                values = [self._value(value) for value in (keywords | self.script.keywords(part)).values()]
+                function = {
+                    "function": tables.OVERLONG,
+                    "options": dict(zip(("longest", "cache"), values, strict=False)),
+                }
+            if function is None:
+                note = "write it as a function in rewards.py, and name it in rewards"
+                self._row("reward_funcs", ast.unparse(part), "", note)
+                continue
+            if weights and weights[number] != 1:
+                function["weight"] = weights[number]
+            rewards.append(function)
+            note = "math_reward compares by value, as TRL's does" if "math_reward" in function["function"] else ""
+            self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
+        if weights:
+            self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
+        if not rewards and "environment_factory" in self.script.arguments:
+            rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
+        if not rewards:
+            raise UserError(f"{self.script.path}: its reward functions cannot be read; at least one is needed")
+        if copied:
+            self.files["rewards.py"] = trl_copies.functions(self.script, copied)
+        return rewards
+
+    def _function(self, node: ast.expr, file: str, copied: list[str]) -> JSON | None:
+        """The reference to a function or class: copied from the script, of TRL, or of a module that it imports."""
+        if not isinstance(node, ast.Name) or (found := self.script.binding(node.id, node.lineno)) is None:
+            return None
+        statement = found.statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            copied.append(node.id)
+            return {"function": f"{file}:{node.id}"}
+        if not isinstance(statement, ast.ImportFrom) or not statement.module:
+            return None
+        name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
+        if statement.module.startswith("trl"):
+            return {"function": tables.REWARDS[name]} if name in tables.REWARDS else None
+        beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
+        module = place_in(self.folder, beside) if beside.is_file() else statement.module
+        return {"function": f"{module}:{name}"}
+
+    def _tools(self, config: JSON) -> None:
+        """`rollout.tools` and `rollout.environment`."""
+        copied: list[str] = []
+        rollout = config.setdefault("rollout", {})
+        for option, key in (("tools", "tools"), ("environment_factory", "environment")):
+            node = self.script.arguments.get(option)
+            target = self.script.resolved(node) if node is not None else None
+            if target is None or (isinstance(target, ast.Constant) and target.value is None):
+                continue
+            if isinstance(target, ast.Dict):
+                pairs = {str(self._value(name)): part for name, part in zip(target.keys, target.values, strict=True)}
+            else:
+                parts = target.elts if isinstance(target, ast.List | ast.Tuple) else [target]
+                pairs = dict(zip(map(str, range(len(parts))), parts, strict=True))
+            found = {name: self._function(part, "tools.py", copied) for name, part in pairs.items()}
+            if None in found.values():
+                raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
+            names = {name: reference["function"] for name, reference in found.items() if reference}
+            rollout[key] = (
+                names if isinstance(target, ast.Dict) else list(names.values()) if key == "tools" else names["0"]
+            )
+            self.rows.append(
+                ArgumentRow(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
+            )
+        if copied:
+            self.files["tools.py"] = trl_copies.functions(self.script, copied)
+
+    def _lora(self) -> JSON | None:
+        node = self.script.arguments.get("peft_config")
+        call = self.script.resolved(node) if node is not None else None
+        if not isinstance(call, ast.Call):
+            return None
+        options = self.script.keywords(call)
+        if name_of(call.func) == "get_peft_config":
+            given = self.script.options
+            if not given.get("use_peft"):
+                return None
+            lora = {"r": given.get("lora_r", 16), "lora_alpha": given.get("lora_alpha", 32)}
+            lora["target_modules"] = given.get("lora_target_modules", "all-linear")
+            self._row("peft_config", "use_peft", "update.lora")
+            return lora
+        lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
+        note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
+        self._row("peft_config", ast.unparse(call), "update.lora", note)
+        for name in options.keys() - {*lora, "task_type", "bias"}:
+            self._row(f"peft_config.{name}", ast.unparse(options[name]), "")
+        return lora
+
+
+def _deciding(rewards: Sequence[JSON]) -> str:
+    """Name of the reward that decides what is right: the first whose name says so, else the first."""
+    names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
+    return next(
+        (name for name in names if any(word in name for word in ("accura", "correct", "math", "right"))), names[0]
+    )

@@ -1,0 +1,274 @@
+"""A training script of TRL, read by its syntax tree: nothing of it is run or imported.
+
+Values are taken where the text shows them: constants, names and dictionaries of them, sums of strings, the defaults of
+argparse, and the options that the script is called with.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rloo_pipeline.commands.trl_command_line import option_values
+from rloo_pipeline.errors import UserError
+
+TRAINERS = ("RLOOTrainer", "GRPOTrainer")
+POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+"""Arguments of the trainers that may be given without their names."""
+PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
+OPERATORS: Mapping[type[ast.operator], Any] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Pow: lambda a, b: a**b,
+}
+
+
+UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
+"""An expression whose value the text does not show."""
+
+
+class UnknownValueError(Exception):
+    """The text does not show the value of an expression."""
+
+
+class Binding(NamedTuple):
+    """A statement that gives a name its value."""
+
+    statement: ast.stmt
+    value: ast.expr | None
+    """None for a function, a class or an import."""
+    place: int | None = None
+    """Position in a tuple that is unpacked."""
+
+
+class TrlScript:
+    """A script, and the call of its trainer.
+
+    Args:
+        command: the file and, as for `python`, the options of the script.
+
+    Raises:
+        UserError: the file cannot be read, is not Python, or does not make one RLOOTrainer or GRPOTrainer.
+    """
+
+    def __init__(self, command: str) -> None:
+        name, *words = shlex.split(command) or [""]
+        self.path = Path(name)
+        try:
+            self.text = self.path.read_text(encoding="utf-8")
+            self.tree = ast.parse(self.text)
+        except OSError as error:
+            raise UserError(f"--from-trl {name}: cannot be read ({error.strerror})") from error
+        except (SyntaxError, ValueError) as error:
+            raise UserError(f"--from-trl {name}: not valid Python ({error})") from error
+        self.options = option_values(words)
+        self.trainer = self._trainer()
+        self.statements = list(self._flat(self.tree.body))
+        self.bindings: dict[str, list[Binding]] = {}
+        for statement in self.statements:
+            for bound, value, place in _bound(statement):
+                self.bindings.setdefault(bound, []).append(Binding(statement, value, place))
+        self.taken: set[int] = set()
+        """Lines at which a statement begins that the project takes over."""
+        self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
+
+    @property
+    def kind(self) -> str:
+        """`RLOO` or `GRPO`."""
+        return name_of(self.trainer.func).removesuffix("Trainer")
+
+    def _trainer(self) -> ast.Call:
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        found = [call for call in calls if name_of(call.func) in TRAINERS]
+        if len(found) == 1:
+            return found[0]
+        others = {f"{name} (line {call.lineno})" for call in calls if (name := name_of(call.func)).endswith("Trainer")}
+        seen = f"; it has {', '.join(sorted(others))}" if others else ""
+        raise UserError(f"{self.path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
+
+    def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Statements in order, with those of the blocks and of the function in which the trainer is made."""
+        for statement in body:
+            if hasattr(statement, "body") and any(node is self.trainer for node in ast.walk(statement)):
+                yield from self._flat(statement.body)
+            else:
+                yield statement
+
+    def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
+        """Keyword arguments of a call, with those of a `**` whose dictionary the text shows.
+
+        Raises:
+            UserError: the text does not show the dictionary.
+        """
+        found: dict[str, ast.expr] = {}
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                found[keyword.arg] = keyword.value
+                continue
+            value = self.resolved(keyword.value)
+            if isinstance(value, ast.Call) and name_of(value.func) == "dict":
+                found |= self.keywords(value)
+            elif isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
+                names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+                found |= dict(zip(names, value.values, strict=True))
+            else:
+                raise UserError(self.at(keyword.value, "write the arguments out; the text does not show them"))
+        return found
+
+    def at(self, node: ast.AST, problem: str) -> str:
+        """A problem with its place in the script."""
+        return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
+
+    def binding(self, name: str, before: int) -> Binding | None:
+        """The last statement above a line that binds a name; for a function, class or import also one below."""
+        known = self.bindings.get(name, [])
+        above = [binding for binding in known if binding.statement.lineno < before]
+        usable = above or [binding for binding in known if binding.value is None]
+        return usable[-1] if usable else None
+
+    def resolved(self, node: ast.expr) -> ast.expr:
+        """The expression that a name stands for."""
+        if isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.value is not None:
+            self.taken.add(found.statement.lineno)
+            if found.place is None:
+                return self.resolved(found.value)
+            if isinstance(found.value, ast.Tuple | ast.List):
+                return self.resolved(found.value.elts[found.place])
+        return node
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression, as plain data.
+
+        Raises:
+            UnknownValueError: the text does not show it.
+        """
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return [self.value(part) for part in node.elts]
+        if isinstance(node, ast.Dict):
+            if None in node.keys:
+                raise UnknownValueError
+            keys = [self.value(key) for key in node.keys if key is not None]
+            return dict(zip(keys, map(self.value, node.values), strict=True))
+        if isinstance(node, ast.Name) and (target := self.resolved(node)) is not node:
+            return self.value(target)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.value(node.operand)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self.value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
+        if isinstance(node, ast.JoinedStr):
+            return "".join(str(self.value(part)) for part in node.values)
+        if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+            return self.value(node.value)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        raise UnknownValueError
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        """`torch.bfloat16`, or an option that the script is called with."""
+        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return node.attr
+        if self.is_parsed(node.value):
+            if node.attr in self.options:
+                return self.options[node.attr]
+            for statement in ast.walk(self.tree):
+                if isinstance(statement, ast.Call) and name_of(statement.func) == "add_argument":
+                    flags = [str(flag.value) for flag in statement.args if isinstance(flag, ast.Constant)]
+                    keywords = self.keywords(statement)
+                    if node.attr in {flag.lstrip("-").replace("-", "_") for flag in flags} and "default" in keywords:
+                        return self.value(keywords["default"])
+        raise UnknownValueError
+
+    def is_parsed(self, node: ast.expr) -> bool:
+        """True if a name holds the options that the script is called with."""
+        if not isinstance(node, ast.Name) or (found := self.binding(node.id, node.lineno)) is None:
+            return False
+        return isinstance(found.value, ast.Call) and name_of(found.value.func) in PARSED
+
+    def _called(self, node: ast.Call) -> Any:
+        """`dict(a=1)`, `textwrap.dedent(text)`, `text.strip()`."""
+        name = name_of(node.func)
+        if name == "dict" and not node.args:
+            return {key: self.value(value) for key, value in self.keywords(node).items()}
+        if name == "dedent" and len(node.args) == 1:
+            return textwrap.dedent(self.value(node.args[0]))
+        if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
+            return str(self.value(node.func.value)).strip()
+        raise UnknownValueError
+
+    def config_options(self) -> dict[str, ast.expr | Any]:
+        """Options of the RLOOConfig or GRPOConfig: expressions, or values from the command line of the script."""
+        node = self.arguments.get("args")
+        if node is None:
+            return {}
+        target, found = self.resolved(node), dict[str, ast.expr | Any]()
+        if isinstance(target, ast.Call) and name_of(target.func).endswith("Config"):
+            found |= dict(zip(("output_dir",), target.args, strict=False)) | self.keywords(target)
+        elif self.is_parsed(node):
+            found |= self.options
+        else:
+            raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
+        for statement in self.statements:  # config.beta = 0.1
+            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(place, ast.Attribute) and ast.unparse(place.value) == ast.unparse(node):
+                found[place.attr] = statement.value  # type: ignore[attr-defined]
+                self.taken.add(statement.lineno)
+        return found
+
+    def left(self) -> Iterator[ast.stmt]:
+        """Statements that the project does not take over, besides imports and those about the trainer."""
+        about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
+        for statement in self.statements:
+            names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
+            trains = names & about or "__name__" in names or self.trainer in ast.walk(statement)
+            if not (statement.lineno in self.taken or text or isinstance(statement, kinds) or trains):
+                yield statement
+
+    def _is_training(self, value: ast.expr | None) -> bool:
+        """True for the value of a trainer, of its options, or of an argument parser."""
+        name = name_of(value.func) if isinstance(value, ast.Call) else ""
+        return name.endswith(("Trainer", "Config", "Parser")) or name in PARSED
+
+
+def name_of(function: ast.expr) -> str:
+    """`RLOOConfig` of `trl.RLOOConfig`."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
+    """Names that a statement binds, with their value and its position in a tuple."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name, None, None
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield (alias.asname or alias.name).split(".")[0], None, None
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id, statement.value, None
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, statement.value, None
+            elif isinstance(target, ast.Tuple):
+                for index, part in enumerate(target.elts):
+                    if isinstance(part, ast.Name):
+                        yield part.id, statement.value, index
+    else:  # in a block, which may not be entered
+        for inner in ast.walk(statement):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id, UNSHOWN, None
+            elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
+                yield from ((name, None, None) for name, _, _ in _bound(inner))

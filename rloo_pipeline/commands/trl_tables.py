@@ -1,0 +1,118 @@
+"""Options of TRL 1.16's RLOOConfig and GRPOConfig: their defaults, and what each is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rloo_pipeline.config.section import JSON
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "RLOO": {"num_generations": 2, "beta": 0.05},
+    "GRPO": {"num_generations": 8, "beta": 0.0},
+}
+BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
+SAME = {
+    "rollout": ("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),
+    "algorithm": (
+        *("beta", "epsilon", "epsilon_high", "delta", "num_iterations", "normalize_advantages", "reward_clip_range"),
+        "mask_truncated_completions",
+    ),
+    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),
+    "dataset": ("chat_template_kwargs",),
+    "model": ("trust_remote_code",),
+}
+"""Options with one name and meaning on both sides, by section; those of `rollout` may only be in the tables below."""
+RENAMED = {
+    "num_generations_eval": "evaluation.num_generations",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "seed": "seed",
+    "max_tool_calling_iterations": "rollout.max_tool_calling_iterations",
+}
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adam"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+    "adafactor": "adafactor",
+}
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
+LOSSES: Mapping[str, JSON] = {
+    "grpo": {"loss_agg_mode": "sequence_mean_token_mean"},
+    "bnpo": {"loss_agg_mode": "token_mean"},
+    "dapo": {"loss_agg_mode": "token_mean"},
+    "dr_grpo": {"loss_agg_mode": "sequence_mean_token_sum_norm"},
+    "luspo": {"loss_agg_mode": "sequence_mean_token_sum"},
+    "cispo": {"loss_agg_mode": "token_mean", "clip": "cispo"},
+}
+SCALES: Mapping[str, JSON] = {
+    "group": {"advantage": "grpo"},
+    "none": {"advantage": "dr_grpo"},
+    "batch": {"advantage": "dr_grpo", "reward_normalization": "batch"},
+}
+CORRECTIONS = {
+    "token_truncate": "token_tis",
+    "token_mask": "token_mis",
+    "sequence_truncate": "sequence_tis",
+    "sequence_mask": "sequence_mis",
+}
+HERE = {
+    "use_vllm": "vLLM always samples, in jobs of its own",
+    "gradient_checkpointing": "deepspeed.gradient_checkpointing: auto turns it on where it is needed",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization is 0.9: no trainer shares the GPU",
+    "bf16": "model.dtype",
+    "save_steps": "keep_every: every policy is kept",
+    "report_to": "report_to: TensorBoard's files are always written; add wandb or mlflow",
+    "log_completions": "all completions are in rounds/*/rollouts/*.parquet",
+    "resume_from_checkpoint": "the same command again",
+    "deepspeed": "deepspeed.zero_stage, deepspeed.processes, deepspeed.config",
+    "do_eval": "policy 0 and the last policy are always evaluated",
+    "eval_strategy": "evaluation.every, in rounds",
+    "per_device_eval_batch_size": "evaluations need no batch size",
+    "shuffle_dataset": "prompts are always drawn at random",
+    "remove_unused_columns": "reward functions get all columns",
+    "logging_steps": "metrics of each round are always written",
+}
+"""Options that need no key, and what stands in their place."""
+SILENT = {
+    *("vllm_mode", "vllm_enable_sleep_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
+    *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_length", "vllm_model_impl", "use_liger_kernel"),
+    *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "logging_strategy", "logging_first_step"),
+    *("save_strategy", "save_total_limit", "save_only_model", "push_to_hub", "hub_model_id", "hub_strategy"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters"),
+    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "torch_compile", "eval_steps"),
+    *("use_transformers_paged", "use_transformers_continuous_batching", "disable_tqdm", "overwrite_output_dir"),
+    *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train", "load_best_model_at_end"),
+}
+"""Options that change speed, logs or storage only, or that are read together with another one."""
+OF_MODEL = {
+    *("model_name_or_path", "model_revision", "dtype", "torch_dtype", "attn_implementation", "use_peft", "lora_r"),
+    *("lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "dataset_name", "dataset_config"),
+    *("dataset_train_split", "dataset_test_split"),
+}
+"""Options of a command line that are not those of the trainer: they are read where the script uses them."""
+OFF = {"repetition_penalty": 1.0, "top_entropy_quantile": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
+"""Values at which an option without a counterpart does nothing; so do None and False."""
+REWARDS = {
+    "accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
+    "reasoning_accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
+    "think_format_reward": "rloo_pipeline.rewards.format:think_format_reward",
+}
+"""Reward functions of TRL that have a counterpart."""
+REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
+OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
+KNOWN = {
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "peft_config",
+    "tools",
+    "environment_factory",
+}
+SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

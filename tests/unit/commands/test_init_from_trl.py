@@ -1,0 +1,275 @@
+"""`rloo init --from-trl`: scripts in the shape of TRL's published examples become projects that can be checked."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import printed
+
+from rloo_pipeline.commands.init_from_trl import init_from_trl
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.import_string import load as load_function
+
+REASONING = """
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import RLOOConfig, RLOOTrainer
+from trl.rewards import accuracy_reward, think_format_reward
+
+raise SystemExit("the script was run")
+
+
+def main():
+    train, held = load_dataset("parquet", data_files=FILES, split=["train", "test[:50%]"])
+    SYSTEM = (
+        "Reason first, "
+        "then answer."
+    )
+
+    def conversation(row):
+        return {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["problem"]}]}
+
+    train = train.map(conversation, remove_columns=["problem"])
+    held = held.map(conversation, remove_columns=["problem"])
+    args = RLOOConfig(
+        output_dir="out/Sums-RLOO",
+        model_init_kwargs={"dtype": torch.bfloat16},
+        learning_rate=1e-5,
+        max_completion_length=1024,
+        gradient_accumulation_steps=2,
+        steps_per_generation=8,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.5,
+        repetition_penalty=1.1,
+        callbacks_every=len(train),
+    )
+    trainer = RLOOTrainer(
+        model="Qwen/Qwen3-0.6B",
+        args=args,
+        reward_funcs=[think_format_reward, accuracy_reward],
+        train_dataset=train,
+        eval_dataset=held,
+        peft_config=LoraConfig(),
+    )
+    trainer.train()
+    trainer.save_model(args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""In the shape of examples/scripts/rloo.py."""
+
+AGENT = '''
+import re
+import sqlite3
+import textwrap
+from contextlib import contextmanager
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+
+STARS = re.compile(r"\\*(yes|no)\\*")
+
+
+def right(completions, answer, **kwargs):
+    """1 for the answer between stars."""
+    found = [STARS.search(completion[-1]["content"]) for completion in completions]
+    return [float(bool(match) and match[1] == wanted) for match, wanted in zip(found, answer)]
+
+
+@contextmanager
+def time_limit(seconds):
+    yield
+
+
+def query(command: str) -> list:
+    """Runs a command of SQL.
+
+    Args:
+        command: the command.
+    """
+    with time_limit(5):
+        return sqlite3.connect("facts.db").execute(command).fetchall()
+
+
+def with_prompt(row):
+    preamble = textwrap.dedent("""\\
+        Use the database.
+        """)
+    return {"prompt": [{"role": "user", "content": preamble + row["question"]}]}
+
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    connection = sqlite3.connect("facts.db")
+    connection.execute("CREATE TABLE facts (name TEXT)")
+    dataset = Dataset.from_json(script_args.dataset_name)
+    dataset = dataset.filter(
+        lambda row: row["question"].startswith("Does")
+    )
+    dataset = dataset.map(with_prompt, remove_columns=["question"])
+    eval_dataset = None
+    training_args.chat_template_kwargs = {"enable_thinking": False}
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path,
+        train_dataset=dataset,
+        eval_dataset=eval_dataset,
+        tools=[query],
+        reward_funcs=[right],
+        args=training_args,
+    )
+    trainer.train()
+'''
+"""In the shape of examples/scripts/grpo_agent.py."""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def project(script: str, options: str = "", folder: str = "project") -> tuple[dict, str]:
+    """The configuration of a script's project, which is valid, and what is printed."""
+    Path("script.py").write_text(script)
+    output = printed(init_from_trl, Path(folder), f"script.py {options}", None, False)
+    file = Path(folder, "config", "config.yaml")
+    load(file)
+    return yaml.safe_load(file.read_text()), output
+
+
+def test_the_reasoning_example_keeps_batch_rewards_adapter_and_data(monkeypatch) -> None:
+    import pandas as pd
+
+    rows = [{"problem": f"{n}+{n}", "solution": str(2 * n)} for n in range(4)]
+    files = {name: str(Path(f"{name}.parquet").resolve()) for name in ("train", "test")}
+    for file in files.values():
+        pd.DataFrame(rows).to_parquet(file)
+    config, output = project(REASONING.replace("FILES", repr(files)))
+    assert config["run"] == "Sums-RLOO"
+    assert config["model"] == {"name_or_path": "Qwen/Qwen3-0.6B", "dtype": "bfloat16"}
+    assert config["rollout"] == {"num_generations": 2, "max_completion_length": 1024, "generation_batch_size": 64}
+    assert config["algorithm"] == {"preset": "trl", "steps_per_generation": 4}
+    assert config["update"]["lora"] == {"r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    assert config["correct"] == {"reward": "math_reward"}
+    missing = output[output.index("Without a counterpart") : output.index("Next:")]
+    assert "repetition_penalty: 1.1" in missing
+    assert "callbacks_every: len(train)" in missing
+    assert missing.count("line ") == missing.count("line 8: raise SystemExit") == 1, "other lines are taken"
+    assert "`repetition_penalty`: 1.1 | – |" in Path("project/README.md").read_text()
+    monkeypatch.chdir("project")
+    message = {"role": "system", "content": "Reason first, then answer."}
+    rows_here = load_function("data.py:train")()
+    assert rows_here[3] == {"solution": "6", "prompt": [message, {"role": "user", "content": "3+3"}]}
+    assert len(load_function("data.py:held_out")()) == 2
+
+
+def test_the_agent_example_keeps_its_tool_and_the_options_that_it_is_called_with(monkeypatch) -> None:
+    questions = [{"question": f"Does {n} exist?", "answer": "yes"} for n in range(10)] + [{"question": "Why?"}]
+    Path("facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    words = f"--model_name_or_path Qwen/Qwen3-1.7B --max_steps 400 --use_vllm --dataset_name {Path.cwd()}/facts.jsonl"
+    config, output = project(AGENT, words)
+    assert (config["rounds"], config["model"]["name_or_path"]) == (400, "Qwen/Qwen3-1.7B")
+    assert config["rollout"]["tools"] == ["tools.py:query"]
+    assert config["dataset"]["chat_template_kwargs"] == {"enable_thinking": False}
+    loss = {"advantage": "grpo", "loss_agg_mode": "token_mean", "importance_sampling_level": "token", "beta": 0.0}
+    assert config["algorithm"].items() >= loss.items()
+    assert config["algorithm"]["mismatch"] == {"correction": "sequence_mis", "max": 3.0}
+    assert output.count("line ") == 2, "the lines that make the data base"
+    monkeypatch.chdir("project")
+    rows = [*load_function("data.py:train")(), *load_function("data.py:held_out")()]
+    assert len(rows) == 10
+    assert rows[0]["prompt"][0]["content"].startswith("Use the database.\nDoes")
+    reward = load_function("rewards.py:right")
+    assert reward([[{"role": "assistant", "content": "*yes*"}]], answer=["yes"]) == [1.0]
+    assert callable(load_function("tools.py:query"))
+    assert "sqlite3" not in Path("rewards.py").read_text(), "only what the function needs"
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ("max_steps=12, steps_per_generation=2", "rounds", 6),
+        ("max_steps=12, num_iterations=3", "rounds", 4),
+        ("max_steps=12, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
+        ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
+        ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
+        ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
+        ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
+        ("max_steps=10, eval_strategy='steps', eval_steps=5", "evaluation.every", 5),
+        ("**COMMON", "rollout.temperature", 0.7),
+    ],
+)
+def test_an_option_becomes_its_key(options, key, value) -> None:
+    config, _ = project(SMALL.format(options=options))
+    for name in key.split("."):
+        config = config[name]
+    assert config == value
+
+
+SMALL = """
+from datasets import load_dataset
+from trl import RLOOConfig, RLOOTrainer
+COMMON = dict(temperature=0.7)
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+RLOOTrainer("org/model", length, RLOOConfig("out", {options}), load_dataset("org/data", split="train"),
+    load_dataset("org/data", "main", split="test")).train()
+"""
+
+
+def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
+    config, output = project(
+        GRPO.format(options="use_vllm=True, top_k=20, repetition_penalty=1.2, sync_ref_model=False")
+    )
+    assert "mismatch" not in config["algorithm"]
+    missing = output[output.index("Without a counterpart") :]
+    assert "vllm_importance_sampling_mode: sequence_mask (TRL's default)  not with top_k" in " ".join(
+        missing.split(" ")
+    )
+    assert "repetition_penalty: 1.2" in missing
+    assert "sync_ref_model" not in output, "it is off on both sides"
+
+
+def test_a_plain_data_set_is_named_without_a_copy() -> None:
+    config, _ = project(SMALL.format(options=""))
+    assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
+    assert config["dataset"]["eval"] == {"name": "org/data", "config_name": "main", "split": "test"}
+    assert not Path("project/data.py").exists()
+    ast.parse(Path("project/rewards.py").read_text())
+
+
+GRPO = SMALL.replace("RLOO", "GRPO")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        (
+            "from trl import DPOTrainer\nDPOTrainer('m')",
+            "",
+            r"one call of RLOOTrainer or GRPOTrainer .* DPOTrainer \(line 2\)",
+        ),
+        ("def f(:", "", r"script\.py: not valid Python"),
+        (GRPO.format(options="loss_type='sapo'"), "", "loss_type sapo: has no counterpart; there are grpo"),
+        (SMALL.format(options="steps_per_generation=3, gradient_accumulation_steps=2"), "", "make one a multiple"),
+        (AGENT, "", "does not show the model .*--model"),
+        (
+            AGENT,
+            "--model_name_or_path m",
+            r"line 46: give the option dataset_name: --from-trl 'script\.py --dataset_name",
+        ),
+        (AGENT, "sft", "'sft' belongs to no option"),
+        (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
+        (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
+    ],
+)
+def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script, words, message) -> None:
+    with pytest.raises(UserError, match=message):
+        project(script, words)
+    assert not Path("project").exists()
