@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rloo_pipeline.algorithm import kl
 from rloo_pipeline.algorithm.advantages import rloo
 from rloo_pipeline.algorithm.loss import Bounds, Totals, aggregate, losses
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo import arithmetic, character_model
 from rloo_pipeline.rewards.answer import exact_answer_reward
 from rloo_pipeline.training import policy_model
@@ -57,7 +58,7 @@ def train(rounds=20, sft_steps=300):
     with tempfile.TemporaryDirectory() as folder:
         character_model.tiny_qwen3(Path(folder), seed=0)
         tokenizer, sampler = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-        model, first = (policy_model.load(Path(folder), "float32", trust_remote_code=False) for _ in range(2))
+        model, first = (policy_model.load(Policy(Path(folder)), "float32") for _ in range(2))
     train_on_demonstrations(model, tokenizer, sft_steps)
     first.load_state_dict(model.state_dict())  # policy 0, which stays as the reference
     policy, reference = TokenLogProbs(model, temperature=1.0), TokenLogProbs(first, temperature=1.0)

@@ -16,6 +16,8 @@ import forks
 import numpy as np
 from helpers import Project
 
+from rloo_pipeline.artifacts.policy import Policy
+
 RUN = Path("results") / "mini"
 OUT = RUN / "damaged" / "cell"
 POLICY, PROMPTS, ASSETS = (f"{RUN}/{name}" for name in ("policies/00000", "prompts", "assets"))
@@ -266,9 +268,9 @@ def _write_third_round(project: Project) -> None:
     """Writes tables of a third round: those of the second, as if policy 2 had been sampled."""
     import pyarrow.parquet as pq
 
-    from rloo_pipeline.artifacts import policy, tables
+    from rloo_pipeline.artifacts import tables
 
-    digest = policy.digest(project.folder / RUN / "policies" / "00002")
+    digest = Policy(project.folder / RUN / "policies" / "00002").digest
     for shard in range(2):
         rollouts, *others = (
             [project.folder / _round(number, kind)[shard] for number in (2, 3)]

@@ -19,6 +19,7 @@ import pytest
 import skipped_tests
 import yaml
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config.section import merge as merged
 
 ROOT = Path(__file__).parent.parent
@@ -102,7 +103,7 @@ class Round:
         shards; `facts` go into the footers of the tables. With `answer` the rollouts are episodes, in which a tool's
         answer of so many tokens follows the first token of the model.
         """
-        from rloo_pipeline.artifacts import policy, tables
+        from rloo_pipeline.artifacts import tables
 
         rng = random.Random(number)
         for shard in range(2):
@@ -121,7 +122,7 @@ class Round:
                     score = drawn if reward is None else reward
                     scores.append({**key, "scores/answer": score, "reward": score, "seconds": 0.0, "error": None})
                     reference.append({**key, "reference_logps": [-3.0 - rng.random() for _ in ids]})
-            about = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": policy.digest(self.model)}
+            about = {"run": "mini", "round": number, "shard": shard, "seed": 1, "policy": Policy(self.model).digest}
             about |= {"policy_round": number - 1} | facts
             schema = tables.ROLLOUTS if answer is None else tables.EPISODES
             rows = [row | self.alike for row in rows]
@@ -144,14 +145,14 @@ class Round:
         """Makes the rollouts of a round say that they are of the policy that its update starts from, if no lag has them
         of an older one: they were written before that policy was. Damaged files stay as they are.
         """
-        from rloo_pipeline.artifacts import policy, tables
+        from rloo_pipeline.artifacts import tables
         from rloo_pipeline.errors import UserError
 
         for shard in range(self.shards):
             try:
                 files = {kind: self._table(number, kind, shard) for kind in ("rollouts", "scores", "reference")}
                 rollouts, scores, reference = (tables.read(file, kind) for kind, file in files.items())
-                facts = tables.footer(rollouts) | {"policy": policy.digest(start)}
+                facts = tables.footer(rollouts) | {"policy": Policy(start).digest}
             except UserError:
                 continue
             if facts["policy_round"] == str(number - 1) and facts != tables.footer(rollouts):

@@ -12,7 +12,7 @@ from typing import Any
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
-from rloo_pipeline.artifacts.policy import PICKLES
+from rloo_pipeline.artifacts.model_files import PICKLES
 
 ASSETS = lineage.ASSETS
 

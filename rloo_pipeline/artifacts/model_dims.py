@@ -93,13 +93,12 @@ def is_recurrent(hf_config: dict[str, Any]) -> bool:
     return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)
 
 
-def read(folder: Path) -> ModelDims:
-    """Reads the dimensions of the model in a folder.
+def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
+    """The dimensions of the model in a folder, by its config.json and the headers of its weights.
 
     Raises:
-        UserError: config.json is missing, or has no sizes of a transformer.
+        UserError: config.json has no sizes of a transformer.
     """
-    hf_config = read_json(folder / "config.json")
     text = text_config(hf_config)
     try:
         hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])

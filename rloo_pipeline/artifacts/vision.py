@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.policy import base_of
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims, without_torchvision
 
@@ -95,8 +93,8 @@ def _id(hf_config: Mapping[str, Any], key: str) -> int:
     return int(hf_config[key if key in hf_config else other])
 
 
-def load_processor(folder: Path, trust_remote_code: bool) -> Any:
-    """Loads the processor of a policy, which prepares text and images as vLLM's does.
+def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code: bool) -> Any:
+    """Loads the processor of a full model, which prepares text and images as vLLM's does.
 
     Raises:
         UserError: the folder has none, or one that does not belong to the model.
@@ -106,7 +104,7 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoProcessor
 
     try:
-        processor: Any = AutoProcessor.from_pretrained(base_of(folder), trust_remote_code=trust_remote_code)
+        processor: Any = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise_disk_full(error)
         raise UserError(
@@ -115,7 +113,6 @@ def load_processor(folder: Path, trust_remote_code: bool) -> Any:
         ) from error
     if not hasattr(processor, "image_processor"):
         raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
-    hf_config = read_json(base_of(folder) / "config.json")
     if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _of_gemma(hf_config, processor)):
         raise UserError(f"{folder}: {problem}")
     return processor

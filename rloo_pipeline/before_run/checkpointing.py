@@ -5,23 +5,18 @@ Recomputed activations have the bits of stored ones, so the decision changes no 
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory
 from rloo_pipeline.config import Config
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 
 
-def resolve(config: Config, folder: Path, sft: bool = False) -> Config:
-    """`resolve_for` the model in a folder and the memory of this process; off where config.json has no known sizes."""
+def resolve(config: Config, policy: Policy, sft: bool = False) -> Config:
+    """`resolve_for` the model of a policy and the memory of this process; off where config.json has no known sizes."""
     if config.deepspeed.gradient_checkpointing != "auto":
         return config
-    try:
-        shape = model_dims.read(folder)
-    except UserError:
+    if (shape := policy.dimensions) is None:
         return advice.override(config, {"deepspeed.gradient_checkpointing": False})
     return resolve_for(config, shape, devices.device_type(), devices.training_bytes(), sft)
 

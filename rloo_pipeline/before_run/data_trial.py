@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rloo_pipeline.artifacts import image_store, policy
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.before_run import dataset_inputs, episode_trial, model_inputs, reward_trial
 from rloo_pipeline.before_run.findings import Finding, problems_of
@@ -57,9 +56,9 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
 
 def template(inputs: RunInputs) -> Iterator[Finding]:
     """Faults of the chat template on prompts of the data."""
-    if inputs.folder is not None and inputs.tokenizer is not None:
+    if inputs.model is not None:
         prompts = [prompt for dataset in inputs.datasets.values() for prompt in dataset.prompts]
-        lint = TemplateLint(inputs.config, inputs.tokenizer, policy.stop_ids(inputs.folder, inputs.tokenizer))
+        lint = TemplateLint(inputs.config, inputs.model.tokenizer, inputs.model.stop_ids)
         for finding in lint.findings(prompts):
             yield Finding("chat template", True, finding.message, note=True)
 
@@ -67,8 +66,8 @@ def template(inputs: RunInputs) -> Iterator[Finding]:
 def first_prompt(inputs: RunInputs) -> Iterator[Finding]:
     """The first training prompt as the model reads it, with its special tokens."""
     train = inputs.datasets.get("dataset.train")
-    if train is not None and inputs.tokenizer is not None and "prompt_ids" in train.rows[0]:
-        text = str(inputs.tokenizer.decode(train.rows[0]["prompt_ids"], skip_special_tokens=False))
+    if train is not None and inputs.model is not None and "prompt_ids" in train.rows[0]:
+        text = str(inputs.model.tokenizer.decode(train.rows[0]["prompt_ids"], skip_special_tokens=False))
         yield Finding("first prompt", True, reward_trial.in_one_line(text))
 
 
@@ -85,16 +84,14 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
     """The run's prompt maker; None without a model, or without a processor in a run with images."""
-    if inputs.folder is None or inputs.tokenizer is None:
-        return None
-    if inputs.config.dataset.shows_images and inputs.processor is None:
+    model, dataset = inputs.model, inputs.config.dataset
+    if model is None or (dataset.shows_images and inputs.processor is None):
         return None
     if inputs.trial is not None:
         templater = inputs.trial.templater
     else:
-        stop_ids = policy.stop_ids(inputs.folder, inputs.tokenizer)
-        templater = Templater(inputs.config.dataset, inputs.tokenizer, stop_ids, None, processor=inputs.processor)
-    return PromptParts(templater, read_json(inputs.folder / "config.json"))
+        templater = Templater(dataset, model.tokenizer, model.stop_ids, None, processor=inputs.processor)
+    return PromptParts(templater, model.config)
 
 
 def _columns(rows: Sequence[Row]) -> str:
@@ -107,7 +104,7 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
     Raises:
         UserError: the stage `prompts` would raise it too.
     """
-    if parts is None or inputs.folder is None:
+    if parts is None or inputs.model is None:
         some = rows[:TEMPLATED]
         prompts = [prompt_of(row, inputs.config.dataset, f"{place}, row {number}") for number, row in enumerate(some)]
         inputs.datasets[key] = DatasetSample(some, prompts, len(rows))
@@ -124,7 +121,7 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
         parts.add(name, rows, place)
     kept, counts = parts.rows[name], parts.counts[name]
     lengths = [len(row["prompt_ids"]) for row in kept]
-    model_inputs.check_context(inputs.config, read_json(inputs.folder / "config.json"), max(lengths), key)
+    model_inputs.check_context(inputs.config, inputs.model.config, max(lengths), key)
     stored = rows_of(as_dataset(kept, place).data.table)
     if column is not None:
         for row in stored[: reward_trial.PROMPTS]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.before_run.reward_trial import WRONG_ANSWER
@@ -31,22 +31,22 @@ EXAMPLES: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "bool
 NO_LIMIT = SamplingConfig(1.0, 1.0, 0, None, 1 << 30)
 
 
-def prepare(stack: ExitStack, config: Config, folder: Path | None) -> EpisodeTrial | None:
+def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTrial | None:
     """Starts the processes of tools and environments, which end with `stack`; None if there is no model to play for.
 
     Args:
         stack: holds the processes.
         config: the run's configuration.
-        folder: the model's folder, if it exists.
+        model: the model, if it exists.
 
     Raises:
         UserError: tools, environments, chat template or parser cannot be used.
     """
     pool = stack.enter_context(resets.pool_of(config.rollout))
     pool.check()
-    if folder is None:
+    if model is None:
         return None
-    reader = groups.call_reader(folder, config)
+    reader = groups.call_reader(model, config)
     several = isinstance(config.rollout.environment, dict)
     template = reader.template
     templater = Templater(config.dataset, template.tokenizer, sorted(template.stop_ids), pool, several)
@@ -57,7 +57,7 @@ def tools(inputs: RunInputs) -> Iterator[Finding]:
     """Tools, environments and the tool-call parser work; sets `trial`."""
     if inputs.config.rollout.uses_tools:
         with problems_of("tools") as problems:
-            inputs.trial = prepare(inputs.stack, inputs.config, inputs.folder)
+            inputs.trial = prepare(inputs.stack, inputs.config, inputs.model)
         yield from problems
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.config import Config
@@ -18,8 +18,9 @@ def model_finding(config: Config) -> Finding:
     """The model, if its config.json is on this machine."""
     with problems_of("model") as problems:
         if folder := model_inputs.model_folder(config):
-            model_inputs.check_model(config, folder)
-            note = model_inputs.tight_context(config, read_json(folder / "config.json"))
+            model = Policy(folder)
+            model_inputs.check_model(config, model)
+            note = model_inputs.tight_context(config, model.config)
             return Finding("model", True, note, note=bool(note))
     return next(iter(problems), Finding("model", True, ""))
 

@@ -9,8 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims, policy, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import model_dims, model_files, vision
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -81,21 +81,22 @@ def shape(config: Config) -> model_dims.ModelDims:
 
 
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
-    model_support.check_run(config, folder)
-    return model_dims.read(folder)
+    model = Policy(folder)
+    model_support.check_run(config, model)
+    return model_dims.read(folder, model.config)
 
 
-def check_model(config: Config, folder: Path) -> None:
+def check_model(config: Config, model: Policy) -> None:
     """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
         UserError: the folder has a pipe, socket or device, training does not support the model, or its context is too
             short even for the completions.
     """
-    policy.check_files(folder)
-    model_support.check_run(config, folder)
-    check_images(config, read_json(folder / "config.json"), str(folder / "config.json"))
-    check_context(config, read_json(folder / "config.json"), 1, str(folder))
+    model_files.check_files(model.folder)
+    model_support.check_run(config, model)
+    check_images(config, model.config, str(model.config_file))
+    check_context(config, model.config, 1, str(model))
 
 
 def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:

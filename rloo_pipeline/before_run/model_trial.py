@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from rloo_pipeline.artifacts import model_dims, policy, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import model_dims, model_files
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.before_run.run_inputs import RunInputs
@@ -22,24 +22,25 @@ READ = 4 << 30
 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
-    """The model can be trained as configured; sets `folder`."""
+    """The model can be trained as configured; sets `model`."""
     with problems_of("model") as problems:
-        folder = _folder(inputs)
-        if folder is None:
+        found = _model(inputs)
+        if found is None:
             name = inputs.config.model.name_or_path
             message = f"{name} is not in the Hub's cache yet, so neither it nor its tokenizer was checked"
             yield Finding("model", True, message, note=True)
         else:
-            yield _finding(inputs, folder)
-            inputs.folder = folder
+            yield _finding(inputs, found)
+            inputs.model = found
     yield from problems
 
 
 def weights(inputs: RunInputs) -> Iterator[Finding]:
     """The weights are complete safetensors files with exactly the model's tensors, as `warmstart` requires."""
-    config, folder = inputs.config, inputs.folder
-    if folder is None:
+    config = inputs.config
+    if inputs.model is None:
         return
+    folder = inputs.model.folder
     is_local = config.model.build is not None or Path(str(config.model.name_or_path)).is_dir()
     if not is_local and not any(folder.glob("*.safetensors")):
         yield Finding("weights", True, "not in the Hub's cache yet, so they were not checked", note=True)
@@ -47,15 +48,15 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
     with problems_of("weights") as problems:
         import transformers
 
-        policy.check(folder)
-        policy.vocabulary(folder)
+        inputs.model.check()
+        inputs.model.vocabulary  # noqa: B018, fails where config.json has none
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         if size <= READ:
-            policy.check_finite(folder)
+            model_files.check_finite(folder)
         if config.model.quantization is None:
             transformers.logging.set_verbosity_error()
             transformers.logging.disable_progress_bar()
-            plain_model.check_tensors(folder, config.model.trust_remote_code)
+            plain_model.check_tensors(inputs.model)
         values = "" if size <= READ else "; `warmstart` reads them and looks for values that are not finite"
         yield Finding("weights", True, f"{places.size_of(size)}, all tensors of the model{values}")
     yield from problems
@@ -65,56 +66,56 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     """This machine can train and sample the model; gives notes only, since stages may run on another machine."""
     for finding in places.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
-    if inputs.folder is None:
+    if inputs.model is None:
         return
-    dtype, file = inputs.config.model.dtype, inputs.folder / "config.json"
+    dtype = inputs.config.model.dtype
     with problems_of("sampling") as problems:
         if devices.has_gpu():
             gpu_limits.check(dtype, has_adapter=inputs.config.update.lora is not None)
         else:
-            cpu_limits.check(file, read_json(file), dtype)
-            cpu_limits.check_configured_heads(file, read_json(file))
+            cpu_limits.check(inputs.model, dtype)
+            cpu_limits.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
-    """Tokenizer and processor can be loaded; sets both, or unsets `folder` if they cannot."""
-    if inputs.folder is None:
+    """Tokenizer and processor can be loaded; sets `processor`, or unsets `model` if they cannot."""
+    if inputs.model is None:
         return
-    config, folder, inputs.folder = inputs.config, inputs.folder, None
+    config, found, inputs.model = inputs.config, inputs.model, None
     with problems_of("model") as problems:
-        loaded = policy.load_tokenizer(folder, config.model.trust_remote_code)
-        policy.stop_ids(folder, loaded)
-        yield Finding("tokenizer", True, f"{len(loaded)} tokens, end token {loaded.eos_token}")
+        found.stop_ids  # noqa: B018, fails where they cannot be read
+        yield Finding("tokenizer", True, f"{len(found.tokenizer)} tokens, end token {found.tokenizer.eos_token}")
         if config.dataset.shows_images:
-            inputs.processor = vision.load_processor(folder, config.model.trust_remote_code)
+            inputs.processor = found.processor
             yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
-        inputs.folder, inputs.tokenizer = folder, loaded
+        inputs.model = found
     yield from problems
 
 
-def _folder(inputs: RunInputs) -> Path | None:
-    """The model's folder, checked; None if it is not downloaded yet."""
+def _model(inputs: RunInputs) -> Policy | None:
+    """The model, checked; None if it is not downloaded yet."""
     config = inputs.config
     folder = model_inputs.model_folder(config)
     if config.model.build is not None:
         folder = inputs.scratch / "model"
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
             building.build(config.model, config.seed, config.data_dir, folder)
-    if folder is not None:
-        model_inputs.check_model(config, folder)
-    return folder
+    if folder is None:
+        return None
+    found = Policy(folder, config.model.trust_remote_code)
+    model_inputs.check_model(config, found)
+    return found
 
 
-def _finding(inputs: RunInputs, folder: Path) -> Finding:
+def _finding(inputs: RunInputs, found: Policy) -> Finding:
     config = inputs.config
     name = config.model.name_or_path or f"built by {config.model.build}"
-    hf_config = read_json(folder / "config.json")
-    context = model_dims.context(hf_config) or "unknown"
-    checked = self_check.load_or_run(folder, config.model.trust_remote_code, config.dataset.shows_images)
-    policy_model.check_adapter(folder, config.model.trust_remote_code, config.update.lora)
+    context = model_dims.context(found.config) or "unknown"
+    checked = self_check.load_or_run(found, config.dataset.shows_images)
+    policy_model.check_adapter(found, config.update.lora)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
-        "model", True, f"{name}: {hf_config.get('model_type')}, context {context}, {config.model.dtype}{slow}"
+        "model", True, f"{name}: {found.config.get('model_type')}, context {context}, {config.model.dtype}{slow}"
     )

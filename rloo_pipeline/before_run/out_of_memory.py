@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from rloo_pipeline.artifacts import model_dims, policy
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
@@ -32,24 +31,21 @@ LESS = 0.05
 """Step by which to lower `gpu_memory_utilization` if it is too large although nothing else is on the GPU."""
 
 
-def refuse(error: Exception, role: str, config: Config, folder: Path | None) -> None:
+def refuse(error: Exception, role: str, config: Config, policy: Policy | None) -> None:
     """Raises a more helpful error if this one means that an engine found too little memory.
 
     Args:
         error: error that ended the stage.
         role: worker role of the stage; nothing is raised for a role without an engine.
         config: the run's configuration.
-        folder: folder of the policy or the model; None if there are several.
+        policy: the policy or the model; None if there are several.
 
     Raises:
         UserError: its message is `sentence`.
     """
     if role not in ENGINES or not is_out_of_memory(error):
         return
-    try:
-        dims = None if folder is None else model_dims.read(policy.base_of(folder))
-    except (UserError, OSError):
-        dims = None
+    dims = None if policy is None else policy.dimensions
     gpu = _gpu()
     raise UserError(sentence(role, config, dims, gpu, devices.gpu_processes() if gpu else [])) from error
 

@@ -65,7 +65,7 @@ def _writable(folder: Path) -> bool:
 
 def model(config: Config, fix: str) -> Iterator[Finding]:
     """The model is complete and can be trained as configured."""
-    from rloo_pipeline.artifacts import policy
+    from rloo_pipeline.artifacts import model_files
 
     by_config_json = inputs.model_finding(config)
     if not by_config_json.ok:
@@ -84,7 +84,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
         yield Finding("model", False, f"the weights of {name} are not in the Hub's cache", fix)
     else:
         with problems_of("model", "" if Path(name).is_dir() else fix) as problems:
-            policy.check(folder)
+            model_files.check(folder)
         yield from problems or [Finding("model", True, f"{folder} is complete")]
 
 

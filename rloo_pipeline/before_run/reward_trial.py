@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline import import_string
@@ -17,6 +16,7 @@ from rloo_pipeline.runtime import devices
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.user_code.score_batch import RewardBatch
 
 PROMPTS, SAMPLES = 4, 2
@@ -39,7 +39,8 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     """One finding per reward function and dataset, from the scores of a few training and held-out rows."""
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
-    samples = {key: _inputs(config, inputs.datasets[key], inputs.tokenizer) for key in keys}
+    tokenizer = None if inputs.model is None else inputs.model.tokenizer
+    samples = {key: _inputs(config, inputs.datasets[key], tokenizer) for key in keys}
     scores: dict[str, float | None] = {}
     for reward in config.rewards:
         if reward.gpus and not devices.has_gpu():
@@ -47,7 +48,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
         elif not samples:
             yield _not_called(reward, "there are no rows to call it with")
         for key in samples if not reward.gpus or devices.has_gpu() else ():
-            finding, first = _call(config, reward, key, samples[key], inputs.folder)
+            finding, first = _call(config, reward, key, samples[key], inputs.model)
             scores.setdefault(reward.column, first)
             yield finding
             if not finding.ok:
@@ -114,13 +115,13 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
 
 
 def _call(
-    config: Config, reward: Reward, key: str, inputs: RewardInputs, folder: Path | None
+    config: Config, reward: Reward, key: str, inputs: RewardInputs, model: Policy | None
 ) -> tuple[Finding, float | None]:
     """Scores the rows with one function; also returns the score of the first one."""
     from rloo_pipeline.user_code.dispatch import WorkerPools
 
     subject, rows = f"reward {reward.column}", f"on rows of {key}"
-    constants = {} if folder is None else {"tokenizer_path": str(folder)}
+    constants = {} if model is None else {"tokenizer_path": str(model.base)}
     samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
     try:
         with WorkerPools([reward], reward.threads) as pools:

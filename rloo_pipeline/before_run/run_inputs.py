@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.rows import Row
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from rloo_pipeline.rollout.episode_loop import EpisodeRecord
     from rloo_pipeline.rollout.templating import Templater
     from rloo_pipeline.rollout.tool_calls import CallReader
@@ -58,9 +57,8 @@ class RunInputs:
     """Empty folder for a model that a function builds."""
     stack: ExitStack
     """Ends the processes of tools and environments."""
-    folder: Path | None = None
-    """The model's folder."""
-    tokenizer: PreTrainedTokenizerBase | None = None
+    model: Policy | None = None
+    """The model; its tokenizer can be loaded."""
     processor: Any = None
     """The image processor, in a run with images."""
     trial: EpisodeTrial | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import memory, model_inputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, one_line
@@ -26,10 +26,10 @@ def left_out(config: Config) -> frozenset[str]:
     try:
         built = Path("results") / config.run / "assets" / "model"
         folder = model_inputs.model_folder(config) or (built if config.model.build else _fetched(config))
-        dims = model_dims.read(folder)
     except UserError:  # not here, as a model that a function builds in the first stage
         return frozenset()
-    return _too_many(config, dims, devices.machine_bytes())
+    dims = Policy(folder).dimensions
+    return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
 
 
 def _fetched(config: Config) -> Path:

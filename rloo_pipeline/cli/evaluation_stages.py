@@ -29,7 +29,7 @@ def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
 
     outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
-    evaluate(config, held_out_part(arguments.prompts), arguments.policy_folder, arguments.name, outputs)
+    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
 
 
 def _select(arguments: argparse.Namespace) -> None:
@@ -109,7 +109,7 @@ COMMANDS = (
         "distance",
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
-        *(path("reference", "folder of policy 0"), IMAGES, CHECKS),
+        *(path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"), IMAGES, CHECKS),
         log_probs=True,
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),

@@ -37,7 +37,7 @@ def _checks(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.checks import checks
     from rloo_pipeline.stages.report_so_far import write_page
 
-    inputs = (arguments.assets, arguments.prompts, arguments.policy_folder, arguments.probed)
+    inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probed)
     try:
         checks(config, *inputs, arguments.trial, arguments.output)
     except RefusedPolicyError:

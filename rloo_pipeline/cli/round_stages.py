@@ -30,7 +30,7 @@ def _rollout(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.rollout import rollout
 
-    inputs = (arguments.prompts, arguments.policy_folder, arguments.round_, arguments.shard)
+    inputs = (arguments.prompts, arguments.policy, arguments.round_, arguments.shard)
     rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
     rollout(config, *inputs, arguments.output, arguments.held_out, rates)
 
@@ -40,7 +40,7 @@ def _score(config: Config, arguments: argparse.Namespace) -> None:
 
     if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
         gpu_claims.claim(gpus)
-    paths = (arguments.prompts, arguments.policy_folder, arguments.rollouts, arguments.output)
+    paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
     held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
     score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
@@ -52,7 +52,7 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 
     inputs = (
         arguments.prompts,
-        arguments.policy_folder,
+        arguments.policy,
         arguments.round_,
         RoundFiles(arguments.rollouts, arguments.scores),
     )
@@ -63,13 +63,13 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
 def _update(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
         from rloo_pipeline.artifacts.round_tables import RoundFiles
-        from rloo_pipeline.stages.update import TrainingPolicies, UpdateOutputs, update
+        from rloo_pipeline.stages.update import UpdateOutputs, update
 
         inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
         outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
-        policies = TrainingPolicies(arguments.policy_folder, arguments.sampler or arguments.policy_folder)
+        policies = (arguments.policy, arguments.sampler or arguments.policy)
         more = (arguments.prompts, arguments.checks)
-        update(config, arguments.round_, policies, arguments.trainer, inputs, outputs, *more)
+        update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import assets, lineage
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cli.stage_setup import card_facts, runs_here, stage_config, whole_config
 from rloo_pipeline.config import Config, Rollout
@@ -44,6 +45,7 @@ def stage(
             take_sampler(config)
         if log_probs and not runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
             return
+        _open_policies(config, arguments)
         from rloo_pipeline.artifacts import tables
 
         try:
@@ -65,10 +67,19 @@ def stage(
     return command(name, start, about, CONFIG, OUTPUT, *options)
 
 
-def _model_of(arguments: argparse.Namespace) -> Path | None:
-    """Folder of the stage's policy, or of the model that it makes one from; None if the stage has several or none."""
-    folder: Path | None = getattr(arguments, "policy_folder", getattr(arguments, "assets", None))
-    return None if folder is None else assets.policy_of(folder)
+def _open_policies(config: Config, arguments: argparse.Namespace) -> None:
+    """Replaces the folders that options give by policies; that of `stage-assets` has the base model."""
+    trusted = getattr(getattr(config, "model", None), "trust_remote_code", False)  # `score` has no section model
+    for name in ("policy", "sampler", "start"):
+        if (folder := getattr(arguments, name, None)) is not None:
+            setattr(arguments, name, Policy(assets.policy_of(folder), trusted))
+
+
+def _model_of(arguments: argparse.Namespace) -> Policy | None:
+    """The stage's policy, or the model that it makes one from; None if the stage has several or none."""
+    if hasattr(arguments, "policy"):
+        return arguments.policy  # type: ignore[no-any-return]
+    return Policy(assets.model_of(arguments.assets)) if hasattr(arguments, "assets") else None
 
 
 def take_sampler(config: Config) -> None:
@@ -94,7 +105,7 @@ def shards(name: str) -> Option:
 OUTPUT = path("output", "file or folder to write")
 ASSETS = path("assets", "folder that stage-assets wrote")
 PROMPTS = path("prompts", "folder that prompts wrote")
-POLICY = path("policy", "folder of a policy", dest="policy_folder", metavar="POLICY")
+POLICY = path("policy", "folder of a policy, or of `stage-assets` for the base model")
 IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
 ROLLOUTS = path("rollouts", "table of rollouts")
 CHECKS = option(

@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import files, manifest, policy
+from rloo_pipeline.artifacts import files, manifest
+from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import adapters
@@ -26,25 +28,26 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
     Raises:
         UserError: the policy does not exist or is damaged, `merge` is needed or impossible, or the output exists.
     """
-    folders = sorted(folder for folder in (run / policy.FOLDER).glob("[0-9]*") if folder.name.isdigit())
-    folder = folders[-1] if folders and number is None else run / policy.FOLDER / f"{number or 0:05d}"
+    folders = sorted(folder for folder in (run / POLICIES).glob("[0-9]*") if folder.name.isdigit())
+    folder = folders[-1] if folders and number is None else run / POLICIES / f"{number or 0:05d}"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such policy; pass the folder of a run, results/<run>, and a policy that it kept")
     if output.exists():
         raise UserError(f"{output}: exists; name a new folder")
-    policy.verify(folder)
-    if policy.is_adapter(folder) and not merge:
+    policy = Policy(folder, config.model.trust_remote_code)
+    policy.verify()
+    if policy.is_adapter and not merge:
         raise UserError(f"{folder}: an adapter, which only works together with its base; add --merge")
     with files.atomic_folder(output) as target:
-        if policy.is_adapter(folder):
-            _merge(config, folder, target)
+        if policy.is_adapter:
+            _merge(policy, config.model.dtype, target)
         else:
             shutil.copytree(folder, target, dirs_exist_ok=True)
         (target / manifest.MANIFEST).unlink(missing_ok=True)  # it is of the run
     say(f"{folder} is in {output}")
 
 
-def _merge(config: Config, folder: Path, target: Path) -> None:
+def _merge(policy: Policy, dtype: str, target: Path) -> None:
     """Writes the base with the policy's adapter merged into its weights.
 
     Raises:
@@ -54,15 +57,14 @@ def _merge(config: Config, folder: Path, target: Path) -> None:
 
     from rloo_pipeline.training import plain_model, policy_model
 
-    base = policy.base_of(folder)
-    model: Any = plain_model.load_plain(base, "float32", config.model.trust_remote_code)
+    model: Any = plain_model.load_plain(policy, "float32")
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    last = {name.rpartition(".")[2] for name in adapters.modules(folder)}
+    last = {name.rpartition(".")[2] for name in adapters.modules(policy.folder)}
     if ends[0] is ends[1] and (shared := last & {"lm_head", "embed_tokens"}):
         raise UserError(
-            f"{folder}: its adapter is on {min(shared)}, which shares its weights with another layer, so it cannot be "
+            f"{policy}: its adapter is on {min(shared)}, which shares its weights with another layer, so it cannot be "
             "merged; load it with PEFT"
         )
-    merged = plain_model.load_adapter(model, folder).merge_and_unload().to(getattr(torch, config.model.dtype))
-    merged.config.dtype = getattr(torch, config.model.dtype)
-    policy_model.save(merged, merged.state_dict(), target, base)
+    merged = plain_model.load_adapter(model, policy).merge_and_unload().to(getattr(torch, dtype))
+    merged.config.dtype = getattr(torch, dtype)
+    policy_model.save(merged, merged.state_dict(), target, policy.base)

@@ -187,13 +187,13 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
     if not data.rows or model.folder is None:
         return count
     try:
-        from rloo_pipeline.artifacts import policy
+        from rloo_pipeline.artifacts.policy import Policy
         from rloo_pipeline.rollout.prompt_parts import PromptParts
         from rloo_pipeline.rollout.templating import Templater
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
-        tokenizer = policy.load_tokenizer(model.folder, trust_remote_code=False)
-        parts = PromptParts(Templater(dataset, tokenizer, policy.stop_ids(model.folder, tokenizer), None))
+        policy = Policy(model.folder)
+        parts = PromptParts(Templater(dataset, policy.tokenizer, policy.stop_ids, None))
         for name in parts.order:
             parts.add(name, [*data.rows[name]], data.name)
     except (ImportError, UserError):  # which `rloo check` explains

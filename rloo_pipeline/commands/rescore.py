@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Reward
@@ -86,7 +87,7 @@ def _tables(
     new = []
     for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
-        new.append(score_table(config, shard_rollouts, prompts, run / "policies" / "00000"))
+        new.append(score_table(config, shard_rollouts, prompts, Policy(run / "policies" / "00000")))
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
         about |= scoring_facts(config.rewards)
         tables.write(output / path.relative_to(folder), new[-1], schema, "scores", **about)

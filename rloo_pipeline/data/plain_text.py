@@ -194,7 +194,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def _stop_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of the tokens that end a completion, read from the model's folder if the tokenizer came from one."""
     folder = Path(tokenizer.name_or_path or "/nonexistent")
-    return {*policy.stop_ids(folder, tokenizer)}
+    return {*(policy.Policy(folder).generation_ends or ()), tokenizer.eos_token_id} - {None}
 
 
 def _texts(value: Any) -> Iterable[Any]:

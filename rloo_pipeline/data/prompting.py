@@ -252,7 +252,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
 @lru_cache(maxsize=8)
 def _embedded(folder: str) -> int | None:
     """Number of tokens that the model in a folder embeds; None if the folder has no model."""
-    return policy.vocabulary(Path(folder)) if folder and (Path(folder) / "config.json").is_file() else None
+    return policy.Policy(Path(folder)).vocabulary if folder and (Path(folder) / "config.json").is_file() else None
 
 
 def _check_length(text: str, path: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts import policy
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy, has_pad
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompting import render
 from rloo_pipeline.judging.evidence import TokenFacts
@@ -20,23 +18,19 @@ ANSWER = "an answer"
 CHECKED = "the checks of the chat template"
 
 
-def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) -> TokenFacts:
+def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) -> TokenFacts:
     """Measures the facts.
 
     Args:
         config: for the chat template's arguments.
-        folder: the policy's folder.
+        policy: the policy.
         rows: prompts, with `prompt` and `prompt_ids`.
     """
-    tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
+    tokenizer = policy.tokenizer
     chats = [row for row in rows if not isinstance(row["prompt"], str)]
     opening = [_opening(tokenizer, config, row["prompt"]) for row in chats]
-    path = policy.base_of(folder) / "generation_config.json"
-    configured = read_json(path).get("eos_token_id") if path.exists() else None
-    ids = configured if isinstance(configured, list) else [] if configured is None else [configured]
     bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
-    stops = policy.stop_ids(folder, tokenizer)
-    lint = TemplateLint(config, tokenizer, stops).findings([row["prompt"] for row in rows])
+    lint = TemplateLint(config, tokenizer, policy.stop_ids).findings([row["prompt"] for row in rows])
     return TokenFacts(
         prompts=len(rows),
         changed=sum(_round_trip(tokenizer, row["prompt_ids"]) != list(row["prompt_ids"]) for row in rows),
@@ -47,10 +41,10 @@ def token_facts(config: Config, folder: Path, rows: Sequence[dict[str, Any]]) ->
             for row, text in zip(chats, opening, strict=True)
         ),
         generation_prompt=opening[0] if opening else "",
-        pad=pad if isinstance(pad, int) and policy.has_pad(tokenizer) else None,
+        pad=pad if isinstance(pad, int) and has_pad(tokenizer) else None,
         eos=eos if isinstance(eos, int) else None,
-        stops=tuple(stops),
-        configured=tuple(ids) if path.exists() else None,
+        stops=tuple(policy.stop_ids),
+        configured=policy.generation_ends,
         turn_end=_turn_end(tokenizer, config, chats[0]["prompt"]) if chats else None,
         template=tuple(finding.message for finding in lint if finding.problem),
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.prompt_set import content_text
 from rloo_pipeline.data.plain_text import UnwritableTextError, plain_text
 from rloo_pipeline.errors import UserError, one_line
@@ -144,7 +144,7 @@ def _load(
             f"({one_line(error)}); give a folder, or download it first where there is internet: "
             f"hf download {path}"
         ) from error
-    policy.check_loading_info(f"{REWARD}: '{path}'", loading_info)
+    model_files.check_loading_info(f"{REWARD}: '{path}'", loading_info)
     settings = model.config.get_text_config()
     settings.use_cache = False
     if settings.pad_token_id is None:

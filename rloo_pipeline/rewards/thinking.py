@@ -109,9 +109,9 @@ def _tokenizer(path: str) -> Tokenizer:
     """The tokenizer of a policy, or of its base model where the policy is an adapter."""
     from tokenizers import Tokenizer
 
-    from rloo_pipeline.artifacts.policy import base_of
+    from rloo_pipeline.artifacts.policy import Policy
 
-    file = base_of(Path(path)) / "tokenizer.json"
+    file = Policy(Path(path)).base / "tokenizer.json"
     if not file.is_file():
         raise UserError(
             f"{file}: no such file; thinking_reward's tokenizer_path must be a folder with a tokenizer.json"

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.policy import ADAPTER, ADAPTER_WEIGHTS
+from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import guard
 
@@ -26,15 +26,15 @@ PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 
 
-def settings(folder: Path) -> dict[str, Any]:
-    """vLLM's settings for the adapter in a folder.
+def settings(policy: Policy) -> dict[str, Any]:
+    """vLLM's settings for a policy's adapter.
 
     They name the modules that the adapter changes. Otherwise vLLM would also prepare layers of experts for adapters,
     which fails on CPUs. The names are last parts: PEFT writes whole paths for `all-linear`, from which vLLM would find
     only the unfused layers.
     """
-    names = sorted({module.rpartition(".")[2] for module in modules(folder)})
-    rank = read_json(folder / ADAPTER)["r"]
+    names = sorted({module.rpartition(".")[2] for module in modules(policy.folder)})
+    rank = policy.adapter["r"]
     return {"enable_lora": True, "max_lora_rank": vllm_lora_rank(rank), "lora_target_modules": names}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.model_dims import experts_key, is_recurrent, text_config
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 
@@ -25,17 +26,17 @@ gpt-oss.
 """
 
 
-def check(file: Path, hf_config: Mapping[str, Any], dtype: Dtype) -> None:
+def check(policy: Policy, dtype: Dtype) -> None:
     """Checks a model by its config.json before its engine starts.
 
     Raises:
         UserError: vLLM cannot sample it on a CPU.
     """
-    text = text_config(hf_config)
+    text = text_config(policy.config)
     if text.get("linear_num_value_heads"):
-        _check_delta_net(file, text, dtype)
-    if experts_key(hf_config):
-        _check_experts(file, text)
+        _check_delta_net(policy.config_file, text, dtype)
+    if experts_key(policy.config):
+        _check_experts(policy.config_file, text)
 
 
 def _check_delta_net(file: Path, text: Mapping[str, Any], dtype: Dtype) -> None:
@@ -61,27 +62,27 @@ def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
             )
 
 
-def check_heads(file: Path, model: ModelConfig) -> None:
+def check_heads(policy: Policy, model: ModelConfig) -> None:
     """Checks the attention of a model as a started engine has read it.
 
     Raises:
         UserError: vLLM cannot compute it on a CPU.
     """
     if model.use_mla or not model.is_attention_free:
-        _check_head(file, model.get_head_size(), model.use_mla)
+        _check_head(policy.config_file, model.get_head_size(), model.use_mla)
 
 
-def check_configured_heads(file: Path, hf_config: Mapping[str, Any]) -> None:
+def check_configured_heads(policy: Policy) -> None:
     """Applies `check_heads` to config.json, without an engine; skips models whose config.json does not give the heads.
 
     Raises:
         UserError: vLLM cannot compute these heads on a CPU.
     """
-    text = text_config(hf_config)
+    text = text_config(policy.config)
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     size = text.get("head_dim") or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else None)
-    if isinstance(size, int) and not text.get("kv_lora_rank") and not is_recurrent(dict(hf_config)):
-        _check_head(file, size, latent=False)
+    if isinstance(size, int) and not text.get("kv_lora_rank") and not is_recurrent(policy.config):
+        _check_head(policy.config_file, size, latent=False)
 
 
 def _check_head(file: Path, size: int, latent: bool) -> None:

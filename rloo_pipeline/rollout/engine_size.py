@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import model_dims, vision
-from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -25,16 +24,16 @@ LOGITS = 4
 GB = 1e9
 
 
-def context_length(folder: Path, needed: int) -> int:
+def context_length(policy: Policy, needed: int) -> int:
     """A context for at least `needed` tokens, rounded up so that a later stage may have somewhat longer prompts.
 
     Raises:
         UserError: `needed` exceeds the context of the model.
     """
-    longest = model_dims.context(read_json(folder / "config.json"))
+    longest = model_dims.context(policy.config)
     if longest is not None and needed > longest:
         raise UserError(
-            f"{folder}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
+            f"{policy.base}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
             f"{longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
     rounded = -(-needed // 64) * 64
@@ -143,7 +142,7 @@ def gpu_budget(
 
 
 def gpu_settings(
-    base: Path, dtype: Dtype, gpu: VisibleGpu, utilization: float, parallel: int, longest: int
+    policy: Policy, dtype: Dtype, gpu: VisibleGpu, utilization: float, parallel: int, longest: int
 ) -> dict[str, Any]:
     """vLLM's settings for its share of a GPU; takes the arguments of `gpu_budget`.
 
@@ -154,11 +153,12 @@ def gpu_settings(
     Raises:
         UserError: the cache cannot hold a sequence.
     """
-    dims = dims_of(base)
+    dims = policy.dimensions
     if dims is None:
         return {"max_num_seqs": gpu.sequences, "gpu_memory_utilization": utilization}
-    recurrent = model_dims.is_recurrent(read_json(base / "config.json"))
-    budget = gpu_budget(dims, dtype, gpu, utilization, parallel, longest, recurrent)
+    budget = gpu_budget(
+        dims, dtype, gpu, utilization, parallel, longest, recurrent=model_dims.is_recurrent(policy.config)
+    )
     if budget.cache < (needed := dims.cached(dtype) * longest / parallel):
         raise UserError(
             f"vllm.gpu_memory_utilization: {utilization} of a GPU of {gpu.memory / GB:.1f} GB is too little: the "
@@ -174,12 +174,18 @@ def gpu_settings(
     }
 
 
-def dims_of(folder: Path) -> ModelDims | None:
-    """The dimensions of a model; None where its configuration has none that `model_dims` can read."""
-    try:
-        return model_dims.read(folder)
-    except UserError:
-        return None
+def cpu_settings(policy: Policy, dtype: Dtype, most_gib: int, longest: int) -> dict[str, Any]:
+    """vLLM's settings on CPUs; takes the arguments of `cache_bytes`."""
+    settings: dict[str, Any] = {
+        "enforce_eager": True,
+        # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
+        "enable_chunked_prefill": False,
+        "max_num_seqs": CPU_MAX_SEQS,
+        "kv_cache_memory_bytes": cache_bytes(policy.dimensions, dtype, most_gib, longest),
+    }
+    if model_dims.is_recurrent(policy.config):  # without chunks vLLM keeps no states for prompts that begin alike
+        settings["enable_prefix_caching"] = False
+    return settings
 
 
 def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import image_store, policy, tables
+from rloo_pipeline.artifacts import image_store, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.compatibility import compatibility_key
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 EVALUATION = ("evaluation",)
 """Names of the seeds of held-out samples, which do not depend on the policy."""
+IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
-def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
+def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
-        folder: the policy's folder.
+        policy: the policy.
         config: the stage's configuration.
         prompts: prompts to sample from.
         max_completion_length: tokens that the context must have room for beside the longest prompt.
@@ -47,7 +49,6 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
     model, vllm = config.model, config.vllm
     settings = EngineSettings(
         model.dtype,
-        model.trust_remote_code,
         vllm.gpu_memory_utilization,
         vllm.kv_cache_gib,
         vllm.tensor_parallel_size,
@@ -55,37 +56,57 @@ def load_sampler(folder: Path, config: Config, prompts: PromptSet, max_completio
         config.rollout.router_replay,
     )
     needed = prompts.longest + max_completion_length
-    digest = policy.digest(folder)  # before anything reads its files
-    policy.check(folder)
-    plain_model.check_tensors(folder, model.trust_remote_code)
+    policy.digest  # noqa: B018, verifies its files before anything else reads them
+    plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
-        call_reader(policy.base_of(folder), config)  # fails before an engine is started
-    key = (settings, config.seed, compatibility_key(folder, model.trust_remote_code))
+        call_reader(policy, config)  # fails before an engine is started
+    key = (settings, config.seed, compatibility_key(policy))
     sampler: Sampler | None = engine_cache.take("sampler", key)
     if sampler is None:
         if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
             formats.check_dtype(model.dtype)
-        sampler = Sampler(folder, settings, needed, config.seed, digest)
+        sampler = Sampler(policy, settings, needed, config.seed)
     else:
-        sampler.swap(folder, needed, digest)
+        sampler.swap(policy, needed)
     engine_cache.keep("sampler", key, sampler)
     return sampler
 
 
-def call_reader(folder: Path, config: Config) -> CallReader:
+def compatibility_key(policy: Policy) -> str:
+    """A key that is equal for all policies that one engine can hold one after the other.
+
+    It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter, its
+    base model and its own settings.
+    """
+    if policy.is_adapter:
+        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in policy.adapter.items()}
+        return json.dumps([policy.trust_remote_code, str(policy.base.resolve()), in_order], sort_keys=True)
+    config = _without(policy.transformers_config.to_dict(), IGNORED_KEYS)
+    return json.dumps([policy.trust_remote_code, config], sort_keys=True, default=str)
+
+
+def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A configuration without some keys, at every level."""
+    return {
+        key: _without(value, keys) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in keys
+    }
+
+
+def call_reader(policy: Policy, config: Config) -> CallReader:
     """The reader of tool calls in a model's turns; its `template` renders the tools' answers.
 
     Args:
-        folder: the model's folder, not an adapter's.
-        config: with the sections `model`, `dataset` and `rollout`.
+        policy: the policy.
+        config: with the sections `dataset` and `rollout`.
 
     Raises:
         UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 
-    tokenizer = policy.load_tokenizer(folder, config.model.trust_remote_code)
-    template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(folder, tokenizer))
+    template = ToolTemplate(policy.tokenizer, config.dataset, policy.stop_ids)
     return CallReader(template, config.rollout.tool_parser)
 
 
@@ -166,7 +187,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
         columns = [completion.columns() for completion in sampler.sample(requests, "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
-            f"{sampler.folder}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
+            f"{sampler.policy}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
             "the round whose update wrote such weights"
         )
     rows = iter(
@@ -200,7 +221,7 @@ def _play_episodes(
     from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
     from rloo_pipeline.rollout.resets import pool_of
 
-    reader = call_reader(Path(sampler.settings["model"]), config)
+    reader = call_reader(sampler.policy, config)
     with pool_of(config.rollout) as pool:
         episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests)
         sampler.play(episodes, "episodes")

@@ -12,11 +12,10 @@ import gc
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, policy, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, gpu_limits, swap_check, weight_reload
@@ -36,7 +35,6 @@ class EngineSettings(NamedTuple):
     """Options of the configuration that vLLM is started with."""
 
     dtype: Dtype
-    trust_remote_code: bool
     gpu_memory_utilization: float
     kv_cache_gib: int
     tensor_parallel_size: int
@@ -49,55 +47,65 @@ class EngineSettings(NamedTuple):
 class Sampler:
     """A vLLM engine that holds one policy."""
 
-    def __init__(
-        self, folder: Path, engine: EngineSettings, max_model_len: int, seed: int, digest: str | None = None
-    ) -> None:
-        """Loads the policy: a full model, or an adapter with its base. `digest` is its digest, if already verified.
+    def __init__(self, policy: Policy, engine: EngineSettings, max_model_len: int, seed: int) -> None:
+        """Loads the policy: a full model, or an adapter with its base.
 
         Raises:
-            UserError: the policy is incomplete, prompt and completion do not fit the model's context, or vLLM does not
+            UserError: prompt and completion do not fit the model's context, or vLLM does not
                 apply all modules of the adapter.
         """
-        base = policy.base_of(folder)
-        policy.check(base)
         if engine.router_replay and not _on_gpu():
             raise UserError(
                 "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
                 "sample on a GPU"
             )
-        self.folder = folder
-        """The policy's folder; settings["model"] is its base if it is an adapter."""
-        self.digest = digest or policy.digest(folder)
-        if policy.is_adapter(folder):
-            policy.verify(base)
-        self.max_model_len = engine_size.context_length(base, max_model_len)
-        tokenizer = policy.load_tokenizer(base, engine.trust_remote_code)
-        self.stop_ids = policy.stop_ids(base, tokenizer)
-        self.vocabulary = len(tokenizer)
-        hf_config = read_json(base / "config.json")
-        self.never = vision.placeholder_ids(hf_config)
-        self.placeholder = vision.tokens_of(hf_config).whole if engine.most_images else None
+        self.policy = policy
+        self.digest = policy.digest
+        """Digest of the weights that the engine holds; empty while others are loaded."""
+        if policy.is_adapter:
+            Policy(policy.base).verify()
+        self.max_model_len = engine_size.context_length(policy, max_model_len)
+        self.stop_ids = policy.stop_ids
+        self.vocabulary = len(policy.tokenizer)
+        self.never = vision.placeholder_ids(policy.config)
+        self.placeholder = vision.tokens_of(policy.config).whole if engine.most_images else None
         """Id of the token that stands for an image in a prompt; None where prompts have none."""
-        dims = engine_size.dims_of(base)
-        self.cache_bytes = engine_size.cache_bytes(dims, engine.dtype, engine.kv_cache_gib, self.max_model_len)
-        self.settings = _llm_settings(folder, engine, self.max_model_len, seed)
+        self.settings = _llm_settings(policy, engine, self.max_model_len, seed)
         if _on_gpu():
             parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
             self.settings |= engine_size.gpu_settings(
-                base, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
+                policy, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
             )
+        else:
+            self.settings |= engine_size.cpu_settings(policy, engine.dtype, engine.kv_cache_gib, self.max_model_len)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
         """True if a swap of this engine's weights has passed `swap_check`."""
-        self.lora = _lora_request(folder, 1) if policy.is_adapter(folder) else None
+        self.lora = _lora_request(policy, 1) if policy.is_adapter else None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
         self.llm: LLM | None = self._start_engine()
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
-        engine = self._engine_of_base()
+        vllm = import_shims.import_vllm()
+        on_gpu, shows_images = _on_gpu(), vision.takes_images(self.policy.config)
+        if shows_images:
+            without_torchvision.register_in_vllm(self.policy.config["architectures"][0])
+        if on_gpu:
+            gpu_limits.check(self.settings["dtype"], self.lora is not None)
+        else:
+            cpu_limits.check(self.policy, self.settings["dtype"])
+            cpu_kernels.rotate_heads()
+            if shows_images:
+                cpu_kernels.attend_within_images()
+            if self.lora is not None:
+                cpu_kernels.leave_experts_to_cpus()
+        engine: LLM = vllm.LLM(**self.settings)
+        if not on_gpu:
+            cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
+            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         if self.lora is not None:
             try:
                 adapters.load(engine, self.lora)
@@ -106,44 +114,14 @@ class Sampler:
                 raise
         return engine
 
-    def _engine_of_base(self) -> LLM:
-        vllm = import_shims.import_vllm()
-        file = Path(self.settings["model"]) / "config.json"
-        hf_config = read_json(file)
-        if vision.takes_images(hf_config):
-            without_torchvision.register_in_vllm(hf_config["architectures"][0])
-        if _on_gpu():
-            gpu_limits.check(self.settings["dtype"], self.lora is not None)
-            return vllm.LLM(**self.settings)  # type: ignore[no-any-return]
-        cpu_limits.check(file, hf_config, self.settings["dtype"])
-        cpu_kernels.rotate_heads()
-        if vision.takes_images(hf_config):
-            cpu_kernels.attend_within_images()
-        if self.lora is not None:
-            cpu_kernels.leave_experts_to_cpus()
-        engine: LLM = vllm.LLM(
-            enforce_eager=True,
-            # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
-            enable_chunked_prefill=False,
-            # Without chunks vLLM keeps no states of recurrent layers for prompts that begin alike.
-            **({"enable_prefix_caching": False} if model_dims.is_recurrent(hf_config) else {}),
-            max_num_seqs=engine_size.CPU_MAX_SEQS,
-            kv_cache_memory_bytes=self.cache_bytes,
-            **self.settings,
-        )
-        cpu_limits.check_heads(file, engine.llm_engine.vllm_config.model_config)
-        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
-        return engine
-
-    def swap(self, folder: Path, max_model_len: int, digest: str | None = None) -> None:
+    def swap(self, policy: Policy, max_model_len: int) -> None:
         """Loads another policy with the same `compatibility_key`; completions equal those of a new engine.
 
         If its digest is the current policy's, nothing is read again.
 
         Args:
-            folder: folder of the policy.
+            policy: the policy.
             max_model_len: number of tokens that must fit into the context.
-            digest: the policy's digest, if already verified.
 
         Raises:
             IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
@@ -153,36 +131,34 @@ class Sampler:
         if max_model_len > self.max_model_len:
             raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
         self._wake_up()
-        digest = digest or policy.digest(folder)
-        self.folder, self.settings["model"] = folder, str(policy.base_of(folder))
+        self.policy, self.settings["model"] = policy, str(policy.base)
         if self.llm is None:
-            self.lora = None if self.lora is None else _lora_request(folder, 1)
-        elif digest != self.digest:
+            self.lora = None if self.lora is None else _lora_request(policy, 1)
+        elif policy.digest != self.digest:
             self.digest = ""
-            self._load(self.llm, folder)
+            self._load(self.llm, policy)
         if self.llm is not None:
             _reset_cache(self.llm)
-        self.digest = digest
+        self.digest = policy.digest
 
-    def _load(self, llm: LLM, folder: Path) -> None:
-        """Loads the policy in `folder` into the engine and checks that it did."""
+    def _load(self, llm: LLM, policy: Policy) -> None:
+        """Loads a policy into the engine and checks that it did."""
         block = int(llm.llm_engine.vllm_config.cache_config.block_size)
         prompts = swap_check.fixed_prompts(self.vocabulary, block, self.max_model_len, self.never)
         swap_check.query(llm, prompts, self.lora, self.placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
-            self.lora = _lora_request(folder, old + 1)
+            self.lora = _lora_request(policy, old + 1)
             adapters.load(llm, self.lora)
         else:
-            weight_reload.reload_weights(llm, folder)
+            weight_reload.reload_weights(llm, policy.folder)
         _reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if reply.cached:
             raise IncompatibleEngine("a cache of another policy's prompts")
-        if not self.swap_checked or swap_check.is_cheap(folder):
-            settings = self.settings
-            swap_check.check_weights(reply, folder, settings["dtype"], settings["trust_remote_code"])
+        if not self.swap_checked or swap_check.is_cheap(policy):
+            swap_check.check_weights(reply, policy, self.settings["dtype"])
             self.swap_checked = True
 
     def leave_gpu(self) -> None:
@@ -263,25 +239,24 @@ class Sampler:
         self.sleeping = False
 
 
-def _llm_settings(folder: Path, engine: EngineSettings, max_model_len: int, seed: int) -> dict[str, Any]:
+def _llm_settings(policy: Policy, engine: EngineSettings, max_model_len: int, seed: int) -> dict[str, Any]:
     """Arguments of `vllm.LLM` for a policy, on CPUs and on GPUs."""
-    base = policy.base_of(folder)
     settings: dict[str, Any] = {
-        "model": str(base),
+        "model": str(policy.base),
         "dtype": engine.dtype,
         "logprobs_mode": LOGPROBS_MODE,
         "max_model_len": max_model_len,
         "seed": seed & 0x7FFFFFFF,
-        "trust_remote_code": engine.trust_remote_code,
+        "trust_remote_code": policy.trust_remote_code,
         "tensor_parallel_size": engine.tensor_parallel_size,
         "generation_config": "vllm",
-        **engine_size.image_settings(read_json(base / "config.json"), engine.most_images),
+        **engine_size.image_settings(policy.config, engine.most_images),
     }
     if engine.router_replay:
         # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
         settings |= {"enable_return_routed_experts": True, "async_scheduling": False}
-    if policy.is_adapter(folder):
-        settings |= adapters.settings(folder)
+    if policy.is_adapter:
+        settings |= adapters.settings(policy)
     if engine_cache.is_enabled() and _on_gpu():
         settings["enable_sleep_mode"] = True
     return settings
@@ -325,8 +300,8 @@ def _on_gpu() -> bool:
     return devices.device_type() == "cuda"
 
 
-def _lora_request(folder: Path, number: int) -> Any:
-    """A request for the adapter in `folder`, under an id that this engine has not seen."""
+def _lora_request(policy: Policy, number: int) -> Any:
+    """A request for a policy's adapter, under an id that this engine has not seen."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(f"{folder.name}-{number}", number, str(folder))
+    return LoRARequest(f"{policy.folder.name}-{number}", number, str(policy.folder))

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import vision
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters
@@ -104,14 +103,13 @@ def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None, placeholder: int
 
 
 def transformers_logps(
-    folder: Path, dtype: Dtype, trust_remote_code: bool, prompts: Prompts, engine: VllmConfig | None = None
+    policy: Policy, dtype: Dtype, prompts: Prompts, engine: VllmConfig | None = None
 ) -> torch.Tensor:
     """Log-probs of all next tokens under the policy as transformers load it.
 
     Args:
-        folder: the policy's folder.
+        policy: the policy.
         dtype: to compute in.
-        trust_remote_code: run code that comes with the model.
         prompts: token ids to continue.
         engine: configuration of the vLLM engine in this process, if there is one.
 
@@ -123,32 +121,28 @@ def transformers_logps(
     from rloo_pipeline.training import plain_model
 
     with _uncompiled(engine):  # eager: SDPA leaves soft caps out
-        base = policy.base_of(folder)
-        model: Any = plain_model.load_plain(base, dtype, trust_remote_code, attn_implementation="eager")
-    if policy.is_adapter(folder):
-        model = plain_model.load_adapter(model, folder)
+        model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
+    if policy.is_adapter:
+        model = plain_model.load_adapter(model, policy)
     model.eval()
     with torch.inference_mode():
         logits = [
-            model(torch.tensor([list(prompt)]), use_cache=False, **_shown(base, trust_remote_code, prompt)).logits[
-                0, -1
-            ]
+            model(torch.tensor([list(prompt)]), use_cache=False, **_shown(policy, prompt)).logits[0, -1]
             for prompt in prompts
         ]
     return torch.stack(logits).float().log_softmax(-1)
 
 
-def _shown(base: Path, trust_remote_code: bool, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+def _shown(policy: Policy, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
     """Inputs of a vision-language model besides a prompt: the fixed image, if the prompt has placeholders for it."""
     import torch
 
     from rloo_pipeline.training import row_images
 
-    hf_config = read_json(base / "config.json")
-    if not vision.takes_images(hf_config) or vision.tokens_of(hf_config).part not in prompt:
+    if not vision.takes_images(policy.config) or (tokens := vision.tokens_of(policy.config)).part not in prompt:
         return {}
-    processor = vision.load_processor(base, trust_remote_code).image_processor
-    image = row_images.joined([row_images.process(processor, fixed_image())], vision.tokens_of(hf_config))
+    processor = policy.processor.image_processor
+    image = row_images.joined([row_images.process(processor, fixed_image())], tokens)
     return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 
@@ -169,44 +163,42 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
         yield
 
 
-def is_cheap(folder: Path) -> bool:
+def is_cheap(policy: Policy) -> bool:
     """True if the weights are small enough to check every swap."""
-    size = sum(file.stat().st_size for file in policy.base_of(folder).glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in policy.base.glob("*.safetensors"))
     return size <= ALWAYS_CHECKED_BYTES
 
 
-def check_weights(reply: EngineReply, folder: Path, dtype: Dtype, trust_remote_code: bool) -> None:
-    """Checks that an engine computes with the weights in `folder`.
+def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype) -> None:
+    """Checks that an engine computes with the weights of a policy.
 
     Args:
         reply: the engine's reply to the prompts.
-        folder: the policy that the engine was given.
+        policy: the policy that the engine was given.
         dtype: the engine's number format.
-        trust_remote_code: run code that comes with the model.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
         UserError: it does not compute with an adapter; a new engine would not either.
     """
     try:
-        expected = transformers_logps(folder, dtype, trust_remote_code, reply.prompts, reply.engine)
+        expected = transformers_logps(policy, dtype, reply.prompts, reply.engine)
     except Exception as error:  # of any kind: the stage then gets a new engine, which needs no check
         raise IncompatibleEngine(f"weights that transformers could not check ({error})") from error
     nats = mean_difference(reply, expected)
     if nats <= LIMITS[dtype]:
         return
-    config = read_json(policy.base_of(folder) / "config.json")
-    architecture = next(iter(config.get("architectures") or ["this model"]))
-    if policy.is_adapter(folder):
+    architecture = next(iter(policy.config.get("architectures") or ["this model"]))
+    if policy.is_adapter:
         raise UserError(
-            f"{folder}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
+            f"{policy}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
             f"(PEFT's log-probs), and a new engine would load it in the same way; {adapters.ADVICE}"
         )
     say(
         f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "
         "log-probs), so the policy gets a new engine"
     )
-    raise IncompatibleEngine(f"weights that are not all those of {folder.name}")
+    raise IncompatibleEngine(f"weights that are not all those of {policy.folder.name}")
 
 
 def mean_difference(reply: EngineReply, expected: torch.Tensor) -> float:

@@ -51,14 +51,15 @@ def check_files(folder: Path, config: Config) -> None:
     Raises:
         UserError: one is damaged, of another run, or made with another configuration.
     """
-    from rloo_pipeline.artifacts import files, lineage, manifest, policy, tables
+    from rloo_pipeline.artifacts import files, lineage, manifest, model_files, tables
+    from rloo_pipeline.artifacts.policy import Policy
 
     checked = list(_artifacts(folder))
     for path in checked:
         if path.name == manifest.MANIFEST:
             manifest.verify_manifest(path.parent)
-            if path.parent.parent.name == policy.FOLDER:
-                policy.digest(path.parent)
+            if path.parent.parent.name == model_files.POLICIES:
+                Policy(path.parent).digest  # noqa: B018
         elif path.suffix == ".parquet":
             tables.read(path, lineage.facts_of(path).get("kind", "a table"))
         elif path.name == "metrics.json":

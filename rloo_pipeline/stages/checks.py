@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
@@ -45,7 +46,7 @@ LARGEST_K = 64
 
 
 def checks(
-    config: Config, assets: Path, prompts: Path, policy_folder: Path, probed: Path, trial: bool, output: Path
+    config: Config, assets: Path, prompts: Path, policy: Policy, probed: Path, trial: bool, output: Path
 ) -> None:
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
@@ -53,7 +54,7 @@ def checks(
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy, or `assets` for the base model.
+        policy: the policy, or the base model.
         probed: its probe.
         trial: True if failed checks do not stop the run.
         output: checks.json.
@@ -62,9 +63,8 @@ def checks(
         RefusedPolicyError: a check fails and is not accepted.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    policy_folder = asset_files.policy_of(policy_folder)
-    table = tables.read(probed, "probe", policy=policy.digest(policy_folder))
-    evidence = gather(config, assets, prompts, policy_folder, table)
+    table = tables.read(probed, "probe", policy=policy.digest)
+    evidence = gather(config, assets, prompts, policy, table)
     if not ranks.current().first:
         return
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
@@ -88,12 +88,12 @@ def checks(
     if stops:
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
         raise RefusedPolicyError(
-            f"{policy_folder}: the warm start does not pass its checks ({path}; report.html has completions): {advice} "
+            f"{policy}: the warm start does not pass its checks ({path}; report.html has completions): {advice} "
             f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )
 
 
-def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.Table) -> Evidence:
+def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: pa.Table) -> Evidence:
     """Collects what the checks need, from the probe and from forward passes of the trainer's model."""
     samples = int(tables.footer(table)["num_generations"])
     prompt_ids = table["prompt_id"].to_pylist()[::samples]
@@ -101,19 +101,19 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     texts = table["completion"].to_pylist()
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    model = forward_only.load_configured(folder, config)
+    model = forward_only.load_configured(policy, config)
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, prompts, policy)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
     differences = None
     if not config.rollout.cut_by:
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
-    trained, held_out = _demonstration_logps(config, assets, prompts, model)
+    trained, held_out = _demonstration_logps(config, assets, prompts, policy, model)
     return Evidence(
-        packed=self_check.load_or_run(folder, config.model.trust_remote_code).logps,
-        tokens=token_facts(config, folder, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
+        packed=self_check.load_or_run(policy).logps,
+        tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
@@ -131,14 +131,15 @@ def gather(config: Config, assets: Path, prompts: Path, folder: Path, table: pa.
     )
 
 
-def _demonstration_logps(config: Config, assets: Path, prompts: Path, model: Any) -> tuple[Array | None, Array | None]:
+def _demonstration_logps(
+    config: Config, assets: Path, prompts: Path, policy: Policy, model: Any
+) -> tuple[Array | None, Array | None]:
     """Log-probs of the tokens of some demonstrations: first those that SFT trains on, then held-out ones."""
     section = config.warmstart.sft
     if section is None:
         return None, None
-    sources = asset_files.read(assets, "demonstrations")
-    start = Path(sources["model"]["path"])
-    examples = demonstrations(config, section, sources["demonstrations"]["path"], start, prompts)
+    path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
+    examples = demonstrations(config, section, path, policy, prompts)
 
     def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
         indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rloo_pipeline.artifacts import prompt_counts, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import require_enough
@@ -21,13 +22,13 @@ from rloo_pipeline.seeds import shard_range
 from rloo_pipeline.user_code.score_table import score_table
 
 
-def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, output: Path) -> None:
+def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output: Path) -> None:
     """Samples and scores completions of one shard of the training prompts.
 
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: policy 0.
+        policy: policy 0.
         shard: number of the shard, from 0, of `rollout.shards`.
         output: the table of pass rates.
 
@@ -42,10 +43,10 @@ def difficulty(config: Config, prompts: Path, policy_folder: Path, shard: int, o
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
-    sampler = groups.load_sampler(policy_folder, config, train, config.rollout.max_completion_length)
+    sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    scores = score_table(config, completions, train, policy_folder)
+    scores = score_table(config, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks, reproducible
@@ -31,8 +32,8 @@ from rloo_pipeline.training.packing import Sequences
 def distance(
     config: Config,
     completions: Path,
-    policy_folder: Path,
-    reference: Path,
+    policy: Policy,
+    start: Policy,
     output: Path,
     prompts: Path | None = None,
     checks: Path | None = None,
@@ -42,8 +43,8 @@ def distance(
     Args:
         config: the stage's configuration.
         completions: table of an evaluation of the policy.
-        policy_folder: the policy.
-        reference: policy 0.
+        policy: the policy.
+        start: policy 0.
         output: distance.json.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
         checks: checks.json of the run; if given, proves that the policy sampled the completions.
@@ -52,21 +53,20 @@ def distance(
         UserError: the log-probs show that another policy sampled the completions.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    digest = policy.digest(policy_folder)
-    table = tables.read(completions, "completions", policy=digest)
+    table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
-    sequences = round_data.sequences_of(table, prompts, policy_folder, config.model.trust_remote_code)
-    logps = _logps(config, policy_folder, sequences, "policy")
+    sequences = round_data.sequences_of(table, prompts, policy)
+    logps = _logps(config, policy, sequences, "policy")
     if checks is not None:
-        sampler_proof.require_evaluation(config, policy_folder, table, logps, completions, checks)
+        sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed(_logps(config, reference, sequences, "policy 0"))
+    kl -= _summed(_logps(config, start, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
     summary = {
-        "policy": digest,
-        "reference": policy.digest(reference),
+        "policy": policy.digest,
+        "reference": start.digest,
         "temperature": settings.temperature,
         "kl/sequence_mean": estimate.value,
         "ci95": estimate.ci95,
@@ -79,9 +79,9 @@ def distance(
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 
-def _logps(config: Config, folder: Path, sequences: Sequences, label: str) -> list[list[float]]:
+def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
     """log π of each token, by completion, under a policy."""
-    model = forward_only.load_configured(folder, config)
+    model = forward_only.load_configured(policy, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
     return forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
 

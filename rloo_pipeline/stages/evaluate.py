@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
@@ -30,13 +31,13 @@ class EvaluationOutputs(NamedTuple):
     summary: Path
 
 
-def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outputs: EvaluationOutputs) -> None:
+def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: EvaluationOutputs) -> None:
     """Evaluates a policy; writes its completions and their summary.
 
     Args:
         config: the stage's configuration.
         prompts: folder of the held-out prompts.
-        policy_folder: the policy.
+        policy: the policy.
         name: name of the evaluation, such as `warmstart`, `final` or `test`.
         outputs: files to write.
     """
@@ -45,16 +46,15 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest)
-    sampler = groups.load_sampler(policy_folder, config, held_out, longest)
-    digest = sampler.digest
+    sampler = groups.load_sampler(policy, config, held_out, longest)
 
     def sample(
         path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]
     ) -> pa.Table:
         draw = groups.Draw(prompt_rows, samples, sampling, groups.EVALUATION)
         [completions] = groups.sample_groups(sampler, config, draw)
-        joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy_folder))
-        about = {"run": config.run, "seed": config.seed, "policy": digest, "evaluated": name}
+        joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy))
+        about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}
         about |= groups.sampling_facts(config.model, sampling) | scoring_facts(config.rewards)
         tables.write(path, joined, joined.schema, kind, **about)
         return joined
@@ -65,7 +65,7 @@ def evaluate(config: Config, prompts: Path, policy_folder: Path, name: str, outp
     summary = summarize_evaluation(config, sampled) | {
         "greedy": summarize_evaluation(config, greedy, 1, 0.0) if with_greedy else None
     }
-    write_json(outputs.summary, {"policy": digest, "evaluated": name, **summary})
+    write_json(outputs.summary, {"policy": policy.digest, "evaluated": name, **summary})
     low, high = summary["ci95"]
     greedy_text = f"; greedy {summary['greedy']['accuracy']:.1%}" if with_greedy else ""
     say(

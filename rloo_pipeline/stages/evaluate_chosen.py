@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
@@ -40,9 +40,10 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
     Raises:
         UserError: the policy is not the best that was evaluated on `dataset.dev`.
     """
-    if policy.digest(chosen.policy) != chosen.digest:
+    policy = Policy(chosen.policy, config.model.trust_remote_code)
+    if policy.digest != chosen.digest:
         raise UserError(
-            f"{chosen.policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
+            f"{policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
             f"{chosen.run} and run again"
         )
-    evaluate(config, chosen.run / "prompts" / "eval", chosen.policy, "test", outputs)
+    evaluate(config, chosen.run / "prompts" / "eval", policy, "test", outputs)

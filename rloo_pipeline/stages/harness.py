@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims, policy
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import adapters, cpu_kernels, engine_size
@@ -27,12 +28,12 @@ from rloo_pipeline.training import plain_model
 RESULT_KEYS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
-def harness(config: Config, policy_folder: Path, name: str, output: Path) -> None:
+def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     """Evaluates a policy on the tasks of `evaluation.harness`.
 
     Args:
         config: the stage's configuration.
-        policy_folder: the policy.
+        policy: the policy.
         name: name of the evaluation.
         output: harness.json.
 
@@ -40,9 +41,8 @@ def harness(config: Config, policy_folder: Path, name: str, output: Path) -> Non
         UserError: lm-eval does not know a task, its data is missing, or the policy is not complete.
     """
     section = section_of(config)
-    policy.check(policy_folder)
-    plain_model.check_tensors(policy_folder, config.model.trust_remote_code)
-    digest = policy.digest(policy_folder)
+    plain_model.check_tensors(policy)
+    digest = policy.digest
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
     import_shims.import_vllm()
     cpu_kernels.rotate_heads()
@@ -55,7 +55,7 @@ def harness(config: Config, policy_folder: Path, name: str, output: Path) -> Non
 
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
-        model_args=_model(config, section, policy_folder),
+        model_args=_model(config, section, policy),
         tasks=_specs(section, manager),
         num_fewshot=section.num_fewshot,
         limit=section.limit,
@@ -162,13 +162,13 @@ def load_tasks(section: Harness) -> set[str]:
         ) from error
 
 
-def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
+def _model(config: Config, section: Harness, policy: Policy) -> dict[str, Any]:
     """vLLM's options in the form of lm-eval's backend."""
-    base, on_gpu = policy.base_of(folder), devices.device_type() == "cuda"
+    on_gpu = devices.device_type() == "cuda"
     arguments: dict[str, Any] = {
-        "pretrained": str(base),
+        "pretrained": str(policy.base),
         "dtype": config.model.dtype,
-        "trust_remote_code": config.model.trust_remote_code,
+        "trust_remote_code": policy.trust_remote_code,
         "tensor_parallel_size": config.vllm.tensor_parallel_size,
         "max_model_len": section.max_model_len,
         "seed": config.seed & 0x7FFFFFFF,
@@ -178,10 +178,10 @@ def _model(config: Config, section: Harness, folder: Path) -> dict[str, Any]:
         "generation_config": "vllm",
     }
     if on_gpu:
-        longest = section.max_model_len or model_dims.context(read_json(base / "config.json"))
+        longest = section.max_model_len or model_dims.context(policy.config)
         parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
-        sizes = (base, config.model.dtype, visible_gpu(parallel), share, parallel)
+        sizes = (policy, config.model.dtype, visible_gpu(parallel), share, parallel)
         arguments |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
-    if policy.is_adapter(folder):
-        arguments |= {"lora_local_path": str(folder), **adapters.settings(folder)}
+    if policy.is_adapter:
+        arguments |= {"lora_local_path": str(policy), **adapters.settings(policy)}
     return arguments

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import image_store, lineage, policy, vision
-from rloo_pipeline.artifacts.files import atomic_folder, read_json, write_json
+from rloo_pipeline.artifacts import image_store, lineage
+from rloo_pipeline.artifacts.files import atomic_folder, write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import TOOLS, as_dataset
 from rloo_pipeline.before_run import model_inputs
 from rloo_pipeline.config import Config
@@ -41,21 +42,19 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
             or the longest prompt and completion exceed the model's context.
     """
     places = asset_files.read(assets, "model", "eval", "train", weights=False)
-    model = Path(places["model"]["path"])
-    tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
-    hf_config = read_json(model / "config.json")
-    model_inputs.check_images(config, hf_config, str(model))
-    processor = vision.load_processor(model, config.model.trust_remote_code) if config.dataset.shows_images else None
+    model = Policy(Path(places["model"]["path"]), config.model.trust_remote_code)
+    model_inputs.check_images(config, model.config, str(model))
+    processor = model.processor if config.dataset.shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
         several = isinstance(config.rollout.environment, dict)
-        templater = Templater(config.dataset, tokenizer, policy.stop_ids(model, tokenizer), pool, several, processor)
-        parts = PromptParts(templater, hf_config)
+        templater = Templater(config.dataset, model.tokenizer, model.stop_ids, pool, several, processor)
+        parts = PromptParts(templater, model.config)
         for name in parts.order:
             path = places[name]["path"]
             parts.add(name, read_rows(config.dataset.parts[name], path), path)
-    model_inputs.check_context(config, hf_config, parts.longest, str(model))
+    model_inputs.check_context(config, model.config, parts.longest, str(model))
     with atomic_folder(output) as temporary:
         for name, part in parts.rows.items():
             as_dataset(part, places[name]["path"]).save_to_disk(str(temporary / name))

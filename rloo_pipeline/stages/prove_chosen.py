@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
@@ -36,13 +37,13 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     table = tables.read(completions, "completions", policy=chosen.digest)
     order = permutation(len(table), derive(config.seed, "proof", "test"))
     table = table.take(sorted(order[:MOST]))
-    prompts = chosen.run / "prompts"
-    sequences = round_data.sequences_of(table, prompts, chosen.policy, config.model.trust_remote_code)
-    model = forward_only.load_configured(chosen.policy, config)
+    policy = Policy(chosen.policy, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
+    model = forward_only.load_configured(policy, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
     logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
     checks = chosen.run / "warmstart" / "checks.json"
-    found = sampler_proof.require_evaluation(config, chosen.policy, table, logps, completions, checks)
+    found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:
         write_json(output, {"policy": chosen.digest, sampler_proof.KEY: found.mean, "tokens": found.tokens})
     say(f"the test completions are of {chosen.policy}: {found.mean:.2g} nats a token from the trainer's log-probs")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import policy, round_tables, tables
+from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks, reproducible
 from rloo_pipeline.runtime.progress import say
@@ -18,19 +19,19 @@ from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
 
 
-def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
+def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
 
     Args:
         config: the stage's configuration.
-        policy_folder: the reference policy.
+        policy: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    digest = policy.digest(policy_folder)
-    table = round_tables.read_rollouts(rollouts, policy.vocabulary(policy_folder))
-    logps, seconds = _logps(config, policy_folder, digest, table, prompts) if len(table) else ([], 0.0)
+    digest = policy.digest  # before anything else reads its files
+    table = round_tables.read_rollouts(rollouts, policy.vocabulary)
+    logps, seconds = _logps(config, policy, table, prompts) if len(table) else ([], 0.0)
     rows = [
         {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
         for prompt_id, sample, values in zip(
@@ -44,22 +45,20 @@ def reference(config: Config, policy_folder: Path, rollouts: Path, output: Path,
     say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
 
 
-def _logps(
-    config: Config, folder: Path, digest: str, table: pa.Table, prompts: Path | None
-) -> tuple[list[list[float]], float]:
+def _logps(config: Config, policy: Policy, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    key = (digest, config.model, config.rollout.temperature)
+    key = (policy.digest, config.model, config.rollout.temperature)
     logprobs = engine_cache.take("reference", key)
     if logprobs is None:
-        model = forward_only.load_configured(folder, config)
+        model = forward_only.load_configured(policy, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
-    sequences = round_data.sequences_of(table, prompts, folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps

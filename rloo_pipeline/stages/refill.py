@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import policy, round_tables, tables
+from rloo_pipeline.artifacts import round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config
@@ -26,7 +27,7 @@ from rloo_pipeline.user_code.score_table import score_table, scoring_facts
 def refill(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     round_: int,
     shards: RoundFiles,
     rollouts: Path,
@@ -38,7 +39,7 @@ def refill(
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy that sampled the shards.
+        policy: the policy that sampled the shards.
         round_: number of the round, from 1.
         shards: rollouts and scores of the round.
         rollouts, scores: the tables to write.
@@ -48,21 +49,20 @@ def refill(
         UserError: the tables are not of this round and policy, or a reward function fails.
     """
     settings = config.rollout
-    digest = policy.digest(policy_folder)
-    teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=digest)).tolist()
+    teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=policy.digest)).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, rates).spare
     sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(config, teaching)):
         rows, spare = spare[:count], spare[count:]
-        sampler = sampler or groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
+        sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
         draw = groups.Draw(train.rows(rows), settings.num_generations, sampling, ("round", round_))
         [completions] = groups.sample_groups(sampler, config, draw)
-        parts.append(RoundTables(completions, score_table(config, completions, train, policy_folder)))
+        parts.append(RoundTables(completions, score_table(config, completions, train, policy)))
         teaching += teaching_groups(config, parts[-1]).tolist()
         seconds += sampler.seconds
-    _write(config, round_, digest, parts, rollouts, scores)
+    _write(config, round_, policy.digest, parts, rollouts, scores)
     say(
         f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are wanted; "
         f"{len(parts)} of at most {settings.refill} refills, sampled in {seconds:.2f} s"

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
@@ -20,7 +21,7 @@ from rloo_pipeline.seeds import shard_range
 def rollout(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     round_: int,
     shard: int,
     output: Path,
@@ -32,7 +33,7 @@ def rollout(
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: the policy.
+        policy: the policy.
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
         output: the table.
@@ -48,7 +49,7 @@ def rollout(
     indices = prompts_of_round(config, train, round_, rates).sampled
     share = shard_range(len(indices), settings.shards, shard)
     sampling = groups.sampling_config_of(settings)
-    sampler = groups.load_sampler(policy_folder, config, train, settings.max_completion_length)
+    sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
     about = groups.rollout_facts(config, round_, shard, sampler.digest)
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []

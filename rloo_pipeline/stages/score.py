@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import check_facts
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -34,7 +35,7 @@ class HeldOutFiles(NamedTuple):
 def score(
     config: Config,
     prompts: Path,
-    policy_folder: Path,
+    policy: Policy,
     rollouts: Path,
     output: Path,
     only: str | None = None,
@@ -46,7 +47,7 @@ def score(
     Args:
         config: with the reward functions.
         prompts: folder that the stage `prompts` wrote.
-        policy_folder: a policy with the tokenizer of the rollouts.
+        policy: a policy with the tokenizer of the rollouts.
         rollouts: the shard.
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
@@ -70,9 +71,9 @@ def score(
             check_facts(file, tables.footer(part), {"rollouts": about["rollouts"]})
             tables.check_aligned(shard, part, file)
         held_out_shard = round_tables.read_held_out_shard(held_out.rollouts, shard) if held_out else shard.slice(0, 0)
-        columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy_folder, more=len(held_out_shard) > 0)
+        columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy, more=len(held_out_shard) > 0)
         if held_out:
-            _score_held_out(pools, held_out_shard, prompts, policy_folder, held_out.scores)
+            _score_held_out(pools, held_out_shard, prompts, policy, held_out.scores)
     if only is not None:
         scores = as_table(
             shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]
@@ -84,13 +85,13 @@ def score(
         tables.write(output, scores, scores.schema, "scores", **about, **scoring_facts(config.rewards))
 
 
-def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy_folder: Path, output: Path) -> None:
+def _score_held_out(pools: WorkerPools, shard: pa.Table, prompts: Path, policy: Policy, output: Path) -> None:
     """Scores held-out completions and writes their table. Writes an empty one if there are none."""
     rewards = [reward for reward in pools.rewards if not reward.gpus]
     schema = tables.scores_schema([reward.column for reward in rewards])
     scores = schema.empty_table()
     if len(shard):
-        columns = score_columns(pools, shard, PromptSet(held_out_part(prompts)), policy_folder, only_failures=True)
+        columns = score_columns(pools, shard, PromptSet(held_out_part(prompts)), policy, only_failures=True)
         scores = join(rewards, shard, columns)
     about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
     tables.write(output, scores, schema, "held_out_scores", **about, **scoring_facts(rewards))

@@ -12,6 +12,7 @@ from pathlib import Path
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.config import Config, Source
 from rloo_pipeline.data.building import build
@@ -36,7 +37,7 @@ def stage_assets(config: Config, output: Path) -> None:
         dataset_inputs.columns(config, key, source)
     with atomic_folder(output) as temporary:
         path, revision = _model(config, temporary)
-        model_inputs.check_model(config, temporary / "model" if path is None else Path(path))
+        model_inputs.check_model(config, Policy(temporary / "model" if path is None else Path(path)))
         assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts import files, lineage, policy, round_tables, tables
-from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
+from rloo_pipeline.artifacts import files, lineage, round_tables, tables
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.runtime import reproducible
@@ -25,13 +26,6 @@ from rloo_pipeline.workers import kept_trainer
 from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
 
-class TrainingPolicies(NamedTuple):
-    """Folders of policy `round_ - 1`, where the update starts, and of the policy that sampled (older with a lag)."""
-
-    start: Path
-    sampling: Path
-
-
 class UpdateOutputs(NamedTuple):
     """Files and folders that an update writes."""
 
@@ -44,7 +38,8 @@ class UpdateOutputs(NamedTuple):
 def update(
     config: Config,
     round_: int,
-    policies: TrainingPolicies,
+    start: Policy,
+    sampler: Policy,
     states: Path,
     inputs: RoundFiles,
     outputs: UpdateOutputs,
@@ -56,7 +51,8 @@ def update(
     Args:
         config: the stage's configuration.
         round_: round number, from 1.
-        policies: the policies that the update reads.
+        start: policy `round_ - 1`.
+        sampler: the policy that sampled the rollouts, older than `start` with `rollout.lag`.
         states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
@@ -67,13 +63,14 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    config = checkpointing.resolve(config, policy.base_of(policies.start))
-    digest = policy.digest(policies.start)
-    sampled = _sampled(config, round_, policies, digest, inputs)
-    proof = None if checks is None else RolloutProof(config, round_, policies.sampling, checks, inputs.rollouts)
-    if proof and policies.sampling != policies.start:
+    config = checkpointing.resolve(config, start)
+    digest = start.digest  # before anything reads its weights
+    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    sampled = round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
+    proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
+    if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts, prompts)
-    trainer = kept_trainer.take(config, round_ - 1, policies.start, digest, states, prompts)
+    trainer = kept_trainer.take(config, round_ - 1, start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_metrics(config, round_, engine, sampled, trained)
@@ -81,20 +78,13 @@ def update(
         say(summary(metrics, trained.seconds))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, policies.start, digest, cards))
+    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, start.folder, digest, cards))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
         _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
-
-
-def _sampled(config: Config, round_: int, policies: TrainingPolicies, digest: str, inputs: RoundFiles) -> RoundTables:
-    """The tables of the round, if the policy that sampled is the one that should have."""
-    sampling_digest = digest if policies.sampling == policies.start else policy.digest(policies.sampling)
-    inputs = inputs if config.uses_reference else inputs._replace(reference=())
-    return round_tables.read(inputs, policy.vocabulary(policies.start), round=round_, policy=sampling_digest)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
-from rloo_pipeline.artifacts import lineage, policy
+from rloo_pipeline.artifacts import lineage, model_files
 from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_artifact
 from rloo_pipeline.artifacts.manifest import folder_files
+from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import gpu_limits
@@ -38,33 +39,33 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     """
     if devices.device_type() == "cuda":  # the first adapter is sampled after round 1 has been paid for
         gpu_limits.check(config.model.dtype, has_adapter=config.update.lora is not None)
-    model = asset_files.model_of(assets)
+    model = Policy(asset_files.model_of(assets), config.model.trust_remote_code)
     model_support.check_run(config, model)
-    policy.check(model)
-    policy.check_finite(model)
+    model.check()
+    model_files.check_finite(model.folder)
     if trial is not None and config.warmstart.sft is not None:
-        checks = read_artifact(trial, policy=policy.digest(model))["asks_for_sft"]
+        checks = read_artifact(trial, policy=model.digest)["asks_for_sft"]
         say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
-    result = self_check.load_or_run(model, config.model.trust_remote_code, config.dataset.shows_images)
-    policy_model.check_adapter(model, config.model.trust_remote_code, config.update.lora)
+    result = self_check.load_or_run(model, config.dataset.shows_images)
+    policy_model.check_adapter(model, config.update.lora)
     if config.warmstart.sft is not None and trains(config, trial):
-        sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, assets, prompts, output)
+        sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, model, assets, prompts, output)
         return
     if config.model.quantization is None:  # else they are loaded here
-        plain_model.check_tensors(model, config.model.trust_remote_code)
-    policy.load_tokenizer(model, config.model.trust_remote_code)
+        plain_model.check_tensors(model)
+    model.tokenizer  # noqa: B018, fails here where it cannot be loaded
     with atomic_folder(output) as temporary:
         if config.model.quantization is not None:
             from rloo_pipeline.training import quantized
 
-            quantized.write_rounded(model, temporary, config.model.dtype, config.model.trust_remote_code)
-            policy_model.copy_side_files(model, temporary)
+            quantized.write_rounded(model, temporary, config.model.dtype)
+            policy_model.copy_side_files(model.folder, temporary)
         else:
-            for file in folder_files(model):
-                if file.suffix not in policy.PICKLES:
-                    link_or_copy(file, temporary / file.relative_to(model))
+            for file in folder_files(model.folder):
+                if file.suffix not in model_files.PICKLES:
+                    link_or_copy(file, temporary / file.relative_to(model.folder))
             (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
         result.write(temporary)
-        policy.seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
+        seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"
     say(f"policy 0 is {model}, {change}")

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import JSON, Config, Sft
 from rloo_pipeline.data.prompting import (
@@ -42,25 +42,24 @@ class Demonstrations(NamedTuple):
     """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` others drawn by the seed."""
 
 
-def demonstrations(config: Config, section: Sft, path: str, model: Path, prompts: Path) -> Demonstrations:
+def demonstrations(config: Config, section: Sft, path: str, model: Policy, prompts: Path) -> Demonstrations:
     """Tokenizes the demonstrations and holds out some.
 
     Args:
         config: configuration of the run.
         section: the section `warmstart.sft`.
         path: file with the rows.
-        model: the model's folder, for its tokenizer.
+        model: the model, for its tokenizer.
         prompts: folder of the prompt sets.
 
     Raises:
         UserError: a column is missing, a prompt lacks the result of the environment's `reset`, a completion spells an
             end token, or no demonstration is left to train on.
     """
-    tokenizer = policy.load_tokenizer(model, config.model.trust_remote_code)
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
     observed = _with_observations([*parts, prompts / "train"])
-    template = ToolTemplate(tokenizer, config.dataset, policy.stop_ids(model, tokenizer))
+    template = ToolTemplate(model.tokenizer, config.dataset, model.stop_ids)
     rows = read_rows(section.demonstrations, path)
     pairs, held_out = tokenized(rows, path, section, template, evaluated, observed, partial(tools_of, prompts))
     if held_out:

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import files, policy
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
 from rloo_pipeline.seeds import derive
@@ -36,13 +37,13 @@ class Engine:
     """A policy in training on this rank.
 
     Attributes:
-        folder: folder of the policy that the engine holds or last trained from.
+        policy: the policy that the engine holds or last trained from.
         step_count: optimizer steps so far, over all rounds.
         grad_norm: gradient norm of the last step, before clipping.
     """
 
-    def __init__(self, folder: Path, settings: TrainerSettings, seed: int) -> None:
-        """Loads the policy in `folder`. `seed` decides all randomness: new adapter weights, dropout (`seed_dropout`).
+    def __init__(self, policy: Policy, settings: TrainerSettings, seed: int) -> None:
+        """Loads a policy. `seed` decides all randomness: new adapter weights, dropout (`seed_dropout`).
 
         Raises:
             UserError: this machine cannot train in the policy's number format, or the policy cannot be loaded.
@@ -58,14 +59,14 @@ class Engine:
         deepspeed_config.disable_compiled_operations()
         self.rank = ranks.current()
         self.settings = settings
-        self.folder = folder
+        self.policy = policy
         split_loading.start_ranks()
         torch.manual_seed(seed)
-        on_disk = nvme.configuration(folder, settings) if settings.offload.on_disk else None
+        on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start and write them one by one."""
-        self.model = policy_model.load_trainable(folder, settings, configuration if self.split else None)
+        self.model = policy_model.load_trainable(policy, settings, configuration if self.split else None)
         with split_loading.gathered(self.model):
             module = TokenLogProbs(self.model, settings.temperature)
         self.form = module.form
@@ -233,7 +234,7 @@ class Engine:
         if self.rank.first:
             with files.atomic_folder(target) as temporary:
                 self._write_policy(weights, temporary)
-                digest = policy.seal(temporary, target.name, **made_from)
+                digest = seal(temporary, target.name, **made_from)
         elif self.settings.zero_stage == 3:
             for _ in weights:  # each is put together by all ranks, for the first one
                 pass
@@ -244,14 +245,14 @@ class Engine:
         """Writes the policy's files to an empty folder."""
         if self.settings.lora is not None:
             adapter = self.model.peft_config["default"]
-            adapter.base_model_name_or_path = str(policy.base_of(self.folder))
+            adapter.base_model_name_or_path = str(self.policy.base)
             if isinstance(adapter.target_modules, set):  # whose order differs between processes
                 adapter.target_modules = sorted(adapter.target_modules)
             self.model.save_pretrained(target, state_dict=dict(weights))
         elif self.split:
-            policy_model.save_split(self.model, weights, target, self.folder)
+            policy_model.save_split(self.model, weights, target, self.policy.folder)
         else:
-            policy_model.save(self.model, dict(weights), target, self.folder)
+            policy_model.save(self.model, dict(weights), target, self.policy.folder)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.

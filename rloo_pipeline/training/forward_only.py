@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.runtime import ranks
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.config import Config
     from rloo_pipeline.training.kernels.lm_head import LossOf
     from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -26,7 +26,7 @@ class TokenValues(NamedTuple):
     entropies: list[list[float]]
 
 
-def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False) -> PreTrainedModel:
+def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     """Loads a policy for inference on this process's device; an adapter is loaded onto its base.
 
     With `split` every rank calls this, and the ranks share the weights where they can be split.
@@ -36,7 +36,6 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False)
     """
     import torch
 
-    from rloo_pipeline.artifacts import policy
     from rloo_pipeline.runtime import devices
     from rloo_pipeline.training import plain_model, policy_model
 
@@ -46,18 +45,18 @@ def load(folder: Path, dtype: str, trust_remote_code: bool, split: bool = False)
 
         split_loading.start_ranks()
         configuration = split_loading.minimal_configuration(dtype)
-    model: Any = policy_model.load(folder, dtype, trust_remote_code, split=configuration)
-    if policy.is_adapter(folder):
-        model = plain_model.load_adapter(model, folder)
+    model: Any = policy_model.load(policy, dtype, split=configuration)
+    if policy.is_adapter:
+        model = plain_model.load_adapter(model, policy)
     if split:
         split_loading.gather_for_forward(model)
     model.requires_grad_(False)  # else the kernels would make room for gradients, also where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def load_configured(folder: Path, config: Config) -> PreTrainedModel:
+def load_configured(policy: Policy, config: Config) -> PreTrainedModel:
     """Loads a policy as `load` does, by the sections `model` and `deepspeed`."""
-    return load(folder, config.model.dtype, config.model.trust_remote_code, config.deepspeed.splits_weights)
+    return load(policy, config.model.dtype, config.deepspeed.splits_weights)
 
 
 def score(

@@ -7,11 +7,10 @@ first adapter: in round 2, after round 1 has been paid for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import experts_key, text_config
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,21 +35,18 @@ ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
 
 
-def check_lora(folder: Path, lora: Lora | None) -> None:
+def check_lora(policy: Policy, lora: Lora | None) -> None:
     """Checks that vLLM can serve the adapter that a run would train.
 
     Args:
-        folder: the base's folder.
+        policy: the full model.
         lora: the section `update.lora`.
 
     Raises:
         UserError: vLLM cannot serve it.
     """
-    if lora is None:
-        return
-    path = folder / "config.json"
-    if problem := _problem(read_json(path), lora):
-        raise UserError(f"{path}: {problem}")
+    if lora is not None and (problem := _problem(policy.config, lora)):
+        raise UserError(f"{policy.config_file}: {problem}")
 
 
 def _problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:

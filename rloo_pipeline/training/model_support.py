@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_dims import text_config
-from rloo_pipeline.artifacts.policy import ADAPTER
+from rloo_pipeline.artifacts.model_files import ADAPTER
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
 
@@ -50,33 +50,40 @@ class LengthLimit(NamedTuple):
     """Key of config.json that sets the limit, with its value."""
 
 
-def check_run(config: Config, folder: Path) -> None:
+def check_run(config: Config, policy: Policy) -> None:
     """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: as `check_model`, or vLLM cannot serve the adapter.
+        UserError: the folder has no model but an adapter, or as `check_model`, or vLLM cannot serve the adapter.
     """
-    lora_support.check_lora(folder, config.update.lora)
-    if config.model.quantization is None and comes_in_nf4(_read(folder)[1]):
+    if not (file := policy.folder / "config.json").exists():
+        raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
+    if policy.is_adapter:  # beside a config.json, as some trainers write it
         raise UserError(
-            f"{folder / 'config.json'}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
+            f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
+            "result"
+        )
+    lora_support.check_lora(policy, config.update.lora)
+    if config.model.quantization is None and comes_in_nf4(policy.config):
+        raise UserError(
+            f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
             "or use the model that they were made from"
         )
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
-    check_model(folder, config.dataset.max_prompt_length + completion)
+    check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 
 
-def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) -> None:
+def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: Path | str = "config.json") -> None:
     """Checks that a model can be trained.
 
     Args:
-        config: contents of config.json, the file, or the folder with it.
+        hf_config: the content of config.json.
         longest: tokens of the run's longest sequence, prompt and completion; None skips that check.
+        file: the file, for messages.
 
     Raises:
         UserError: the model cannot be trained, or `longest` exceeds its limit.
     """
-    file, hf_config = _read(config) if isinstance(config, Path) else ("config.json", config)
     kind = hf_config.get("model_type", "a model without a model_type")
     if (reason := _unsupported(hf_config)) is not None:
         raise UserError(f"{file}: {kind} {reason}; use another model")
@@ -91,16 +98,6 @@ def check_model(config: Mapping[str, Any] | Path, longest: int | None = None) ->
             f"max_completion_length of rollout and evaluation until they have {limit.tokens} at most, or use another "
             "model"
         )
-
-
-def _read(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Name and contents of a config.json; `path` is the file or its folder."""
-    file = path / "config.json" if path.is_dir() else path
-    if not file.exists():
-        raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
-    if (adapter := file.with_name(ADAPTER)).exists():  # beside a config.json, as some trainers write it
-        raise UserError(f"{adapter}: this is an adapter on another model; merge it into that model and use the result")
-    return str(file), read_json(file)
 
 
 def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import ranks, scratch
@@ -48,14 +48,14 @@ class Sizes(NamedTuple):
     """Tensors that one module has itself, at most."""
 
 
-def configuration(folder: Path, settings: TrainerSettings) -> JSON:
+def configuration(policy: Policy, settings: TrainerSettings) -> JSON:
     """DeepSpeed's keys for the offload of `settings`, with a new folder on the disk of this rank.
 
     Raises:
         UserError: as `disk`, or there is too little space in it.
     """
     world = ranks.current().world
-    sizes = _sizes(policy.base_of(folder), settings.trust_remote_code)
+    sizes = _sizes(policy)
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
     written = share * WRITTEN["optimizer"]
     path = str(_folder(settings.nvme_path))
@@ -77,10 +77,10 @@ def configuration(folder: Path, settings: TrainerSettings) -> JSON:
     return keys
 
 
-def _sizes(base: Path, trust_remote_code: bool) -> Sizes:
+def _sizes(policy: Policy) -> Sizes:
     from rloo_pipeline.training import plain_model
 
-    model = plain_model.load_plain(base, "float32", trust_remote_code, device_map="meta")
+    model = plain_model.load_plain(policy, "float32", device_map="meta")
     counts = [parameter.numel() for parameter in model.parameters()]
     of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
     return Sizes(max(counts), sum(counts), of_module)

@@ -6,12 +6,11 @@ It imports nothing of the packed training, so that a change there does not sampl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.policy import ADAPTER_WEIGHTS, base_of, check_loading_info, verify
+from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, check_loading_info
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime import import_shims
 
@@ -19,28 +18,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_plain(base: Path, dtype: str, trust_remote_code: bool, **options: object) -> PreTrainedModel:
-    """Loads a full model with transformers.
+def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
+    """Loads the full model of a policy, or the base of its adapter, with transformers.
 
     Raises:
-        UserError: transformers cannot load it, or its weights are not exactly the tensors of the model.
+        UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
+            tensors of the model.
     """
+    policy.check()
     mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
     model: PreTrainedModel
-    model, loading_info = from_pretrained(
-        base, dtype, trust_remote_code, output_loading_info=True, **mismatched, **options
-    )
-    check_loading_info(base, loading_info)
+    model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
+    check_loading_info(policy.base, loading_info)
     untied = model.get_expanded_tied_weights_keys(all_submodels=True).keys() - model.all_tied_weights_keys.keys()
     if untied:  # transformers would use both, vLLM would not
         raise UserError(
-            f"{base}: {min(untied)} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
-            "false there"
+            f"{policy.base}: {min(untied)} is not equal to the tensor that config.json ties it to; set "
+            "tie_word_embeddings: false there"
         )
     return model
 
 
-def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: object) -> Any:
+def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
     """Loads a causal language model with transformers' function of this name; does not check its tensors.
 
     Raises:
@@ -50,17 +49,17 @@ def from_pretrained(base: Path, dtype: str, trust_remote_code: bool, **options: 
     import torch
 
     try:
-        return auto_class(read_json(base / "config.json")).from_pretrained(
-            base,
+        return auto_class(policy.config).from_pretrained(
+            policy.base,
             dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=policy.trust_remote_code,
             use_safetensors=True,
             **options,
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise_disk_full(error)
         raise UserError(
-            f"{base}: not a causal language model that transformers can load ({one_line(error)})"
+            f"{policy.base}: not a causal language model that transformers can load ({one_line(error)})"
         ) from error
 
 
@@ -71,17 +70,17 @@ def auto_class(hf_config: Mapping[str, Any]) -> Any:
     return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM
 
 
-def check_tensors(folder: Path, trust_remote_code: bool) -> None:
+def check_tensors(policy: Policy) -> None:
     """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them here.
 
     Raises:
         UserError: as `load_plain`.
     """
-    load_plain(base_of(folder), "float32", trust_remote_code, device_map="meta")
+    load_plain(policy, "float32", device_map="meta")
 
 
-def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) -> Any:
-    """Loads the adapter in a folder onto its base model.
+def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False) -> Any:
+    """Loads the adapter of a policy onto its base model.
 
     Raises:
         UserError: PEFT cannot load it, or its weights are not exactly the tensors of the adapter.
@@ -89,16 +88,15 @@ def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) 
     import peft
     from safetensors import safe_open
 
-    verify(base_of(folder))
-
+    Policy(policy.base).verify()
     options: dict[str, Any] = {"autocast_adapter_dtype": False, "ignore_mismatched_sizes": True}
     try:
-        adapted = peft.PeftModel.from_pretrained(model, folder, is_trainable=trainable, **options)
+        adapted = peft.PeftModel.from_pretrained(model, policy.folder, is_trainable=trainable, **options)
     except (ValueError, OSError, KeyError, RuntimeError, TypeError) as error:
         raise_disk_full(error)
-        raise UserError(f"{folder}: not an adapter that PEFT can load ({one_line(error)})") from error
+        raise UserError(f"{policy}: not an adapter that PEFT can load ({one_line(error)})") from error
     expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
+    with safe_open(policy.folder / ADAPTER_WEIGHTS, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     common = sorted(shapes.keys() & expected.keys())
     loading_info = {
@@ -106,5 +104,5 @@ def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool = False) 
         "unexpected_keys": shapes.keys() - expected.keys(),
         "mismatched_keys": [(name, shapes[name], expected[name]) for name in common if shapes[name] != expected[name]],
     }
-    check_loading_info(folder, loading_info)
+    check_loading_info(policy.folder, loading_info)
     return adapted

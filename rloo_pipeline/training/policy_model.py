@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.policy import GENERATION, INDEX, PICKLES, WEIGHTS, base_of, check, is_adapter
+from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIGHTS
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
-from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import lora_support, self_check
 from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 
 def load(
-    folder: Path,
+    policy: Policy,
     dtype: str,
-    trust_remote_code: bool,
     disable_dropout: bool = True,
     split: JSON | None = None,
     quantization: Literal["nf4"] | None = None,
@@ -35,9 +35,8 @@ def load(
     """Loads the full model of a policy, or the base of its adapter, for the form of batch that is right for it.
 
     Args:
-        folder: the policy's folder.
+        policy: the policy.
         dtype: number format of the weights.
-        trust_remote_code: allow code in the folder to run.
         disable_dropout: sets the dropout of the model's own config.json to 0, in training too.
         split: DeepSpeed's configuration with ZeRO 3, to split the model over the ranks from the start where it can be.
         quantization: holds linear layers in 4 bits; the policy must have been rounded to them.
@@ -48,10 +47,7 @@ def load(
     from rloo_pipeline.training import batch_forms, dropout
     from rloo_pipeline.training.kernels import attention
 
-    base = base_of(folder)
-    check(folder)
-    check(base)
-    checked = self_check.load_or_run(base, trust_remote_code)
+    checked = self_check.load_or_run(policy)
     attention.register()
     if checked.slow:
         say(f"{checked.model} trains in {checked.slow}")
@@ -61,20 +57,20 @@ def load(
     if split is not None:
         from rloo_pipeline.training import split_loading
 
-        model = split_loading.load(base, dtype, trust_remote_code, split, **options)
+        model = split_loading.load(policy, dtype, split, **options)
     if quantization is not None:
         from rloo_pipeline.training import quantized
 
-        model = quantized.load(base, dtype, trust_remote_code, **options)
+        model = quantized.load(policy, dtype, **options)
     if model is None:
-        model = load_plain(base, dtype, trust_remote_code, **options)
+        model = load_plain(policy, dtype, **options)
     if disable_dropout:
         dropout.remove(model)
     model.self_check = checked  # type: ignore[assignment]
     return model
 
 
-def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None = None) -> Any:
+def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None = None) -> Any:
     """Loads a policy for training: all weights, or with `settings.lora` the base with its adapter or a new one.
 
     `split` is that of `load`.
@@ -83,9 +79,8 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         UserError: as `load`, or a new adapter names a layer that the model has not.
     """
     model: Any = load(
-        folder,
+        policy,
         settings.dtype,
-        settings.trust_remote_code,
         settings.disable_dropout,
         split=split,
         quantization=settings.quantization,
@@ -97,31 +92,28 @@ def load_trainable(folder: Path, settings: TrainerSettings, split: JSON | None =
         model.enable_input_require_grads()
     if settings.lora is None:
         return model.train()
-    if is_adapter(folder):
-        return load_adapter(model, folder, trainable=True).train()
+    if policy.is_adapter:
+        return load_adapter(model, policy, trainable=True).train()
     return _with_adapter(model, settings.lora).train()
 
 
-def check_adapter(folder: Path, trust_remote_code: bool, lora: Lora | None) -> None:
-    """Checks before sampling that the model in a folder has the layers that get an adapter.
+def check_adapter(policy: Policy, lora: Lora | None) -> None:
+    """Checks before sampling that a full model has the layers that get an adapter.
 
     Raises:
         UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM would not serve it.
     """
     if lora is None:
         return
-    import_shims.prepare_transformers()
     from accelerate import init_empty_weights
-    from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits
+    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
     with init_empty_weights(include_buffers=False):
-        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=trust_remote_code)
+        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
-        lora_support.check_lora(folder, lora.model_copy(update={"target_modules": sorted(names)}))
+        lora_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, plain_model, split_loading
 
@@ -34,7 +35,7 @@ PARTS = ".weight."
 """Between a layer's name and those of its scales in such a checkpoint."""
 
 
-def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> PreTrainedModel:
+def load(policy: Policy, dtype: str, **more: object) -> PreTrainedModel:
     """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
 
     Raises:
@@ -42,7 +43,7 @@ def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> Pre
     """
     from transformers import BitsAndBytesConfig
 
-    record = base / RECORD
+    record = policy.base / RECORD
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -50,10 +51,10 @@ def load(base: Path, dtype: str, trust_remote_code: bool, **more: object) -> Pre
         bnb_4bit_use_double_quant=False,
         llm_int8_skip_modules=read_json(record)["in_16_bits"] if record.exists() else None,
     )
-    model = plain_model.load_plain(base, dtype, trust_remote_code, quantization_config=config, **more)
+    model = plain_model.load_plain(policy, dtype, quantization_config=config, **more)
     layers = [layer for _, layer in _quantized_layers(model)]
     if not layers:
-        raise UserError(f"{base}: no layer of it can be held in 4 bits; remove model.quantization")
+        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
     for layer in layers:
         layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
     return model
@@ -75,42 +76,40 @@ def round_to_nf4(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return rounded
 
 
-def write_rounded(base: Path, target: Path, dtype: str, trust_remote_code: bool) -> None:
+def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights that the trainer will hold, in the model's number format, and with them what differs from the
-    other files of `base`.
+    other files of a full model.
 
     Raises:
         UserError: as `load`, or transformers renames or joins tensors of the file.
     """
-    hf_config = read_json(base / "config.json")
-    if model_support.comes_in_nf4(hf_config):
-        _write_checkpoint(base, target, dtype, trust_remote_code, hf_config)
-    else:
-        _write_full(base, target, dtype, trust_remote_code)
+    write = _write_checkpoint if model_support.comes_in_nf4(policy.config) else _write_full
+    write(policy, target, dtype)
 
 
-def _write_full(base: Path, target: Path, dtype: str, trust_remote_code: bool) -> None:
+def _write_full(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a model that is not quantized yet."""
-    model: Any = load(base, dtype, trust_remote_code)
+    model: Any = load(policy, dtype)
     if getattr(model, "_weight_conversions", None):
         raise UserError(
-            f"{base}: transformers renames or joins tensors of this model, so its 4-bit form cannot be written under "
+            f"{policy}: transformers renames or joins tensors of this model, so its 4-bit form cannot be written under "
             "their names; remove model.quantization"
         )
     in_4_bits = {f"{name}.weight" for name, _ in _quantized_layers(model)}
-    missing = in_4_bits - {name for name, _, _ in _tensors(base)}
+    missing = in_4_bits - {name for name, _, _ in _tensors(policy.folder)}
     if missing:
-        raise UserError(f"{base}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
-    split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
+        raise UserError(f"{policy}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
+    split_loading.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
 
 
-def _write_checkpoint(base: Path, target: Path, dtype: str, trust_remote_code: bool, hf_config: dict[str, Any]) -> None:
+def _write_checkpoint(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a checkpoint in NF4, its config.json without quantization, and the record."""
-    names = [name for name, _, _ in _tensors(base)]
+    names = [name for name, _, _ in _tensors(policy.folder)]
     in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in names if PARTS in name}
-    split_loading.write_shards(_rounded(base, in_4_bits, getattr(torch, dtype)), target)
-    write_json(target / "config.json", {key: hf_config[key] for key in hf_config if key != "quantization_config"})
-    model: Any = plain_model.load_plain(target, dtype, trust_remote_code, device_map="meta")
+    split_loading.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
+    kept = {key: value for key, value in policy.config.items() if key != "quantization_config"}
+    write_json(target / "config.json", kept)
+    model: Any = plain_model.load_plain(Policy(target, policy.trust_remote_code), dtype, device_map="meta")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     patterns = [f"{re.escape(name)}$" for name in linear if f"{name}.weight" not in in_4_bits]
     write_json(target / RECORD, {"in_16_bits": patterns})

@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import files, lineage, manifest, policy, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, manifest, round_tables, tables
+from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -30,7 +32,7 @@ give about 1 or more.
 
 
 def engine_after(
-    config: Config, round_: int, start: Path, states: Path, prompts: Path | None
+    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None
 ) -> tuple[Engine, AlgorithmState]:
     """The trainer after a round.
 
@@ -45,20 +47,21 @@ def engine_after(
         UserError: a state or a table is damaged or missing, or they do not give the policy.
     """
     number, state = _newest(round_, states)
-    folder = start
+    before = start
     if number < round_:
-        folder = state / trainer_state.POLICY if state else start.with_name(f"{0:05d}")
-    engine = Engine(folder, TrainerSettings.from_config(config), derive(config.seed, "update", number + 1))
+        folder = state / trainer_state.POLICY if state else start.folder.with_name(f"{0:05d}")
+        before = Policy(folder, start.trust_remote_code)
+    engine = Engine(before, TrainerSettings.from_config(config), derive(config.seed, "update", number + 1))
     carried = AlgorithmState()
     if state is not None:
-        digest = policy.digest(start) if number == round_ else _digest_of(states.parent, number)
+        digest = start.digest if number == round_ else _digest_of(states.parent, number)
         carried = AlgorithmState.from_json(trainer_state.load(engine, state, round=number, policy=digest))
     for again in range(number + 1, round_ + 1):
         say(f"round {again} is trained again, since no trainer state of it was written before the last trainer ended")
         carried = _train(config, again, engine, carried, states.parent, prompts)
     if number < round_:
-        _compare(engine, folder, start, states)
-    engine.folder = start
+        _compare(engine, before.folder, start.folder, states)
+    engine.policy = start
     return engine, carried
 
 
@@ -80,7 +83,7 @@ def _round(run: Path, number: int) -> Path:
 def _digest_of(run: Path, number: int) -> str:
     """Digest of a policy, which may have been removed."""
     if number == 0:
-        return policy.digest(run / policy.FOLDER / f"{0:05d}")
+        return Policy(run / POLICIES / f"{0:05d}").digest
     return lineage.facts_of(_round(run, number) / lineage.TRAIN).get("policy", "")
 
 
@@ -97,7 +100,7 @@ def _train(
     inputs = RoundFiles(*kinds)
     inputs = inputs if config.uses_reference else inputs._replace(reference=())
     sampler = _digest_of(run, config.rollout.policy_of(round_))
-    sampled = round_tables.read(inputs, policy.vocabulary(engine.folder), round=round_, policy=sampler)
+    sampled = round_tables.read(inputs, engine.policy.vocabulary, round=round_, policy=sampler)
     trained = round_training.train(config, round_, engine, carried, sampled, prompts)
     written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
     if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):

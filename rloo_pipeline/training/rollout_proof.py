@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
@@ -40,18 +41,18 @@ per token, completions of 32 tokens) is found in a round with a probability of 0
 class RolloutProof:
     """The proof for one round."""
 
-    def __init__(self, config: Config, round_: int, folder: Path, checks: Path, rollouts: Sequence[Path]) -> None:
+    def __init__(self, config: Config, round_: int, policy: Policy, checks: Path, rollouts: Sequence[Path]) -> None:
         """Reads the largest allowed difference.
 
         Args:
             config: the stage's configuration.
             round_: round number, from 1.
-            folder: the policy that should have sampled.
+            policy: the policy that should have sampled.
             checks: checks.json of the run.
             rollouts: the round's tables of rollouts.
         """
-        self.config, self.round, self.folder = config, round_, folder
-        self.bound = sampler_proof.bound(folder, config.model.dtype, config.rollout.temperature, checks)
+        self.config, self.round, self.policy = config, round_, policy
+        self.bound = sampler_proof.bound(policy, config.model.dtype, config.rollout.temperature, checks)
         self.remedy = sampler_proof.remedy(rollouts[0].parent)
         self.is_done = False
 
@@ -67,8 +68,8 @@ class RolloutProof:
         config = self.config
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, prompts, self.folder, config.model.trust_remote_code)
-        logprobs = TokenLogProbs(forward_only.load_configured(self.folder, config), config.rollout.temperature)
+        sequences = round_data.sequences_of(chosen, prompts, self.policy)
+        logprobs = TokenLogProbs(forward_only.load_configured(self.policy, config), config.rollout.temperature)
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
         logprobs.leave_gpu()
@@ -83,7 +84,7 @@ class RolloutProof:
             UserError: another policy sampled the rollouts.
         """
         chosen = self._chosen(rollouts)
-        sequences = round_data.sequences_of(chosen, prompts, engine.folder, self.config.model.trust_remote_code)
+        sequences = round_data.sequences_of(chosen, prompts, engine.policy)
         tokens = self.config.deepspeed.max_tokens_per_micro_batch
         logps = engine.logps(sequences, tokens, lambda _: None, dropout=False)
         lengths = sequences.sampled()
@@ -121,4 +122,4 @@ class RolloutProof:
     def _require(self, found: SamplerDifference) -> None:
         self.is_done = True
         what = f"the rollouts of round {self.round}"
-        sampler_proof.require(found, self.bound, self.folder, what, self.remedy)
+        sampler_proof.require(found, self.bound, self.policy, what, self.remedy)

@@ -16,12 +16,13 @@ from rloo_pipeline.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.training.batch import Batch, RoundTensors
     from rloo_pipeline.training.objective import Record
     from rloo_pipeline.training.packing import Sequences
 
 
-def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> Sequences:
+def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
     """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts.
 
     The arguments and errors are those of `row_images.of_rollouts`.
@@ -30,7 +31,7 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_r
     from rloo_pipeline.training.packing import Sequences
 
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
-    images = row_images.of_rollouts(rollouts, prompts, folder, trust_remote_code)
+    images = row_images.of_rollouts(rollouts, prompts, policy)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
 
 

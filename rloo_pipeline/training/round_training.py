@@ -69,7 +69,7 @@ def train(
     """
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
-    sequences = round_data.sequences_of(rollouts, prompts, engine.folder, config.model.trust_remote_code)
+    sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.

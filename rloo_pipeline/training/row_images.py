@@ -15,8 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rloo_pipeline.artifacts import image_store, vision
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.policy import base_of
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
 
@@ -87,14 +86,13 @@ def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Visio
     return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, tokens)
 
 
-def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_remote_code: bool) -> StoredImages | None:
+def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> StoredImages | None:
     """The images of a table of rollouts; None if its prompts have none.
 
     Args:
         rollouts: the table.
         prompts: folder that the stage `prompts` wrote.
-        folder: a policy, for its processor.
-        trust_remote_code: allow code in the folder to run.
+        policy: the policy, for its processor.
 
     Raises:
         UserError: the folder of the prompts is not named.
@@ -103,6 +101,6 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, folder: Path, trust_re
         return None
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
-    tokens = vision.tokens_of(read_json(base_of(folder) / "config.json"))
-    processor = vision.load_processor(folder, trust_remote_code).image_processor
+    tokens = vision.tokens_of(policy.config)
+    processor = policy.processor.image_processor
     return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, tokens)

@@ -23,8 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rloo_pipeline.artifacts import model_dims, policy
+from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,18 +88,18 @@ def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: 
     return difference(torch.tensor(sums), torch.tensor(tokens))
 
 
-def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
+def bound(policy: Policy, dtype: str, temperature: float, checks: Path) -> Bound:
     """The largest allowed difference for a policy's completions.
 
     Args:
-        folder: folder of the policy.
+        policy: the policy.
         dtype: number format of sampler and trainer.
         temperature: sampling temperature, which divides logits and their rounding; 0 counts as 1.
         checks: checks.json of the run.
     """
     found = read_json(checks)
     measured = found.get(KEY)
-    experts = measured is None and model_dims.experts_key(read_json(policy.base_of(folder) / "config.json")) is not None
+    experts = measured is None and model_dims.experts_key(policy.config) is not None
     rounding = ROUNDING[dtype] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
     return Bound(
         math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * (measured or 0.0)),
@@ -107,13 +108,13 @@ def bound(folder: Path, dtype: str, temperature: float, checks: Path) -> Bound:
     )
 
 
-def require(found: SamplerDifference, allowed: Bound, folder: Path, what: str, remedy: str) -> None:
+def require(found: SamplerDifference, allowed: Bound, policy: Policy, what: str, remedy: str) -> None:
     """Refuses completions that a policy did not sample.
 
     Args:
         found: measured difference.
         allowed: largest allowed difference.
-        folder: folder of the policy.
+        policy: the policy.
         what: name of the completions, for the message.
         remedy: advice for the message.
 
@@ -123,20 +124,20 @@ def require(found: SamplerDifference, allowed: Bound, folder: Path, what: str, r
     if not found.mean - ERRORS * found.error > allowed.nats:
         return
     raise UserError(
-        f"{what} are not of {folder}: the sampler's log-probs are {found.mean:.2g} nats a token from the trainer's "
+        f"{what} are not of {policy}: the sampler's log-probs are {found.mean:.2g} nats a token from the trainer's "
         f"(over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); the likely "
-        f"cause: {_cause(folder)}; {remedy}"
+        f"cause: {_cause(policy)}; {remedy}"
     )
 
 
 def require_evaluation(
-    config: Config, folder: Path, table: pa.Table, logps: list[list[float]], completions: Path, checks: Path
+    config: Config, policy: Policy, table: pa.Table, logps: list[list[float]], completions: Path, checks: Path
 ) -> SamplerDifference:
     """Refuses completions of an evaluation that are not of a policy.
 
     Args:
         config: with the sections `model` and `evaluation`.
-        folder: the policy.
+        policy: the policy.
         table: all or some of the completions.
         logps: the trainer's log-probs of them.
         completions: their file.
@@ -149,8 +150,8 @@ def require_evaluation(
         UserError: it is larger than what is explained.
     """
     found = of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
-    allowed = bound(folder, config.model.dtype, config.evaluation.temperature, checks)
-    require(found, allowed, folder, f"the completions in {completions}", remedy(completions.parent))
+    allowed = bound(policy, config.model.dtype, config.evaluation.temperature, checks)
+    require(found, allowed, policy, f"the completions in {completions}", remedy(completions.parent))
     return found
 
 
@@ -159,10 +160,10 @@ def remedy(folder: Path) -> str:
     return f"delete {folder} and run again; to train in spite of it, set checks.accept: [{CHECK}]"
 
 
-def _cause(folder: Path) -> str:
+def _cause(policy: Policy) -> str:
     """The usual reason for which a sampler serves another policy."""
-    if policy.is_adapter(folder):
+    if policy.is_adapter:
         return "vLLM does not apply all modules of the adapter (update.lora.target_modules), or kept an older adapter"
-    if folder.name.isdigit() and int(folder.name) > 0:
+    if policy.folder.name.isdigit() and int(policy.folder.name) > 0:
         return "an engine that stayed alive kept the weights of an older policy, or vLLM quantizes them"
     return "the folder has another revision of the model than it had for the sampler, or vLLM quantizes its weights"

@@ -17,7 +17,6 @@ class TrainerSettings(NamedTuple):
     dtype: Dtype
     learning_rate: LearningRate
     adam_betas: tuple[float, float]
-    trust_remote_code: bool = False
     temperature: float = 1.0
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -73,7 +72,6 @@ class TrainerSettings(NamedTuple):
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
             adam_betas=section.adam_betas,
-            trust_remote_code=config.model.trust_remote_code,
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Sft
 from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
@@ -22,13 +23,14 @@ from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
 
 
-def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path) -> None:
+def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path, output: Path) -> None:
     """Trains the staged model on the demonstrations and writes the policy.
 
     Args:
         config: configuration of the run.
         section: the section `warmstart.sft`.
-        assets: folder with assets.json, which names the model and the demonstrations.
+        start: the staged model.
+        assets: folder with assets.json, which names the demonstrations.
         prompts: folder of the prompt sets; evaluation prompts are not trained on.
         output: folder of the policy.
 
@@ -36,9 +38,8 @@ def sft(config: Config, section: Sft, assets: Path, prompts: Path, output: Path)
         UserError: no demonstration is left to train on, or a column is missing.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    staged = asset_files.read(assets, "demonstrations")
-    start = Path(staged["model"]["path"])
-    sequences = demonstrations(config, section, staged["demonstrations"]["path"], start, prompts).trained
+    path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
+    sequences = demonstrations(config, section, path, start, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.policy import INDEX, WEIGHTS
+from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
@@ -44,15 +45,12 @@ def minimal_configuration(dtype: str) -> JSON:
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, **formats}
 
 
-def load(
-    base: Path, dtype: str, trust_remote_code: bool, configuration: JSON, **options: object
-) -> PreTrainedModel | None:
+def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> PreTrainedModel | None:
     """Loads a full model split over the ranks.
 
     Args:
-        base: folder of the model.
+        policy: the model, or an adapter on it.
         dtype: number format of the weights.
-        trust_remote_code: allow code in the folder to run.
         configuration: DeepSpeed's, with ZeRO 3.
         options: further arguments of `from_pretrained`.
 
@@ -64,17 +62,17 @@ def load(
     """
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-    shapes: Any = plain_model.load_plain(base, "float32", trust_remote_code, device_map="meta")
+    shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if getattr(shapes, "_weight_conversions", None):
         return None
-    _check_tied(shapes, base)
+    _check_tied(shapes, policy.base)
     active = HfDeepSpeedConfig(configuration)  # transformers keeps a weak reference to it
     try:
-        model: PreTrainedModel = plain_model.from_pretrained(base, dtype, trust_remote_code, **options)
+        model: PreTrainedModel = plain_model.from_pretrained(policy, dtype, **options)
     finally:
         unset_hf_deepspeed_config()
         del active
-    _restore_buffers(model, dtype, trust_remote_code)
+    _restore_buffers(model, dtype, policy.trust_remote_code)
     return model
 
 

@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import lineage, policy, tables
+from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward, provenance
 from rloo_pipeline.errors import UserError
@@ -28,12 +28,12 @@ OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 """Columns of prompt sets that are not columns of the dataset."""
 
 
-def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy_folder: Path) -> pa.Table:
+def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy: Policy) -> pa.Table:
     """The table of scores of a table of rollouts, by all functions."""
     if any(reward.gpus for reward in config.rewards):
         devices.free_gpu()  # a sampler of this process may hold it
     with WorkerPools(config.rewards, config.scoring.workers) as pools:
-        columns = score_columns(pools, rollouts, prompts, policy_folder)
+        columns = score_columns(pools, rollouts, prompts, policy)
     return join(config.rewards, rollouts, columns)
 
 
@@ -41,7 +41,7 @@ def score_columns(
     pools: WorkerPools,
     rollouts: pa.Table,
     prompts: PromptSet,
-    policy_folder: Path,
+    policy: Policy,
     more: bool = False,
     only_failures: bool = False,
 ) -> dict[str, FunctionScores]:
@@ -51,7 +51,7 @@ def score_columns(
         pools: the functions, with started workers.
         rollouts: the rollouts.
         prompts: the prompt set that they were sampled from, whose columns the functions get.
-        policy_folder: a policy with the tokenizer of the policy that sampled.
+        policy: a policy with the tokenizer of the policy that sampled.
         more: True if the pools score another table after this one.
         only_failures: the rows come after those of another table: log no line of a function that scored all of them,
             and let one score none.
@@ -59,8 +59,9 @@ def score_columns(
     Raises:
         UserError: a function reports for every row of the table that it could not be scored.
     """
-    policy.verify_text(policy_folder)
-    constants = {"tokenizer_path": str(policy.base_of(policy_folder))}
+    if policy.folder.is_dir():
+        policy.verify(lambda name: not name.endswith(".safetensors"))  # rewards read the tokenizer
+    constants = {"tokenizer_path": str(policy.base)}
     samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
     results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.training import retraining
 from rloo_pipeline.training.batch import AlgorithmState
@@ -22,25 +23,25 @@ class RoundTrainer(NamedTuple):
     algorithm_state: AlgorithmState
 
 
-def take(config: Config, round_: int, policy: Path, digest: str, states: Path, prompts: Path | None) -> RoundTrainer:
+def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Path | None) -> RoundTrainer:
     """The trainer as a round left it.
 
     Args:
         config: the stage's configuration.
         round_: number of the round; 0 for a new trainer.
         policy: the policy of that round.
-        digest: its digest.
         states: folder with the run's trainer states.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
 
     Raises:
         UserError: as `retraining.engine_after`.
     """
-    kept: RoundTrainer | None = engine_cache.take("trainer", _key(config, round_, digest, states)) if round_ else None
+    key = _key(config, round_, policy.digest, states)
+    kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None
     if kept is None:
         return RoundTrainer(*retraining.engine_after(config, round_, policy, states, prompts))
     kept.engine.enter_gpu()
-    kept.engine.folder = policy
+    kept.engine.policy = policy
     return kept
 
 
@@ -72,7 +73,7 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
 
 def _key(config: Config, round_: int, digest: str, states: Path) -> tuple[object, ...]:
     """Key of a kept trainer, from the policy and train.parquet that its update wrote."""
-    return TrainerSettings.from_config(config), config.deepspeed, round_, digest, _table(states, round_)
+    return TrainerSettings.from_config(config), config.model, config.deepspeed, round_, digest, _table(states, round_)
 
 
 def _table(states: Path, round_: int) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from conformance.rounds import LONGEST, Round, Step, shift
 from torch import Tensor
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.tables import weighted_sums
 from rloo_pipeline.config import Algorithm, Reward, Rollout
 from rloo_pipeline.training import packing, policy_model
@@ -45,7 +46,7 @@ def steps(
         temperature=temperature,
         max_completion_length=LONGEST,
     )
-    model = TokenLogProbs(policy_model.load(folder, "float32", False), temperature)
+    model = TokenLogProbs(policy_model.load(Policy(folder), "float32"), temperature)
     reference = _logps(model, round_)
     shift(model.model, 0)
     completions = RoundTensors(
@@ -88,7 +89,7 @@ def _terms(model: TokenLogProbs, pack: packing.Pack, rows: Sequence[int], loss_o
 
 def sampling_logps(folder: Path, round_: Round) -> list[list[float]]:
     """Log-probs that a sampler could have given: the policy's with the round's noise."""
-    model = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0)
+    model = TokenLogProbs(policy_model.load(Policy(folder), "float32"), 1.0)
     shift(model.model, 0)
     logps = _logps(model, round_).tolist()
     return [[a + b for a, b in zip(row, noise, strict=False)] for row, noise in zip(logps, round_.noise, strict=True)]

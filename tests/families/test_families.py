@@ -5,6 +5,7 @@ import torch
 from cases import OFTEN, PACKED, RIGHT, config, write
 from transformers import AutoModelForCausalLM
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, policy_model, self_check
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -58,7 +59,7 @@ def one_by_one(folder, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str
 )
 def test_log_probs_and_gradients_are_those_of_each_sequence_alone(kind, tmp_path) -> None:
     expected, slopes = one_by_one(write(tmp_path, kind, RIGHT[kind]), format_of(kind))
-    model = policy_model.load(tmp_path, "float32", False).to(format_of(kind)).train()
+    model = policy_model.load(Policy(tmp_path), "float32").to(format_of(kind)).train()
     module = TokenLogProbs(model, TEMPERATURE)
     assert module.form.name == ("packed" if kind in PACKED else "padded"), model.self_check.why
     longest, pad = max(COMPLETIONS), torch.nn.functional.pad
@@ -90,4 +91,4 @@ def test_an_encoder_is_refused_by_its_configuration_and_by_the_self_check(kind, 
     monkeypatch.setattr(self_check, "_results", {})
     facts.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{kind}: it does not attend causally"):
-        self_check.load_or_run(tmp_path, False)
+        self_check.load_or_run(Policy(tmp_path))

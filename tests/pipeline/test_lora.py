@@ -4,6 +4,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import Project
 
+from rloo_pipeline.artifacts.policy import Policy
+
 pytestmark = pytest.mark.slow
 
 AFTER_FIRST_SCORES = (
@@ -36,7 +38,7 @@ def assert_trainer_agrees(project: Project, rollouts: list[dict]) -> None:
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     run = project.folder / "results" / "mini" / "policies"
-    model = policy_model.load(run / "00000", "float32", trust_remote_code=False)
+    model = policy_model.load(Policy(run / "00000"), "float32")
     plain = TokenLogProbs(model, 1.0)
     pack = packing.pack([row["prompt_ids"] for row in rollouts], [row["completion_ids"] for row in rollouts])
     sampled = torch.tensor([logp for row in rollouts for logp in row["sampling_logps"]])

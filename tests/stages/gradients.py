@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.training.batch import AlgorithmState, RoundTensors, make_batch
 from rloo_pipeline.training.engine import Engine
@@ -59,7 +60,7 @@ def completions_of(sequences: Sequences, old: torch.Tensor) -> RoundTensors:
 def main(model: Path, output: Path) -> None:
     """Computes every case in micro-batches of 8, 4 and 1."""
     torch.set_num_threads(1)
-    engine = Engine(model, trainer_settings(temperature=0.8), 0)
+    engine = Engine(Policy(model), trainer_settings(temperature=0.8), 0)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 20, (8, LENGTH), generator=generator).tolist()
     sequences = Sequences([row[: 4 + i] for i, row in enumerate(ids)], [row[4 + i :] for i, row in enumerate(ids)])

@@ -7,6 +7,7 @@ from split_ranks import step
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Offload
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
@@ -21,7 +22,7 @@ def build(folder: Path, dtype: str, offload: Offload, disk: Path) -> Engine:
     zero.Init.param_id = 0  # counts the weights of a process, as of one engine
     keys = {"zero_optimization": {"sub_group_size": SUB_GROUP}}
     where = {"offload": offload, "nvme_path": str(disk), "deepspeed_config": keys}
-    return Engine(folder, trainer_settings(1e-3, dtype=dtype, zero_stage=3, **where), 0)
+    return Engine(Policy(folder), trainer_settings(1e-3, dtype=dtype, zero_stage=3, **where), 0)
 
 
 def digests_after(engine: Engine, steps: int, folder: Path) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.rollout.requests import Request
 
@@ -48,11 +49,11 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
     messages: list[str] = []
     weight_reload.say = swap_check.say = messages.append
     folder, request = rollouts[0]
-    sampler = Sampler(folder, EngineSettings(request.dtype, False, 0.5, 1, 1, request.images), request.context, 0)
+    sampler = Sampler(Policy(folder), EngineSettings(request.dtype, 0.5, 1, 1, request.images), request.context, 0)
     rows: list[Rows] = []
     for folder, request in rollouts:
         try:
-            sampler.swap(folder, request.context)
+            sampler.swap(Policy(folder), request.context)
         except IncompatibleEngine:
             break
         sampled = sampler.sample(request.requests, "completions")
@@ -67,7 +68,7 @@ def trainer_logps(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, d
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     _allow_any_format()
-    module = TokenLogProbs(forward_only.load(folder, dtype, False), 1.0)
+    module = TokenLogProbs(forward_only.load(Policy(folder), dtype), 1.0)
     return module, forward_only.score(module, make(folder, rows), 150, "reference").logps
 
 
@@ -105,7 +106,7 @@ def update(folder: Path, make: Callable[[Path, Rows], Any], rows: Rows, target: 
     from rloo_pipeline.training.engine import Engine
 
     _allow_any_format()
-    engine = Engine(folder, trainer_settings(**{"rate": 1e-3, **changes}), 0)
+    engine = Engine(Policy(folder), trainer_settings(**{"rate": 1e-3, **changes}), 0)
     sequences, count = make(folder, rows), sum(len(ids) for ids, _ in rows)
     before = engine.logps(sequences, 150, lambda _: None)
     for _ in range(2):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training import forward_only, split_loading
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -24,7 +25,7 @@ SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 def run(model: Path, output: Path, steps: int) -> Engine:
     """The steps, each of several micro-batches, and the policy."""
     torch.set_num_threads(1)
-    engine = Engine(model, trainer_settings(1e-2, zero_stage=3), 0)
+    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=3), 0)
     if engine.rank.world > 1:
         assert all(hasattr(weights, "ds_id") for weights in engine.model.parameters())
     for _ in range(steps):
@@ -44,7 +45,7 @@ def step(engine: Engine) -> None:
 
 def logps(folder: Path, split: bool) -> forward_only.TokenValues:
     """Log-probs and entropies under a policy, several micro-batches, an odd number of them."""
-    model = forward_only.load(folder, "float32", False, split)
+    model = forward_only.load(Policy(folder), "float32", split)
     if split:
         assert all(hasattr(weights, "ds_id") for weights in model.parameters())
     odd_count = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])

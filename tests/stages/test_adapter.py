@@ -5,6 +5,7 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.training import policy_model
 from rloo_pipeline.training.engine import Engine
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 @pytest.mark.parametrize("names", ["all-linear", ["q_proj", "lm_head"]])
 def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, tiny_model, monkeypatch, names) -> None:
     settings = trainer_settings(lora=Lora(r=2, target_modules=names))
-    engine = Engine(tiny_model, settings, 0)
+    engine = Engine(Policy(tiny_model), settings, 0)
     copied, cpu = list[int](), torch.Tensor.cpu
 
     def counted(tensor: torch.Tensor, *words, **named) -> torch.Tensor:
@@ -28,7 +29,7 @@ def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, 
     assert sum(copied) == 0
     targets = read_json(tmp_path / "policy" / "adapter_config.json")["target_modules"]
     assert targets == sorted(targets), "in any process"
-    again = policy_model.load_trainable(tmp_path / "policy", settings)
+    again = policy_model.load_trainable(Policy(tmp_path / "policy"), settings)
     loaded = dict(again.named_parameters())
     for name, weight in engine.model.named_parameters():
         torch.testing.assert_close(loaded[name], weight, rtol=0, atol=0)

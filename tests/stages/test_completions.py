@@ -6,6 +6,7 @@ import shutil
 import forks
 import pytest
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import START
 from rloo_pipeline.demo.text_model import text_qwen3
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
@@ -24,7 +25,7 @@ def sampler(tmp_path_factory) -> Sampler:
     corpus = folder / "corpus.jsonl"
     corpus.write_text('{"text": "naïve café, 日本語 and 😀 — and so on"}\n' * 20)
     text_qwen3(folder / "model", 0, corpus=str(corpus), columns=["text"], vocab_size=300, context=128, **SIZES)
-    return Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
+    return Sampler(Policy(folder / "model"), EngineSettings("float32", 0.5, 1, 1), 128, 0)
 
 
 def test_a_completion_is_vllms_own_output(sampler) -> None:
@@ -62,9 +63,10 @@ def test_a_completion_is_vllms_own_output(sampler) -> None:
 SAMPLE = """
 import sys
 from pathlib import Path
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout.requests import SamplingConfig, Request
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
-sampler = Sampler(Path(sys.argv[1]), EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
+sampler = Sampler(Policy(Path(sys.argv[1])), EngineSettings("float32", 0.5, 1, 1), 128, 0)
 assert len(sampler.sample([Request([5, 6], 1, SamplingConfig(1.0, 1.0, 0, None, 4))], "completions")) == 1
 """
 

@@ -5,6 +5,8 @@ import forks
 import pytest
 from helpers import Project
 
+from rloo_pipeline.artifacts import model_files
+
 pytestmark = pytest.mark.slow
 FAST = {
     ("prompts/train/data-00000-of-00001.arrow", "a sibling"),
@@ -50,7 +52,7 @@ def test_a_policy_with_nan_samples_nothing(project, tmp_path) -> None:
 
     copy = Project(tmp_path / "project").take(project)
     folder = copy.folder / damage.RUN / "policies" / "00000"
-    damage.poison(folder / policy.WEIGHTS, folder)
+    damage.poison(folder / model_files.WEIGHTS, folder)
     policy.seal(folder, folder.name)
     outcome = forks.run(
         "rloo_pipeline", [*damage.ROLLOUT, "--output", f"{damage.OUT}/out"], copy.environment, copy.folder

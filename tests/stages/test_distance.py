@@ -12,6 +12,7 @@ from synthetic_runs import completions_schema
 from rloo_pipeline.artifacts import policy as policies
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.policy import Policy
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
     )
     expected = [logp(policy, ids) - logp(reference, ids) for ids in SAID]
     for path, value in ((other, sum(expected) / 4), (tiny_model, 0.0)):
-        about = {"policy": policies.digest(path)}
+        about = {"policy": Policy(path).digest}
         tables.write(folder / "completions.parquet", completions(2), schema, "completions", **about)
         outcome = done(
             *("distance", "--completions", folder / "completions.parquet", "--policy", path),
@@ -66,7 +67,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
 def test_the_log_ratio_of_greedy_completions_is_not_called_a_kl(tmp_path, tiny_model) -> None:
     evaluation = {"num_generations": 1, "temperature": 0, "breakdown": []}
     folder = Round(tmp_path / "run", tiny_model, evaluation=evaluation).run / "evaluation" / "final"
-    about = {"policy": policies.digest(tiny_model)}
+    about = {"policy": Policy(tiny_model).digest}
     tables.write(folder / "completions.parquet", completions(1), completions_schema("answer"), "completions", **about)
     outcome = done(
         *("distance", "--completions", folder / "completions.parquet", "--policy", tiny_model),
@@ -87,7 +88,7 @@ def test_completions_on_the_test_rows_are_proven_to_be_of_the_chosen_policy(tmp_
     digest = policies.seal(folder, folder.name)
     write_json(run / "selection.json", {"chosen": [{"run": ".", "seed": 0, "round": 1, "policy": digest}]})
     write_json(run / "warmstart" / "checks.json", {"sampler_difference": 1e-7})
-    model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+    model = TokenLogProbs(forward_only.load(Policy(folder), "float32"), 1.0)
     logps = forward_only.score(model, Sequences([PROMPT] * len(SAID), SAID), 64, "tokens").logps
     table, proof = run / "test" / "0" / "completions.parquet", run / "test" / "0" / "proof.json"
 
@@ -129,7 +130,7 @@ def test_an_adapter_is_read_on_its_base(tmp_path, tiny_model) -> None:
     sequences = Sequences([PROMPT] * len(SAID), SAID)
 
     def scored(folder: Path, entropies: bool = False) -> forward_only.TokenValues:
-        model = TokenLogProbs(forward_only.load(folder, "float32", False), 1.0)
+        model = TokenLogProbs(forward_only.load(Policy(folder), "float32"), 1.0)
         return forward_only.score(model, sequences, 64, "tokens", entropies)
 
     logps = scored(tmp_path / "adapter").logps

@@ -10,6 +10,7 @@ from cases import RIGHT, write
 from helpers import Round
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
@@ -36,7 +37,7 @@ def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def test_a_step_and_its_old_log_probs_both_have_dropout_or_neither_has(tmp_path, dropout) -> None:
     folder = write(tmp_path, "gpt2", RIGHT["gpt2"])
     lora = Lora(lora_dropout=0.5, target_modules=["c_attn"]) if dropout == "of the adapter" else None
-    engine = Engine(folder, trainer_settings(lora=lora, disable_dropout=dropout != "by the model"), 0)
+    engine = Engine(Policy(folder), trainer_settings(lora=lora, disable_dropout=dropout != "by the model"), 0)
     if lora is not None:
         with torch.no_grad():
             for name, weights in engine.model.named_parameters():

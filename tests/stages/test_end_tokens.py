@@ -8,6 +8,7 @@ import forks
 import pytest
 from helpers import Round, mini, succeeded
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.runtime import devices
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def sampled(folder: Path, token: int) -> None:
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
     from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-    sampler = Sampler(folder, EngineSettings("float32", False, 0.5, 1, 1), max_model_len=64, seed=0)
+    sampler = Sampler(Policy(folder), EngineSettings("float32", 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids
     requests = [Request([4, 5, 6], seed, SamplingConfig(1.0, 1.0, 0, None, 40)) for seed in range(200)]
     samples = sampler.sample(requests, "completions")
@@ -71,7 +72,6 @@ def test_a_tokenizer_that_pads_with_its_end_token_or_not_at_all_trains_the_same_
 
 
 def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_path, tiny_model) -> None:
-    from rloo_pipeline.artifacts import policy
     from rloo_pipeline.config import Config
     from rloo_pipeline.judging.token_facts import token_facts
 
@@ -79,8 +79,8 @@ def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_pat
     config = Config(**mini())
     for token, pad in (("eos_token", 2), (None, None)):
         folder = padding_with(token, tiny_model, tmp_path / f"{token}")
-        tokenizer = policy.load_tokenizer(folder, False)
+        tokenizer = Policy(folder).tokenizer
         assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
-        assert token_facts(config, folder, rows).pad == pad
-    own = policy.load_tokenizer(tiny_model, False)
-    assert own.pad_token_id == token_facts(config, tiny_model, rows).pad == 0
+        assert token_facts(config, Policy(folder), rows).pad == pad
+    own = Policy(tiny_model).tokenizer
+    assert own.pad_token_id == token_facts(config, Policy(tiny_model), rows).pad == 0

@@ -5,6 +5,7 @@ import torch
 from cases import PACKED, write
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.packing import Sequences
 
@@ -21,7 +22,7 @@ def test_a_token_counts_once_for_each_pass_over_the_completions(tmp_path) -> Non
     folder = write(tmp_path, "qwen3_moe", PACKED["qwen3_moe"])
     counted = []
     for checkpointing in (False, True):
-        engine = Engine(folder, trainer_settings(gradient_checkpointing=checkpointing), 0)
+        engine = Engine(Policy(folder), trainer_settings(gradient_checkpointing=checkpointing), 0)
         engine.logps(SEQUENCES, 100, lambda _: None)
         assert not any(counts.any() for counts in engine.experts.counts), "old log-probs are not of a step"
         engine._backward(SEQUENCES, [[]], 0, loss_of, lambda _: None)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import forks
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def started_with(folder: Path) -> dict[str, object]:
     sampler.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
     vllm.LLM = lambda **settings: given.update(settings)
     engine_cache.enable()
-    sampler.Sampler(folder, sampler.EngineSettings("bfloat16", False, 0.9, 1, 1, router_replay=True), 100, 7)
+    sampler.Sampler(Policy(folder), sampler.EngineSettings("bfloat16", 0.9, 1, 1, router_replay=True), 100, 7)
     EngineArgs(**given)  # knows all of these names
     return given
 

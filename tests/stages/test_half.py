@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import policy_model
@@ -51,7 +52,7 @@ def expected_weights(model: Any, sequences: Sequences, dtype: str) -> dict[str, 
 @pytest.mark.parametrize("dtype", ["float32", *SCALE])
 def test_a_gradient_that_is_not_finite_is_an_error(tmp_path, dtype) -> None:
     tiny_qwen3(tmp_path / "model", 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32)
-    engine = Engine(tmp_path / "model", trainer_settings(RATE, dtype=dtype), 0)
+    engine = Engine(Policy(tmp_path / "model"), trainer_settings(RATE, dtype=dtype), 0)
     with pytest.raises(UserError, match=r"optimizer step 1: the gradient norm is (nan|inf)"):
         engine.step(Sequences([[4]], [[5, 6]]), [0], 9, lambda _, logps, *__: logps.sum() * torch.nan, lambda _: None)
 
@@ -65,10 +66,10 @@ def test_the_first_step_is_adamws(tmp_path, zero_stage, dtype) -> None:
     tiny_qwen3(folder, 0, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=16, intermediate_size=64)
     ids = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
     sequences = Sequences([row[:6] for row in ids], [row[6:] for row in ids])
-    before = policy_model.load(folder, dtype, False)
-    expected = expected_weights(policy_model.load(folder, dtype, False), sequences, dtype)
+    before = policy_model.load(Policy(folder), dtype)
+    expected = expected_weights(policy_model.load(Policy(folder), dtype), sequences, dtype)
     adam = {"adam_betas": BETAS, "adam_epsilon": EPSILON, "weight_decay": DECAY}
-    engine = Engine(folder, trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, **adam), 0)
+    engine = Engine(Policy(folder), trainer_settings(RATE, dtype=dtype, zero_stage=zero_stage, **adam), 0)
     engine.step(sequences, range(ROWS), LENGTH, loss_of, lambda _: None)
     distance = length = 0.0
     for (name, weights), old in zip(engine.model.named_parameters(), before.parameters(), strict=True):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import Round, done, rloo
 
-from rloo_pipeline.artifacts.policy import digest
+from rloo_pipeline.artifacts.policy import Policy
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_tasks_of_lm_eval_run_on_a_policy(tmp_path, tiny_model) -> None:
     arguments = ("--policy", tiny_model, "--name", "final", "--output", output, log)
     done("harness", *arguments)
     results = json.loads(output.read_text())
-    assert results["policy"] == digest(tiny_model)
+    assert results["policy"] == Policy(tiny_model).digest
     assert results["n-samples"]["sums"]["effective"] == 5
     assert 0 <= results["results"]["sums"]["exact_match,none"] <= 1
     assert not {"date", "total_evaluation_time_seconds", "git_hash", "pretty_env_info"} & results.keys()

@@ -11,7 +11,8 @@ import yaml
 from helpers import done, mini
 from PIL import Image
 
-from rloo_pipeline.artifacts import image_store, policy, tables
+from rloo_pipeline.artifacts import image_store, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.colours import square
@@ -111,7 +112,7 @@ def test_reward_functions_get_the_pixels(run) -> None:
 
 
 def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
-    images = row_images.of_rollouts(rollouts(run), run / "prompts", run / "model", False)
+    images = row_images.of_rollouts(rollouts(run), run / "prompts", Policy(run / "model"))
     assert images is not None
     both, second = images.pick([0, 2]), images.pick([3])
     assert both is not None
@@ -121,7 +122,7 @@ def test_the_trainer_gets_the_images_of_each_row(run, kind) -> None:
         assert both.arguments["image_grid_thw"].tolist() == [[1, 4, 4]] * 2
     assert both.arguments["pixel_values"][PATCHES[kind] :].equal(second.arguments["pixel_values"])
     with pytest.raises(UserError, match="--prompts"):
-        row_images.of_rollouts(rollouts(run), None, run / "model", False)
+        row_images.of_rollouts(rollouts(run), None, Policy(run / "model"))
 
 
 def policy_0(model: Path, folder: Path) -> Path:
@@ -129,13 +130,13 @@ def policy_0(model: Path, folder: Path) -> Path:
     from rloo_pipeline.training import self_check
 
     shutil.copytree(model, folder)
-    self_check.load_or_run(folder, False, images=True).write(folder)
+    self_check.load_or_run(Policy(folder), images=True).write(folder)
     return folder
 
 
 def test_reference_log_probs_are_of_a_model_that_sees_the_images(run) -> None:
     folder = forks.call(policy_0, run / "model", run / "policy")
-    facts = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": policy.digest(folder), "policy_round": 0}
+    facts = {"run": "mini", "round": 1, "shard": 0, "seed": 1, "policy": Policy(folder).digest, "policy_round": 0}
     shard, written = run / "rollouts.parquet", run / "reference.parquet"
     tables.write(shard, rollouts(run), tables.WITH_IMAGES, "rollouts", **facts)
     inputs = (

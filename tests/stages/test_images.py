@@ -10,6 +10,7 @@ from one_model import Rollout, Rows
 from rounding import within
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def model(folder: Path, kind: str) -> Path:
     from rloo_pipeline.training import self_check
 
     tiny_vision_model(folder, 3, model_type=kind, initializer_range=SPREAD.get(kind, 0.3))
-    self_check.load_or_run(folder, False, images=True).write(folder)
+    self_check.load_or_run(Policy(folder), images=True).write(folder)
     return folder
 
 
@@ -48,14 +49,13 @@ def images() -> list[list[Any]]:
 
 def requests(folder: Path) -> list[Request]:
     """Two completions of each prompt."""
-    from rloo_pipeline.artifacts import policy, vision
     from rloo_pipeline.config import Dataset
     from rloo_pipeline.data.images import encode
     from rloo_pipeline.rollout.requests import ShownImages
 
-    folder = policy.base_of(folder)
+    folder = Policy(folder).base
     dataset = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"})
-    processor = vision.load_processor(folder, False)
+    processor = Policy(folder).processor
     asked = []
     for number, pixels in enumerate(images()):
         messages = [{"role": "user", "content": "colour?"}]
@@ -73,11 +73,11 @@ class Shown:
     def __init__(self, folder: Path, change: Any = lambda image: image) -> None:
         import json
 
-        from rloo_pipeline.artifacts import policy, vision
+        from rloo_pipeline.artifacts import vision
 
-        folder = policy.base_of(folder)
+        folder = Policy(folder).base
         self.tokens = vision.tokens_of(json.loads((folder / "config.json").read_text()))
-        self.processor = vision.load_processor(folder, False).image_processor
+        self.processor = Policy(folder).processor.image_processor
         self.images = [[change(image) for image in of_row] for of_row in images()]
 
     def pick(self, rows: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import Round, done, rloo, succeeded
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def second_round(tmp_path, tiny_model):
 
     def first_update(**algorithm) -> tuple[Round, list[object]]:
         run = Round(tmp_path / "run", tiny_model, rollout={"lag": 1}, algorithm={**ONE_STEP, **algorithm})
-        run.write(1, policy=policy.digest(tiny_model)).write(2, policy=policy.digest(tiny_model), policy_round=0)
+        run.write(1, policy=Policy(tiny_model).digest).write(2, policy=Policy(tiny_model).digest, policy_round=0)
         succeeded(run.update(1))
         return run, [*run.update_arguments(2), "--sampler", tiny_model]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.training import policy_model, trainer_state
@@ -72,7 +73,7 @@ def plain_optimizers(name: str, weights: dict[str, torch.nn.Parameter]) -> list[
 
 def plain_loop(folder: Path, name: str, dtype: str) -> dict[str, Tensor]:
     """Weights after STEPS steps on float32 copies, with gradients of the model in its own format."""
-    model = policy_model.load(folder, dtype, False)
+    model = policy_model.load(Policy(folder), dtype)
     module = TokenLogProbs(model, 1.0)
     copies = {key: torch.nn.Parameter(value.detach().float()) for key, value in model.named_parameters()}
     optimizers = plain_optimizers(name, copies)
@@ -119,12 +120,12 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
 
     monkeypatch.setattr(zero.Init, "param_id", 0)
     options = settings(name, dtype, zero_stage, offload)
-    engine = Engine(model, options, 0)
+    engine = Engine(Policy(model), options, 0)
     steps(engine, STEPS)
     if dtype != "float16":  # whose loss is scaled: the plain loop would have to do the same
         expected, distance, length = plain_loop(model, name, dtype), 0.0, 0.0
         for (key, value), old in zip(
-            engine.model.named_parameters(), policy_model.load(model, dtype, False).parameters(), strict=True
+            engine.model.named_parameters(), policy_model.load(Policy(model), dtype).parameters(), strict=True
         ):
             copy = value if engine.zero_stage == 0 else safe_get_full_fp32_param(value).view(old.shape)
             distance += float((copy.detach() - expected[key]).norm() ** 2)
@@ -134,9 +135,9 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
         assert (distance / length) ** 0.5 < tolerance
     engine.save_policy(tmp_path / "policy")
     trainer_state.save(engine, tmp_path / "state", {})
-    engine.folder = tmp_path / "policy"  # as the next update sets it
+    engine.policy = Policy(tmp_path / "policy")  # as the next update sets it
     monkeypatch.setattr(zero.Init, "param_id", 0)  # which counts the weights of a process, as of one engine
-    again = Engine(tmp_path / "policy", options, 0)
+    again = Engine(Policy(tmp_path / "policy"), options, 0)
     trainer_state.load(again, tmp_path / "state")
     for number, trainer in enumerate((engine, again)):
         steps(trainer, 1)

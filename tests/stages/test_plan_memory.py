@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from helpers import Round, write_prompts
 
-from rloo_pipeline.artifacts import model_dims, policy, tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import memory
 from rloo_pipeline.config.loading import load
 
@@ -56,7 +57,7 @@ class FullRound(Round):
             scores.append({**key, **score})
             reference.append({**key, "reference_logps": [-7.0] * COMPLETION})
         about = {"run": "mini", "round": number, "shard": 0, "seed": 1, "policy_round": number - 1}
-        about["policy"] = policy.digest(self.model)
+        about["policy"] = Policy(self.model).digest
         self._save(number, 0, tables.build(rows, tables.ROLLOUTS, "rollouts", **about), scores, reference)
         return self
 
@@ -90,7 +91,7 @@ def check(stage: str, measured: float, terms: memory.Terms) -> None:
 def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     model = make_model(tmp_path / "model", size)
     run = FullRound(tmp_path / "run", model, **CHANGES)
-    config, shape = load(run.run / "config.yaml"), model_dims.read(model)
+    config, shape = load(run.run / "config.yaml"), Policy(model).dimensions
     first, later = (peak_of(*run.write(number).update_arguments(number)) for number in (1, 2))
     check(f"{size}: first update", first, memory.update(config, shape, "cpu", first=True))
     check(f"{size}: later update", later, memory.update(config, shape, "cpu"))

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from helpers import Round, rloo, succeeded
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training import forward_only
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -28,12 +29,12 @@ WAYS = {
 def sampled(folder: Path, model: Path, shift: float, **changes) -> tuple[Round, list[object]]:
     """A round with the log-probs that a model gives, each `shift` nats off; and the arguments of its update."""
     lag = changes.get("rollout", {}).get("lag", 0)
-    number, about = 1 + lag, {"policy": policy.digest(model), "policy_round": 0}
+    number, about = 1 + lag, {"policy": Policy(model).digest, "policy_round": 0}
     run = Round(folder, model, **changes)
     if lag:
         succeeded(run.write(1).update())
     run.write(number, **about)
-    scorer = TokenLogProbs(forward_only.load(model, "float32", False), 1.0)
+    scorer = TokenLogProbs(forward_only.load(Policy(model), "float32"), 1.0)
     for shard in range(run.shards):
         rollouts, scores, reference = (
             tables.read(run._table(number, kind, shard), kind) for kind in ("rollouts", "scores", "reference")

@@ -7,7 +7,7 @@ from helpers import mini
 from trainers import trainer_settings
 from transformers import AutoModelForCausalLM
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Lora
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import UserError
@@ -34,7 +34,7 @@ def step(engine: Engine) -> None:
 
 
 def logps(folder, dtype: str) -> torch.Tensor:
-    model = TokenLogProbs(forward_only.load(folder, dtype, False), 1.0)
+    model = TokenLogProbs(forward_only.load(Policy(folder), dtype), 1.0)
     return torch.tensor(forward_only.score(model, SEQUENCES, 100, "log-probs").logps)
 
 
@@ -44,10 +44,10 @@ def test_trainer_in_4_bits_and_policy_in_its_format_have_the_same_weights(tmp_pa
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     zero, base = tmp_path / "zero", tmp_path / "model"
     zero.mkdir()
-    quantized.write_rounded(base, zero, dtype, False)
+    quantized.write_rounded(Policy(base), zero, dtype)
     policy_model.copy_side_files(base, zero)
-    policy.check(zero)
-    engine = Engine(zero, settings(dtype, 1), 0)
+    Policy(zero).check()
+    engine = Engine(Policy(zero), settings(dtype, 1), 0)
     names = {type(module).__name__ for module in engine.model.modules()}
     assert "Linear4bit" in names
     close = {"atol": 1e-4 if dtype == "float32" else 0.05, "rtol": 0.0}
@@ -60,28 +60,28 @@ def test_trainer_in_4_bits_and_policy_in_its_format_have_the_same_weights(tmp_pa
     trained = logps(tmp_path / "one", dtype)
     torch.testing.assert_close(engine.logps(SEQUENCES, 100, lambda _: None), trained, **close)
     assert (trained - logps(zero, dtype)).abs().max() > 3 * close["atol"], "the adapter has learned"
-    again = Engine(tmp_path / "one", settings(dtype, 1), 0)
+    again = Engine(Policy(tmp_path / "one"), settings(dtype, 1), 0)
     trainer_state.load(again, tmp_path / "state")
     for number, trainer in enumerate((engine, again)):
         step(trainer)
         trainer.save_policy(tmp_path / f"policy{number}")
-    assert policy.digest(tmp_path / "policy0") == policy.digest(tmp_path / "policy1")
+    assert Policy(tmp_path / "policy0").digest == Policy(tmp_path / "policy1").digest
 
 
 def test_a_checkpoint_in_4_bits_keeps_its_codes_and_its_layers_in_16_bits(tmp_path) -> None:
     base, zero = model_folders.build_in_nf4(tmp_path / "model", 0), tmp_path / "zero"
     zero.mkdir()
-    quantized.write_rounded(base, zero, "float32", False)
+    quantized.write_rounded(Policy(base), zero, "float32")
     checkpoint = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).dequantize()
-    policy_0 = plain_model.load_plain(zero, "float32", False)
-    in_trainer = dict(quantized.load(zero, "float32", False).named_modules())
+    policy_0 = plain_model.load_plain(Policy(zero), "float32")
+    in_trainer = dict(quantized.load(Policy(zero), "float32").named_modules())
     for name, weight in checkpoint.named_parameters():
         assert torch.equal(policy_0.get_parameter(name).bfloat16(), weight), name
         layer = name.removesuffix(".weight")
         in_4_bits = layer.endswith("_proj") and not layer.endswith("up_proj")
         assert (type(in_trainer[layer]).__name__ == "Linear4bit") == in_4_bits, name
-    quantized.write_rounded(base, zero, "bfloat16", False)
-    for name, weight in plain_model.load_plain(zero, "bfloat16", False).named_parameters():
+    quantized.write_rounded(Policy(base), zero, "bfloat16")
+    for name, weight in plain_model.load_plain(Policy(zero), "bfloat16").named_parameters():
         torch.testing.assert_close(weight.float(), checkpoint.get_parameter(name).float(), rtol=2**-7, atol=0)
 
 
@@ -97,7 +97,7 @@ def test_rounding_twice_is_rounding_once(dtype) -> None:
 def test_rows_that_bitsandbytes_computes_wrongly_are_refused(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **{**SIZES, "intermediate_size": 96})
     with pytest.raises(UserError, match=r"down_proj.weight have 96 numbers, no multiple of 64"):
-        quantized.write_rounded(tmp_path / "model", tmp_path, "float32", False)
+        quantized.write_rounded(Policy(tmp_path / "model"), tmp_path, "float32")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import Round, done, rloo, succeeded, write_prompts
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Rollout
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, rows_of_round
@@ -167,7 +168,7 @@ def test_where_enough_groups_teach_nothing_changes(tmp_path, tiny_model) -> None
     metrics = refilled.train()
     assert metrics == plain.train()
     assert (metrics["groups/refilled"], metrics["groups/teaching"]) == (0, 16)
-    assert policy.digest(refilled.policy(1)) == policy.digest(plain.policy(1))
+    assert Policy(refilled.policy(1)).digest == Policy(plain.policy(1)).digest
 
 
 def test_scores_of_another_round_are_refused(tmp_path, tiny_model) -> None:

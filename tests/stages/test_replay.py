@@ -9,6 +9,7 @@ import torch
 from helpers import Round, succeeded
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training import forward_only
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -34,7 +35,7 @@ class WithExperts(Round):
 
 def test_the_routers_own_experts_give_the_same_policy_and_others_another_one(tmp_path) -> None:
     model = model_folders.build(tmp_path / "model", 0, "qwen3_moe")
-    module = TokenLogProbs(forward_only.load(model, "float32", False), 1.0)
+    module = TokenLogProbs(forward_only.load(Policy(model), "float32"), 1.0)
 
     def own(prompt: list[int], completion: list[int]) -> list[int]:
         chosen: list[torch.Tensor] = []

@@ -8,6 +8,7 @@ import yaml
 from helpers import Round, done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.score import score
 from rloo_pipeline.training.metrics import sample_metrics
@@ -62,7 +63,9 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         (run.run / "config.yaml").write_text(yaml.safe_dump(config))
         output = tmp_path / f"{workers}.parquet"
         if workers == 1:
-            score(load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, rollouts, output)
+            score(
+                load(run.run / "config.yaml").only("score"), run.run / "prompts", Policy(tiny_model), rollouts, output
+            )
         else:
             places = ("--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", rollouts)
             arguments = ("--configfile", run.run / "config.yaml", *places)

@@ -7,6 +7,7 @@ from helpers import Round, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.held_out import held_out
@@ -49,7 +50,7 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     about = {name: tables.footer(rollouts)[name] for name in ("run", "round", "shard", "seed", "policy")}
     tables.write(tmp_path / "held_out.parquet", first, tables.ROLLOUTS, "held_out", **about)
     files = HeldOutFiles(tmp_path / "held_out.parquet", tmp_path / "held_out_scores.parquet")
-    inputs = (load(run.run / "config.yaml").only("score"), run.run / "prompts", tiny_model, table)
+    inputs = (load(run.run / "config.yaml").only("score"), run.run / "prompts", Policy(tiny_model), table)
     score(*inputs, tmp_path / "beside.parquet", held_out=files)
     assert (tmp_path / "mine.starts").read_text() == "x" * len(REWARDS)
     scores = tables.read(files.scores, "held_out_scores")

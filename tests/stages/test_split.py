@@ -12,7 +12,8 @@ import yaml
 from helpers import mini
 from safetensors.torch import load_file, save_file
 
-from rloo_pipeline.artifacts import files, policy
+from rloo_pipeline.artifacts import files, model_files
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import split_loading
 
@@ -27,7 +28,7 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
     split_ranks.run(tiny_model, tmp_path / "one", 2)  # not closed: a sampler of this process has the group too
     for outcome in forks.run_ranks(split_ranks.__file__, [str(tiny_model), str(tmp_path / "two"), "2", "20000"], 2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]
-    policy.check(tmp_path / "two")
+    Policy(tmp_path / "two").check()
     assert len(list((tmp_path / "two").glob("*.safetensors"))) > 2
     expected, start = tensors(tmp_path / "one"), tensors(tiny_model)
     written = tensors(tmp_path / "two")
@@ -37,7 +38,7 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         assert (written[name] - value).norm() < 1e-3 * length, name
     others = {file.name for file in (tmp_path / "one").iterdir() if file.suffix != ".safetensors"}
     assert {file.name for file in (tmp_path / "two").iterdir() if file.suffix != ".safetensors"} == others | {
-        policy.INDEX
+        model_files.INDEX
     }
     logps, entropies = torch.load(tmp_path / "two.logps")
     whole = split_ranks.logps(tmp_path / "two", split=False)
@@ -67,8 +68,8 @@ def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path, monkeypatch
 
 def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path, tiny_model) -> None:
     shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / policy.WEIGHTS)
+    weights = load_file(tmp_path / model_files.WEIGHTS)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
-    save_file(weights, tmp_path / policy.WEIGHTS, metadata={"format": "pt"})
+    save_file(weights, tmp_path / model_files.WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
         split_loading.load(tmp_path, "float32", False, split_loading.minimal_configuration("float32"))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
@@ -33,11 +34,11 @@ def step(engine: Engine, number: int) -> None:
 )
 def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, tiny_model, zero_stage, dtype, kind) -> None:
     model = model_folders.build(tmp_path / "model", 0, kind) if kind else tiny_model
-    uninterrupted = Engine(model, settings(zero_stage, dtype), 0)
+    uninterrupted = Engine(Policy(model), settings(zero_stage, dtype), 0)
     step(uninterrupted, 0)
     uninterrupted.save_policy(tmp_path / "policy")
     trainer_state.save(uninterrupted, tmp_path / "state", {"number": 1})
-    later = Engine(tmp_path / "policy", settings(zero_stage, dtype), 0)
+    later = Engine(Policy(tmp_path / "policy"), settings(zero_stage, dtype), 0)
     assert trainer_state.load(later, tmp_path / "state") == {"number": 1}
     weights = sum(file.stat().st_size for file in (tmp_path / "policy").glob("*.safetensors"))
     state = sum(file.stat().st_size for file in (tmp_path / "state").rglob("*") if file.is_file())
@@ -59,7 +60,7 @@ def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, tiny_mode
 )
 def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tiny_model, zero_stage, dtype) -> None:
     """On a CPU both places are host memory; storages are emptied and filled as on a GPU."""
-    unmoved, moved = (Engine(tiny_model, settings(zero_stage, dtype), 0) for _ in range(2))
+    unmoved, moved = (Engine(Policy(tiny_model), settings(zero_stage, dtype), 0) for _ in range(2))
     if (zero_stage, dtype) == (0, "float32"):
         for weights in moved.model.parameters():
             weights.data = weights.data.clone()  # out of the file that they are mapped from
@@ -80,7 +81,7 @@ def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tiny_mode
 
 
 def test_a_trainer_that_cannot_leave_says_so(tiny_model) -> None:
-    engine = Engine(tiny_model, settings(3, "bfloat16"), 0)
+    engine = Engine(Policy(tiny_model), settings(3, "bfloat16"), 0)
     with pytest.raises(IncompatibleEngine):
         engine.offload()
     step(engine, 0)
@@ -88,7 +89,7 @@ def test_a_trainer_that_cannot_leave_says_so(tiny_model) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_state_of_zero_3_has_the_weights_too(tmp_path, tiny_model, dtype) -> None:
-    saved, loaded = (Engine(tiny_model, settings(3, dtype), 0) for _ in range(2))
+    saved, loaded = (Engine(Policy(tiny_model), settings(3, dtype), 0) for _ in range(2))
     step(saved, 0)
     trainer_state.save(saved, tmp_path / "state", {"number": 1})
     trainer_state.load(loaded, tmp_path / "state")
@@ -104,7 +105,7 @@ def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_pa
         def __reduce__(self) -> tuple:
             return (tmp_path / "ran").write_text, ("code",)
 
-    engine = Engine(tiny_model, settings(0, "float32"), 0)
+    engine = Engine(Policy(tiny_model), settings(0, "float32"), 0)
     trainer_state.save(engine, tmp_path / "state", {"number": 1})
     for file in (tmp_path / "state").rglob("*.pt"):
         torch.save({"module": Code()}, file)

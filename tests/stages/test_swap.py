@@ -6,6 +6,7 @@ from pathlib import Path
 import forks
 import pytest
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.rollout import swap_check, weight_reload
@@ -14,7 +15,7 @@ from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.holds_vllm]
 
-ENGINE = EngineSettings("float32", False, 0.5, 1, 1)
+ENGINE = EngineSettings("float32", 0.5, 1, 1)
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
 HOW = SamplingConfig(1.0, 1.0, 0, None, 12)
 # longer than a block of the cache, and alike, so that the second is served from it
@@ -36,14 +37,14 @@ def sampled(sampler: Sampler) -> list[tuple[list[int], list[float]]]:
 
 
 def fresh(folder: Path) -> list[tuple[list[int], list[float]]]:
-    return sampled(Sampler(folder, ENGINE, 256, 0))
+    return sampled(Sampler(Policy(folder), ENGINE, 256, 0))
 
 
 @pytest.fixture(scope="module")
 def engines(policies):
     """The completions of each policy in an engine of its own, and an engine to swap them in; a process holds one."""
     second = forks.call(fresh, policies[1])
-    sampler = Sampler(policies[0], ENGINE, 256, 0)
+    sampler = Sampler(Policy(policies[0]), ENGINE, 256, 0)
     return sampled(sampler), second, sampler
 
 
@@ -51,16 +52,16 @@ def test_swapped_weights_sample_as_fresh_ones_do(engines, policies) -> None:
     first, second, sampler = engines
     assert first != second
     for folder, expected in ((policies[1], second), (policies[0], first), (policies[1], second)):
-        sampler.swap(folder, 256)
+        sampler.swap(Policy(folder), 256)
         assert sampled(sampler) == expected
 
 
 def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tmp_path, monkeypatch) -> None:
     _, second, sampler = engines
-    sampler.swap(policies[1], 0)
+    sampler.swap(Policy(policies[1]), 0)
     with monkeypatch.context() as without:
         without.setattr(sampler.llm, "collective_rpc", lambda *_, **__: pytest.fail("loaded"))
-        sampler.swap(Path(shutil.copytree(policies[1], tmp_path / "elsewhere")), 256)
+        sampler.swap(Policy(Path(shutil.copytree(policies[1], tmp_path / "elsewhere"))), 256)
     assert sampled(sampler) == second
 
 
@@ -71,13 +72,13 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
         (weight_reload, "_repack_lm_head", lambda _: None, "weights"),
         (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
     ):
-        sampler.swap(policies[0], 256)
+        sampler.swap(Policy(policies[0]), 256)
         assert sampled(sampler) == first
         with monkeypatch.context() as without:
             without.setattr(owner, name, left_out)
             with pytest.raises(IncompatibleEngine, match=why):
-                sampler.swap(policies[1], 256)
-    sampler.swap(policies[0], 256)
+                sampler.swap(Policy(policies[1]), 256)
+    sampler.swap(Policy(policies[0]), 256)
     assert sampled(sampler) == first, "and what was given up is not taken for loaded"
 
 
@@ -91,7 +92,7 @@ def test_a_swap_of_large_weights_is_checked_once(engines, policies, monkeypatch)
         swap_check, "check_weights", lambda *arguments: checked.append(arguments[1]) or check(*arguments)
     )
     for folder in (policies[1], policies[0], policies[1]):
-        sampler.swap(folder, 256)
+        sampler.swap(Policy(folder), 256)
     assert len(checked) == 1
 
 
@@ -106,13 +107,13 @@ def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines,
     monkeypatch.setattr(
         llm, "collective_rpc", lambda method, **options: messages.append(method) or load(method, **options)
     )
-    sampler.swap(policies[0], 256)
+    sampler.swap(Policy(policies[0]), 256)
     messages.clear()
     for _ in range(2):
         sampler.leave_gpu()
     assert messages == ["sleep 1"]
     assert sampler.llm is llm
-    sampler.swap(policies[1], 256)
+    sampler.swap(Policy(policies[1]), 256)
     assert messages == ["sleep 1", "wake", "reload_weights"]
     assert sampled(sampler) == second
     sampler.leave_gpu()

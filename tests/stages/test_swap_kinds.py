@@ -12,6 +12,7 @@ import pytest
 from rounding import within
 from test_swap import ENGINE, sampled
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters, swap_check, weight_reload
 from rloo_pipeline.rollout.sampler import Sampler
@@ -34,22 +35,22 @@ def policy(kind: str, folder: Path, seed: int) -> Path:
 def swapped(kind: str, folder: Path) -> dict[str, Any]:
     """The completions of two policies, each in a new engine and each after a swap."""
     first, second = (policy(kind, folder, seed) for seed in (1, 2))
-    sampler = Sampler(first, ENGINE, model_folders.CONTEXT, 0)
+    sampler = Sampler(Policy(first), ENGINE, model_folders.CONTEXT, 0)
     logps = {"fresh": [sampled(sampler)], "swapped": []}
     sampler.leave_gpu()  # ends this engine; the next completion starts another
-    sampler.swap(second, model_folders.CONTEXT)
+    sampler.swap(Policy(second), model_folders.CONTEXT)
     logps["fresh"].append(sampled(sampler))
     for policy_folder in (first, second):
-        sampler.swap(policy_folder, model_folders.CONTEXT)
+        sampler.swap(Policy(policy_folder), model_folders.CONTEXT)
         logps["swapped"].append(sampled(sampler))
     differences: list[float] = []
     mean_difference = swap_check.mean_difference
     swap_check.mean_difference = lambda *arguments: differences.append(mean_difference(*arguments)) or differences[-1]
-    sampler.swap(first, model_folders.CONTEXT)
+    sampler.swap(Policy(first), model_folders.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
         reset, weight_reload._reset_packed_experts = weight_reload._reset_packed_experts, lambda _: None
         try:
-            sampler.swap(second, model_folders.CONTEXT)
+            sampler.swap(Policy(second), model_folders.CONTEXT)
         except IncompatibleEngine as why:
             logps["refused"] = str(why)
         weight_reload._reset_packed_experts = reset
@@ -65,7 +66,7 @@ def refused(adapter: Path) -> str:
     settings = adapters.settings
     adapters.settings = lambda folder: {**settings(folder), "lora_target_modules": adapters.modules(folder)}
     try:
-        Sampler(adapter, ENGINE, model_folders.CONTEXT, 0)
+        Sampler(Policy(adapter), ENGINE, model_folders.CONTEXT, 0)
     except UserError as why:
         return str(why)
     finally:

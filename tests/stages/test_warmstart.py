@@ -6,8 +6,8 @@ import pytest
 import yaml
 from helpers import Round, done, mini, rloo, staged
 
-from rloo_pipeline.artifacts import policy
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_a_model_that_is_rounded_to_4_bits_has_a_manifest_too(tmp_path) -> None:
     staged(run.run / "assets", tmp_path / "model")
     arguments = ("--assets", run.run / "assets", "--prompts", run.run / "none", "--output", run.policy(0))
     done("warmstart", *arguments)
-    assert policy.digest(run.policy(0)) != policy.digest(tmp_path / "model")
+    assert Policy(run.policy(0)).digest != Policy(tmp_path / "model").digest
 
 
 def prepared(run: Round) -> Round:

@@ -10,6 +10,7 @@ import torch
 from split_ranks import step
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.training.engine import Engine
 
 STEPS = 2
@@ -19,7 +20,7 @@ CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
 def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
     formats = {"dtype": "bfloat16", "communication_data_type": communication}
-    engine = Engine(model, trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
+    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
     norms = []
     for _ in range(STEPS):
         step(engine)

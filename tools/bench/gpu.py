@@ -38,6 +38,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shapes
 
+from rloo_pipeline.artifacts.policy import Policy
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -176,7 +178,7 @@ def deepspeed(task: Task, folder: Path) -> list[float]:
     model(SIZES[task.size], task.device, task.dtype, "sdpa").save_pretrained(folder / "model")
     again = SIZES[task.size].checkpointing
     settings = shapes.settings(RATE, dtype=task.dtype, gradient_checkpointing=again)
-    engine = Engine(folder / "model", settings, 0)
+    engine = Engine(Policy(folder / "model"), settings, 0)
     sequences, rows, most, loss_of = _ours(task)
     seconds = _timed(task, lambda: engine.step(sequences, rows, most, loss_of, lambda _: None))
     engine.close()

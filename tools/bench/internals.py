@@ -23,6 +23,8 @@ from typing import Any
 
 import shapes
 
+from rloo_pipeline.artifacts.policy import Policy
+
 
 def _without(deviation: str) -> None:
     """Turns a deviation off in this process, before the stage imports anything."""
@@ -110,7 +112,7 @@ def step(shape: shapes.Shape, repeats: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         shapes.model(shape, Path(folder) / "model")
-        engine = Engine(Path(folder) / "model", shapes.settings(1e-6), 0)
+        engine = Engine(Policy(Path(folder) / "model"), shapes.settings(1e-6), 0)
     prompts, completions, _ = shapes.batch(shape)
     sequences = Sequences([ids for ids in prompts for _ in range(shapes.K)], completions)
     rows, wrapped, deepspeed = list(range(len(completions))), engine.engine.module, engine.engine

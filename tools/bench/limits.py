@@ -22,6 +22,8 @@ from typing import Any
 import shapes
 import step
 
+from rloo_pipeline.artifacts.policy import Policy
+
 SHAPE = shapes.SHAPES["large"]
 Product = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Shape and strides of the left matrix, then of the right one."""
@@ -105,7 +107,7 @@ def rollout(folder: Path, repeats: int) -> dict[str, list[float]]:
 
     from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
 
-    sampler = Sampler(folder, EngineSettings("float32", False, 0.5, 1, 1), 1024, 0)
+    sampler = Sampler(Policy(folder), EngineSettings("float32", 0.5, 1, 1), 1024, 0)
     llm = sampler.llm
     assert llm is not None
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids in shapes.batch(SHAPE)[0] for _ in range(shapes.K)]

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from rloo_pipeline.artifacts.policy import Policy
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,7 +23,7 @@ def main() -> None:
     environment.use_threads(1)
     from vllm import SamplingParams, TokensPrompt
 
-    from rloo_pipeline.artifacts import policy, tables
+    from rloo_pipeline.artifacts import tables
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.character_model import tiny_qwen3
@@ -32,9 +34,9 @@ def main() -> None:
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])
     tiny_qwen3(folder / "model", 0)
-    tokenizer = policy.load_tokenizer(folder / "model", False)
+    tokenizer = Policy(folder / "model").tokenizer
     config = load(ROOT / "config" / "config.yaml")
-    sampler = Sampler(folder / "model", EngineSettings("float32", False, 0.5, 1, 1), 128, 0)
+    sampler = Sampler(Policy(folder / "model"), EngineSettings("float32", 0.5, 1, 1), 128, 0)
     decoding, samples = SamplingConfig(1.0, 1.0, 0, None, 40), 8
     rows = [
         {"prompt_id": str(number), "prompt_ids": tokenizer(f"{row['prompt']}")["input_ids"]}

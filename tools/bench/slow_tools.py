@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
@@ -48,7 +49,7 @@ def main() -> None:
     config, policy = load(options.run / "config.yaml"), sorted((options.run / "policies").iterdir())[-1]
     train = PromptSet(options.run / "prompts" / "train")
     rows = train.rows([*range(config.rollout.num_prompts)])
-    sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
+    sampler = groups.load_sampler(Policy(policy), config, train, config.rollout.max_completion_length)
     with tempfile.TemporaryDirectory() as folder:
         quick = _with_tool(config, Path(folder) / "quick.py", [], options.seconds)
         first, _ = _sample(sampler, quick, rows)

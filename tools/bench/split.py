@@ -15,6 +15,8 @@ from pathlib import Path
 
 import shapes
 
+from rloo_pipeline.artifacts.policy import Policy
+
 SHAPE = shapes.Shape(32_768, 1024, 21, 2, (20, 40), (20, 40), 1)
 WORLD = 4
 
@@ -43,7 +45,7 @@ def rank(model: Path, output: Path) -> None:
 
     torch.set_num_threads(1)
     settings = shapes.settings(1e-4, dtype="bfloat16", zero_stage=3, gradient_checkpointing=True)
-    engine = Engine(model, settings, 0)
+    engine = Engine(Policy(model), settings, 0)
     prompts, completions, rewards = shapes.batch(SHAPE)
     sequences = Sequences([prompts[row // shapes.K] for row in range(len(completions))], completions)
 

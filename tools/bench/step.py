@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shapes
 
+from rloo_pipeline.artifacts.policy import Policy
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -90,7 +92,7 @@ class OurSide:
         """The engine, which starts."""
         from rloo_pipeline.training.engine import Engine
 
-        return Engine(self.folder, shapes.settings(RATE), 0)
+        return Engine(Policy(self.folder), shapes.settings(RATE), 0)
 
     def reference_logps(self, reference: TokenLogProbs) -> Tensor:
         """The reference's log-probs, (completions, tokens)."""
@@ -131,7 +133,7 @@ def ours(shape: shapes.Shape, folder: Path, steps: int) -> Seconds:
 
     side = OurSide(shape, folder)
     referenced, passes, updates = [], [], []
-    reference = TokenLogProbs(policy_model.load(folder, "float32", False), 1.0).eval()
+    reference = TokenLogProbs(policy_model.load(Policy(folder), "float32"), 1.0).eval()
     for _ in range(steps + 1):
         began = time.process_time()
         reference_logps = side.reference_logps(reference)

@@ -9,6 +9,7 @@ from typing import Any
 import machine
 from rows import Figures, RowError
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.runtime import devices
 
 WITHIN = {"cpu": 0.15, "cuda": 0.3}
@@ -45,7 +46,6 @@ def update(folder: Path, device: str, sizes: tuple[str, ...] = tuple(LARGE)) -> 
 
 
 def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float]:
-    from rloo_pipeline.artifacts import model_dims
     from rloo_pipeline.before_run import memory
     from rloo_pipeline.config.loading import load
 
@@ -53,7 +53,9 @@ def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float
     on_gpu = {"model": {"dtype": "bfloat16"}, "algorithm": {"steps_per_generation": 1, "old_logps": "trainer"}}
     run = cases.FullRound(folder / "run", model, **(cases.CHANGES | (on_gpu if device == "cuda" else {})))
     config = load(run.run / "config.yaml")
-    terms = memory.update(config, model_dims.read(model), device, first=True)
+    dimensions = Policy(model).dimensions
+    assert dimensions is not None
+    terms = memory.update(config, dimensions, device, first=True)
     arguments = run.write(1).update_arguments(1)
     if device == "cpu":
         return memory.total(terms), cases.peak_of(*arguments)

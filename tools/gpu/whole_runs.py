@@ -57,6 +57,15 @@ def demo(folder: Path, dry: bool = False) -> Figures:
     return _run(folder, yaml.safe_load((ROOT / "config" / "config.yaml").read_text()), dry)
 
 
+ONE_SMALL_ROUND = {
+    "model": {"dtype": "float32"},
+    "rounds": 1,
+    "rollout": {"shards": 1},
+    "algorithm": {"beta": 0},
+}
+"""Changes of the mini configuration for a rehearsal on CPUs."""
+
+
 def images(folder: Path, kind: str, dry: bool = False) -> Figures:
     """The demo of images in bfloat16, two rounds of a kind of model."""
     config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
@@ -74,9 +83,9 @@ def resume(folder: Path, reproducible: bool = False, on_cpu: bool = False) -> Fi
     Args:
         folder: an empty folder for the row's files.
         reproducible: set the key of that name, and compare the bytes with those of an undisturbed run.
-        on_cpu: run one round, in float32.
+        on_cpu: run one small round, in float32.
     """
-    config = _mini_config({"model": {"dtype": "float32"}, "rounds": 1} if on_cpu else {})
+    config = _mini_config(ONE_SMALL_ROUND if on_cpu else {})
     config["reproducible"] = reproducible
     scratch = tempfile.mkdtemp(prefix="rloo-gpu-")
     variables = {"TMPDIR": scratch}

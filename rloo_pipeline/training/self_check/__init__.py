@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.training import model_support
 
 if TYPE_CHECKING:
@@ -70,39 +70,27 @@ class SelfCheck(NamedTuple):
         write_json(folder / RECORD, self._asdict())
 
 
-def load_or_run(folder: Path, trust_remote_code: bool, images: bool | None = None) -> SelfCheck:
-    """The result for the model in `folder` (not an adapter): from memory, from its file, or from a check run now.
+def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
+    """The result for a full model, or the base of an adapter: from memory, from its file, or from a check run now.
 
     Args:
-        folder: the model's folder.
-        trust_remote_code: allow code in the folder to run.
+        policy: the model.
         images: True if the run's prompts have images; None reads it from the file (False without a file).
 
     Raises:
         UserError: the check fails or cannot run.
     """
-    model_support.check_model(folder)
-    import_shims.prepare_transformers()
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # transformers checks few values of a configuration
-        raise_disk_full(error)
-        raise UserError(
-            f"{folder / 'config.json'}: transformers cannot read this configuration ({_summary(error)})"
-        ) from error
-    vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
-    hf_config = config.to_dict()
+    model_support.check_model(policy.config, file=policy.config_file)
+    hf_config = policy.transformers_config.to_dict()
     model_support.check_model(hf_config)
-    record = folder / RECORD
+    record = policy.base / RECORD
     result = SelfCheck(**read_json(record)) if record.exists() else None
     if images is None:
         images = result is not None and result.images
-    digest = _digest(hf_config, folder, images)
+    digest = _digest(hf_config, policy.base, images)
     if digest not in _results:
         if result is None or result.digest != digest:
-            result = run(config, trust_remote_code, images)._replace(digest=digest)
+            result = run(policy.transformers_config, policy.trust_remote_code, images)._replace(digest=digest)
         _results[digest] = result
     return _results[digest]
 

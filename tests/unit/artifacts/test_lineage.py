@@ -7,6 +7,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.stage_setup import INPUTS
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -117,12 +118,12 @@ def test_weights_of_rewards_in_a_table_are_those_of_the_configuration(tmp_path, 
 def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
     folder = tmp_path / "policies" / "00002"
     digest = write_policy(folder, "own")
-    assert policy.digest(folder) == digest, "a run in flight has no table yet"
+    assert Policy(folder).digest == digest, "a run in flight has no table yet"
     write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy=digest)
-    assert policy.digest(folder) == digest
+    assert Policy(folder).digest == digest
     write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy="0" * 64)
     with pytest.raises(UserError, match="00002: not the policy that round 2 of this run has trained"):
-        policy.digest(folder)
+        Policy(folder).digest
 
 
 def test_metrics_of_another_update_are_refused(tmp_path) -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts import model_files, policy
+from rloo_pipeline.artifacts.model_files import WEIGHTS
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 
 
@@ -16,7 +18,7 @@ def folder(tmp_path) -> Path:
     """Policy 3 of a run."""
     folder = tmp_path / "policies" / "00003"
     folder.mkdir(parents=True)
-    save_file({"weight": torch.ones(4, 4)}, folder / policy.WEIGHTS)
+    save_file({"weight": torch.ones(4, 4)}, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 16}))
     (folder / "tokenizer.json").write_text("{}")
     policy.seal(folder, "00003")
@@ -25,19 +27,22 @@ def folder(tmp_path) -> Path:
 
 def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, tmp_path) -> None:
     renamed = folder.rename(tmp_path / "model")
-    assert policy.digest(renamed) == policy.seal(renamed, "00003")
+    assert Policy(renamed).digest == policy.seal(renamed, "00003")
     renamed_back = renamed.rename(folder)
-    assert policy.digest(renamed_back) == policy.seal(renamed_back, "00003")
+    assert Policy(renamed_back).digest == policy.seal(renamed_back, "00003")
     (renamed_back / "tokenizer.json").write_text("[]")
     with pytest.raises(UserError, match=r"tokenizer\.json was changed"):
-        policy.verify_text(renamed_back)
+        Policy(renamed_back).verify()
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda folder: save_file({"weight": torch.zeros(4, 4)}, folder / policy.WEIGHTS), "safetensors was changed"),
-        (lambda folder: (folder / policy.WEIGHTS).unlink(), "safetensors is missing"),
+        (
+            lambda folder: save_file({"weight": torch.zeros(4, 4)}, folder / WEIGHTS),
+            "safetensors was changed",
+        ),
+        (lambda folder: (folder / WEIGHTS).unlink(), "safetensors is missing"),
         (lambda folder: (folder / "more.safetensors").touch(), "more.safetensors was not written by this run"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json: has no digest"),
         (lambda folder: (folder / "manifest.json").unlink(), "00003: has no manifest.json"),
@@ -47,21 +52,21 @@ def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, t
 def test_a_policy_that_was_changed_is_refused(change, sentence, folder) -> None:
     change(folder)
     with pytest.raises(UserError, match=f"{sentence}.*delete {folder} and run again"):
-        policy.digest(folder)
+        Policy(folder).digest
 
 
 def test_weights_that_are_not_finite_are_named(folder) -> None:
-    policy.check_finite(folder)
-    save_file({"weight": torch.tensor([1.0, torch.nan]).to(torch.bfloat16)}, folder / policy.WEIGHTS)
+    model_files.check_finite(folder)
+    save_file({"weight": torch.tensor([1.0, torch.nan]).to(torch.bfloat16)}, folder / WEIGHTS)
     with pytest.raises(UserError, match=r"model\.safetensors: weight has values that are not finite"):
-        policy.check_finite(folder)
+        model_files.check_finite(folder)
 
 
 def test_the_vocabulary_is_that_of_the_configuration(folder) -> None:
-    assert policy.vocabulary(folder) == 16
+    assert Policy(folder).vocabulary == 16
     (folder / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 8}}))
-    assert policy.vocabulary(folder) == 8
-    for text in ("[]", "{}"):
+    assert Policy(folder).vocabulary == 8
+    for text, sentence in (("[]", "not an object with keys"), ("{}", "has no vocab_size")):
         (folder / "config.json").write_text(text)
-        with pytest.raises(UserError, match="has no vocab_size"):
-            policy.vocabulary(folder)
+        with pytest.raises(UserError, match=sentence):
+            Policy(folder).vocabulary

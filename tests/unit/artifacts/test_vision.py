@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
 
@@ -43,7 +44,7 @@ def test_tokens_are_found_under_both_names_of_their_keys() -> None:
 
 def test_a_published_config_json_has_the_sizes_that_it_leaves_out(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    dims = model_dims.read(tmp_path)
+    dims = Policy(tmp_path).dimensions
     assert (dims.heads, dims.key_value, dims.vocabulary) == (8 * 256, 4 * 256, 262_208)
     assert dims.vision == pytest.approx(0.42e9, rel=0.05)
     assert dims.parameters == pytest.approx(4.3e9, rel=0.02)
@@ -59,7 +60,7 @@ def test_the_sizes_left_out_are_those_of_transformers() -> None:
 
 
 def test_the_vision_encoder_is_counted_by_the_names_of_its_tensors(gemma) -> None:
-    dims = model_dims.read(gemma)
+    dims = Policy(gemma).dimensions
     assert 0.3 < dims.vision / dims.parameters < 0.7
 
 
@@ -79,12 +80,12 @@ def test_the_vision_encoder_is_counted_by_the_names_of_its_tensors(gemma) -> Non
 def test_a_processor_that_does_not_belong_to_the_model_is_refused(gemma, tmp_path, file, change, message) -> None:
     for source in gemma.iterdir():
         (tmp_path / source.name).hardlink_to(source)
-    assert vision.load_processor(tmp_path, False).image_seq_length == 16
+    assert Policy(tmp_path).processor.image_seq_length == 16
     content = json.loads((tmp_path / file).read_text())
     (tmp_path / file).unlink()
     (tmp_path / file).write_text(json.dumps(content | change))
     with pytest.raises(UserError, match=message):
-        vision.load_processor(tmp_path, False)
+        Policy(tmp_path).processor
 
 
 def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
@@ -92,7 +93,7 @@ def test_a_text_has_no_token_that_stands_for_a_part_of_an_image(gemma) -> None:
     from rloo_pipeline.data.images import encode
 
     sources = {"train": {"path": "a.jsonl"}, "eval": {"path": "a.jsonl"}, "image_column": "x"}
-    processor = vision.load_processor(gemma, False)
+    processor = Policy(gemma).processor
     for text, meant in [("<image_soft_token>", "has <image_soft_token>"), ("<start_of_image>", "shows 1 images")]:
         for split, message in ((None, f"spells the special token '{text}'"), (False, meant)):
             dataset = Dataset.model_validate(sources | {"split_special_tokens": split})

@@ -6,6 +6,7 @@ import pytest
 from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, checkpointing, estimate, memory
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
@@ -41,9 +42,11 @@ def test_a_stage_decides_by_the_memory_of_its_process_and_its_own_sections(tmp_p
     stage = Config(**mini()).only("update")
     for room, expected in ((1e6, True), (1e15, False)):
         monkeypatch.setattr(devices, "training_bytes", lambda room=room: room)
-        assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is expected
+        assert checkpointing.resolve(stage, Policy(tmp_path)).deepspeed.gradient_checkpointing is expected
     (tmp_path / "config.json").write_text("{}")
-    assert checkpointing.resolve(stage, tmp_path).deepspeed.gradient_checkpointing is False, "sizes are not known"
+    assert checkpointing.resolve(stage, Policy(tmp_path)).deepspeed.gradient_checkpointing is False, (
+        "sizes are not known"
+    )
 
 
 def test_ranks_share_the_memory_of_a_job(monkeypatch) -> None:

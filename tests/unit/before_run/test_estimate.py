@@ -8,6 +8,7 @@ import pytest
 from helpers import ROOT, Project, mini, printed, rloo
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, estimate, memory, speeds
 from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
@@ -31,7 +32,7 @@ QWEN3_4B = {
 def qwen(tmp_path) -> model_dims.ModelDims:
     """The dimensions of Qwen3-4B, which has 4,022,468,096 parameters."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
-    return model_dims.read(tmp_path)
+    return Policy(tmp_path).dimensions
 
 
 def gsm8k(**changes) -> Config:
@@ -42,8 +43,8 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
     assert qwen.parameters == pytest.approx(4_022_468_096, rel=1e-4)
     from rloo_pipeline.training import policy_model
 
-    model = policy_model.load(tiny_model, "float32", False)
-    counted = model_dims.read(tiny_model)
+    model = policy_model.load(Policy(tiny_model), "float32")
+    counted = Policy(tiny_model).dimensions
     assert counted.parameters == sum(weights.numel() for weights in model.parameters())
     assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
@@ -51,7 +52,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
-        model_dims.read(tmp_path)
+        model_dims.read(tmp_path, Policy(tmp_path).config)
 
 
 def test_jobs_are_those_that_snakemake_plans(tmp_path) -> None:

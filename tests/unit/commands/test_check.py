@@ -10,6 +10,7 @@ import yaml
 from helpers import merged, mini, printed
 
 from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.before_run import data_trial, inputs, model_inputs, model_trial, places
 from rloo_pipeline.before_run.findings import Finding
@@ -180,7 +181,7 @@ def test_rows_of_check_are_those_that_later_stages_read(case, tmp_path) -> None:
     stage_assets(config, assets)
     prompts(config, assets, output)
     with ExitStack() as stack:
-        given = RunInputs(config, tmp_path, stack, tmp_path / "model")
+        given = RunInputs(config, tmp_path, stack, Policy(tmp_path / "model"))
         assert all(finding.ok for finding in [*model_trial.tokenizer(given), *data_trial.datasets(given)])
     for name in ("train", "eval"):
         stored = PromptSet(output / name)
@@ -192,7 +193,7 @@ def test_rows_of_check_are_those_that_later_stages_read(case, tmp_path) -> None:
 def test_prompts_that_repeat_with_other_columns_and_held_out_ones_are_noted(case, tmp_path) -> None:
     write(tmp_path / "train.jsonl", [*ROWS, ROWS[0] | {"answer": "3"}, HELD_OUT[0] | {"answer": "4"}])
     with ExitStack() as stack:
-        given = RunInputs(case(), tmp_path, stack, tmp_path / "model")
+        given = RunInputs(case(), tmp_path, stack, Policy(tmp_path / "model"))
         results = [*model_trial.tokenizer(given), *data_trial.datasets(given), *data_trial.enough(given)]
     notes = [finding.message for finding in results if finding.note]
     assert len(notes) == 2
@@ -288,8 +289,8 @@ def test_for_a_missing_model_the_commands_that_fetch_it_are_printed(case, tmp_pa
 
 def test_incomplete_weights_are_not_counted(tmp_path, tiny_model) -> None:
     shutil.copytree(tiny_model, tmp_path / "model")
-    whole = model_dims.read(tmp_path / "model").parameters
+    whole = Policy(tmp_path / "model").dimensions.parameters
     names = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(names))
-    assert model_dims.read(tmp_path / "model").parameters == pytest.approx(whole, rel=0.01)
+    assert Policy(tmp_path / "model").dimensions.parameters == pytest.approx(whole, rel=0.01)
     assert model_dims._count_parameters(tmp_path / "model") == (0, 0)

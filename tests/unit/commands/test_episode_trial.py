@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 from helpers import merged, mini
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import episode_trial
 from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.commands.check import findings
@@ -53,7 +54,7 @@ def config(tmp_path, model, **changes) -> Config:
 def finding_of_trial(settings: Config, model) -> Finding:
     """The finding about the first row's episode."""
     with ExitStack() as stack:
-        trial = episode_trial.prepare(stack, settings, model)
+        trial = episode_trial.prepare(stack, settings, Policy(model))
         rows = list(trial.templater.prompt_rows([{"question": "1", "answer": "1"}], "train.jsonl"))
         [finding] = episode_trial.findings(trial, "dataset.train", episode_trial.play(trial, rows))
     return finding
@@ -115,7 +116,7 @@ def test_the_finding_says_what_a_tool_did_in_the_trial(tmp_path, model, text, ok
 def test_a_parser_that_reads_no_call_is_a_sentence(tmp_path, model) -> None:
     rollout = {"tools": ["rloo_pipeline.environments.tools:calculator"], "tool_parser": "mistral"}
     with ExitStack() as stack, pytest.raises(UserError, match="tool_parser: mistral"):
-        episode_trial.prepare(stack, config(tmp_path, model, rollout=rollout), model)
+        episode_trial.prepare(stack, config(tmp_path, model, rollout=rollout), Policy(model))
 
 
 def test_a_tokenizer_that_cannot_write_a_call_is_a_sentence(tmp_path) -> None:

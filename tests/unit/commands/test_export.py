@@ -6,7 +6,7 @@ import torch
 from helpers import mini
 from transformers import AutoModelForCausalLM
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.commands.export import export
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -24,7 +24,7 @@ def logits(model) -> torch.Tensor:
 def adapted(tmp_path, tiny_model):
     """A run whose only policy is an adapter on all linear layers of a model."""
     folder = model_folders.adapter(tiny_model, tmp_path / "run" / "policies" / "00001", 1)
-    policy.seal(folder, "00001")
+    seal(folder, "00001")
     return tmp_path / "run"
 
 
@@ -35,7 +35,7 @@ def test_a_merged_policy_gives_the_logits_of_base_and_adapter(tmp_path, tiny_mod
     export(config, adapted, output, merge=True)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     before = logits(base)
-    expected = logits(plain_model.load_adapter(base, adapted / "policies" / "00001"))
+    expected = logits(plain_model.load_adapter(base, Policy(adapted / "policies" / "00001")))
     actual = logits(AutoModelForCausalLM.from_pretrained(output))
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     assert (actual - before).abs().max() > 0.1
@@ -47,7 +47,7 @@ def test_a_merged_policy_gives_the_logits_of_base_and_adapter(tmp_path, tiny_mod
 def test_an_adapter_on_tied_weights_is_not_merged_and_an_absent_policy_is_told(tmp_path, tiny_model, adapted) -> None:
     config = Config(**mini())
     folder = model_folders.adapter(tiny_model, adapted / "policies" / "00002", 1, target_modules=["lm_head"])
-    policy.seal(folder, "00002")
+    seal(folder, "00002")
     with pytest.raises(UserError, match="lm_head, which shares its weights"):
         export(config, adapted, tmp_path / "plain", merge=True)
     assert not (tmp_path / "plain").exists()

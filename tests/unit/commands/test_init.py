@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers import printed
 
-from rloo_pipeline.artifacts.policy import load_tokenizer
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run.data_trial import datasets, enough
 from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.commands import init as module
@@ -68,7 +68,7 @@ def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out
     settings = load(Path("config/config.yaml"))
     with ExitStack() as stack:
         inputs = RunInputs(settings, Path(), stack)
-        inputs.folder, inputs.tokenizer = Path(choices.model), load_tokenizer(Path(choices.model), False)
+        inputs.model = Policy(Path(choices.model))
         results = [*datasets(inputs), *enough(inputs)]
     assert all(finding.ok for finding in results)
     assert "15 kept, dropped: 5 also in eval, 8 duplicates, 1 too long" in results[1].message

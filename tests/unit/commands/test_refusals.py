@@ -20,7 +20,7 @@ import pytest
 from helpers import ROOT, merged, mini
 
 from rloo_pipeline import import_string
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import data_trial, model_trial
 from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.config import Config
@@ -142,8 +142,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.lineage": STAGES_FILE,
     "artifacts.manifest": STAGES_FILE,
     "artifacts.model_dims": "about a plan; stages go on without the dimensions",
-    "artifacts.policy.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
-    "artifacts.policy.check": (
+    "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
+    "artifacts.model_files.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
         Case(
             "b.safetensors: missing, though",
@@ -153,28 +153,33 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no weights", model=lambda folder: (folder / "model.safetensors").unlink(), checks=WEIGHTS),
         Case("only pickled weights (pytorch_model.bin)", model=pickled, checks=WEIGHTS),
     ),
-    "artifacts.policy._check_safetensors": (
+    "artifacts.model_files._check_safetensors": (
         Case("model.safetensors: truncated or damaged", model=cut, checks=WEIGHTS),
     ),
-    "artifacts.policy.check_loading_info": (
+    "artifacts.model_files.check_loading_info": (
         Case("model.norm.weight is missing", model=tensors(lambda held: held.pop("model.norm.weight")), checks=WEIGHTS),
     ),
-    "artifacts.policy.check_finite": (
+    "artifacts.model_files.check_finite": (
         Case(
             "model.norm.weight has values that are not finite",
             model=tensors(lambda held: held["model.norm.weight"].fill_(float("nan"))),
             checks=WEIGHTS,
         ),
     ),
-    "artifacts.policy.vocabulary": (
+    "artifacts.policy.Policy.transformers_config": (
+        Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
+    ),
+    "artifacts.policy.Policy.vocabulary": (
         Case("config.json: has no vocab_size", model=edited("config.json", vocab_size=None), checks=WEIGHTS),
     ),
-    "artifacts.policy.load_tokenizer": (
+    "artifacts.policy.Policy.tokenizer": (
         Case("no tokenizer can be loaded", model=written("tokenizer.json", "{}"), checks=TOKENIZER),
         Case("no EOS token", model=edited("tokenizer_config.json", eos_token=None), checks=TOKENIZER),
     ),
-    "artifacts.policy.stop_ids": (
+    "artifacts.policy._object": (
         Case("holds [], not an object", model=written("generation_config.json", "[]"), checks=TOKENIZER),
+    ),
+    "artifacts.policy.Policy.generation_ends": (
         Case(
             "eos_token_id has 1e+308, which is not a token id",
             model=edited("generation_config.json", eos_token_id=[2, 1e308]),
@@ -362,6 +367,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.model_support.check_run": (
+        "`model_inputs.local_model` says it before",
+        Case("adapter_config.json: this is an adapter", model=written("adapter_config.json", "{}"), checks=MODEL),
         Case(
             "the weights are in 4 bits (NF4)",
             model=edited("config.json", quantization_config={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
@@ -388,10 +395,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.model_support._read": (
-        "`model_inputs.local_model` says it before",
-        Case("adapter_config.json: this is an adapter", model=written("adapter_config.json", "{}"), checks=MODEL),
-    ),
     "training.nvme": NODE,
     "training.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
@@ -413,9 +416,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
-    "training.self_check.__init__.load_or_run": (
-        Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
-    ),
     "training.self_check.__init__.run": (
         "tests/unit/training/test_self_check.py",
         Case("no form of batch gives", model=edited("config.json", num_attention_heads=0), checks=MODEL),
@@ -495,9 +495,9 @@ def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> Non
         del base["model"]["name_or_path"]
     config = Config(**merged(base, changes))
     with ExitStack() as stack:
-        inputs = RunInputs(config, tmp_path / "scratch", stack, folder)
+        inputs = RunInputs(config, tmp_path / "scratch", stack, Policy(folder))
         if case.checks is DATA:
-            inputs.tokenizer = tokenizer = policy.load_tokenizer(folder, trust_remote_code=False)
+            tokenizer = Policy(folder).tokenizer
             inputs.processor = SimpleNamespace(tokenizer=tokenizer, image_token_id=-1, image_token_ids=[])
         findings = [finding for check in case.checks for finding in check(inputs)]
     given = [finding.message for finding in findings if not finding.ok or (case.checks is MACHINE and finding.note)]

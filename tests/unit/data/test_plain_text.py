@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_mistral_common import MistralCommonBackend
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.plain_text import PlainText
 from rloo_pipeline.data.prompting import encode
@@ -169,11 +169,11 @@ def test_other_spellings_that_a_tokenizer_normalizes_are_text_as_well() -> None:
 def test_an_end_token_that_ordinary_texts_have_is_left_alone(tmp_path) -> None:
     byte_level().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 400}')
-    tokenizer = policy.load_tokenizer(tmp_path, False)
+    tokenizer = Policy(tmp_path).tokenizer
     before = encode(user("1\n2"), dataset(), tokenizer, "x")
     [newline] = tokenizer("\n", add_special_tokens=False)["input_ids"]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, newline]}))
-    assert encode(user("1\n2"), dataset(), policy.load_tokenizer(tmp_path, False), "x") == before
+    assert encode(user("1\n2"), dataset(), Policy(tmp_path).tokenizer, "x") == before
 
 
 def test_a_tokenizer_that_takes_the_templates_own_tokens_for_text_is_refused(tmp_path) -> None:

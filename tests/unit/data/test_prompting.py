@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data import prompting
 from rloo_pipeline.data.prompting import encode
@@ -18,7 +18,7 @@ LOOP = "{% for _ in range(99999) %}" * 4 + "{% endfor %}" * 4
 
 def test_a_template_without_an_end_is_an_error(tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(prompting, "TEMPLATE_SECONDS", 0.3)
-    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
+    tokenizer = Policy(tiny_model).tokenizer
     tokenizer.chat_template = LOOP
     began = time.monotonic()
     with pytest.raises(UserError, match=r"^a row: the chat template failed on .*took over 0\.3 s.*correct it"):
@@ -27,7 +27,7 @@ def test_a_template_without_an_end_is_an_error(tiny_model, monkeypatch) -> None:
 
 
 def test_a_template_that_writes_without_measure_is_an_error(tiny_model) -> None:
-    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
+    tokenizer = Policy(tiny_model).tokenizer
     tokenizer.chat_template = "{{ 'a' * 10000001 }}"
     with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters, and 10,000,000 can be tokenized"):
         encode(MESSAGES, DATASET, tokenizer, "a row")
@@ -36,8 +36,8 @@ def test_a_template_that_writes_without_measure_is_an_error(tiny_model) -> None:
 
 
 def test_a_token_that_was_added_to_the_tokenizer_alone_is_an_error_before_sampling(tiny_model) -> None:
-    tokenizer = policy.load_tokenizer(tiny_model, trust_remote_code=False)
-    rows = policy.vocabulary(tiny_model)
+    tokenizer = Policy(tiny_model).tokenizer
+    rows = Policy(tiny_model).vocabulary
     tokenizer.add_tokens(["<new>"])
     assert encode(MESSAGES, DATASET, tokenizer, "a row"), "as long as no prompt has it"
     tokenizer.chat_template = "<new>" + tokenizer.chat_template
@@ -48,5 +48,5 @@ def test_a_token_that_was_added_to_the_tokenizer_alone_is_an_error_before_sampli
 def test_the_deadline_ends_with_the_template(tiny_model) -> None:
     """Another use of SIGALRM, such as the time limit of this test, is not disturbed."""
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    assert encode(MESSAGES, DATASET, policy.load_tokenizer(tiny_model, trust_remote_code=False), "a row")
+    assert encode(MESSAGES, DATASET, Policy(tiny_model).tokenizer, "a row")
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0) == before

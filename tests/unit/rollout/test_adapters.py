@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import model_folders
 import pytest
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import adapters
@@ -24,13 +25,13 @@ ALL = sorted([*ATTENTION, "down_proj", "gate_proj", "up_proj"])
 def test_vllm_gets_the_last_names_of_the_modules_that_the_adapter_has(tmp_path, tiny_model, targets, names) -> None:
     """By which it finds fused layers; PEFT's adapter_config.json may have whole paths, or a regular expression."""
     folder = model_folders.adapter(tiny_model, tmp_path / "adapter", 1, target_modules=targets, r=4)
-    assert adapters.settings(folder) == {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": names}
+    assert adapters.settings(Policy(folder)) == {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": names}
 
 
 def test_a_module_that_is_trained_as_a_whole_is_refused(tmp_path, tiny_model) -> None:
     folder = model_folders.adapter(tiny_model, tmp_path / "adapter", 1, modules_to_save=["lm_head"])
     with pytest.raises(UserError, match=r"replaces lm_head \(1 times\) as a whole \(modules_to_save\)"):
-        adapters.settings(folder)
+        adapters.settings(Policy(folder))
 
 
 def engine(refuses: str = "", wrapped: tuple[str, ...] = ()) -> SimpleNamespace:

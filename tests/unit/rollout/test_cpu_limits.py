@@ -2,14 +2,22 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import cpu_limits
 
-FILE = Path("model/config.json")
+MODEL = Policy(Path("model"))
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
+
+
+def check(hf_config: dict[str, Any], dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "config", hf_config)
+    cpu_limits.check(MODEL, dtype)
 
 
 @pytest.mark.parametrize(
@@ -30,9 +38,9 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
         ),
     ],
 )
-def test_a_model_is_refused_by_its_config_json(hf_config, dtype, reason) -> None:
+def test_a_model_is_refused_by_its_config_json(hf_config, dtype, reason, monkeypatch) -> None:
     with pytest.raises(UserError, match=f"^model/config.json: vLLM on CPUs .*{reason}"):
-        cpu_limits.check(FILE, hf_config, dtype)
+        check(hf_config, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +52,8 @@ def test_a_model_is_refused_by_its_config_json(hf_config, dtype, reason) -> None
         {"hidden_size": 40},
     ],
 )
-def test_other_models_are_taken(hf_config) -> None:
-    cpu_limits.check(FILE, hf_config, "bfloat16")
+def test_other_models_are_taken(hf_config, monkeypatch) -> None:
+    check(hf_config, "bfloat16", monkeypatch)
 
 
 def engine(size: int, latent: bool = False, without: bool = False) -> SimpleNamespace:
@@ -54,8 +62,8 @@ def engine(size: int, latent: bool = False, without: bool = False) -> SimpleName
 
 def test_heads_of_other_sizes_are_refused() -> None:
     for model in (engine(64), engine(576, latent=True), engine(48, without=True)):
-        cpu_limits.check_heads(FILE, model)
+        cpu_limits.check_heads(MODEL, model)
     with pytest.raises(UserError, match=r"attention heads of 32, 64, .* dimensions, not 48; use another model"):
-        cpu_limits.check_heads(FILE, engine(48))
+        cpu_limits.check_heads(MODEL, engine(48))
     with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
-        cpu_limits.check_heads(FILE, engine(320, latent=True))
+        cpu_limits.check_heads(MODEL, engine(320, latent=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import engine_size
 from rloo_pipeline.rollout.engine_size import (
@@ -76,7 +77,7 @@ def written(folder: Path, **keys: object) -> Path:
 
 
 def test_vllm_is_told_bytes_and_demands_what_it_will_use(tmp_path) -> None:
-    settings = gpu_settings(written(tmp_path), "bfloat16", H200, 0.9, 1, 128)
+    settings = gpu_settings(Policy(written(tmp_path)), "bfloat16", H200, 0.9, 1, 128)
     assert settings["max_num_seqs"] == 1024
     assert settings["kv_cache_memory_bytes"] == 1024 * 128 * (2 * 2 * 32 * 2) * 5 // 4
     assert settings["gpu_memory_utilization"] * H200.memory > engine_size.devices.IDLE["sampler"]
@@ -85,16 +86,16 @@ def test_vllm_is_told_bytes_and_demands_what_it_will_use(tmp_path) -> None:
 
 def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
-    assert "kv_cache_memory_bytes" not in gpu_settings(tmp_path, "bfloat16", H200, 0.8, 1, 128)
+    assert "kv_cache_memory_bytes" not in gpu_settings(Policy(tmp_path), "bfloat16", H200, 0.8, 1, 128)
 
 
 def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(engine_size, "dims_of", lambda _: QWEN_7B)
+    monkeypatch.setattr(Policy, "dimensions", QWEN_7B)
     with pytest.raises(
         UserError, match=r"^vllm.gpu_memory_utilization: 0.7 of a GPU of 24.2 GB is too little: the weig"
     ):
-        gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 1, 4096)
-    assert gpu_settings(written(tmp_path), "bfloat16", A10, 0.7, 2, 4096)["kv_cache_memory_bytes"] > 0
+        gpu_settings(Policy(written(tmp_path)), "bfloat16", A10, 0.7, 1, 4096)
+    assert gpu_settings(Policy(written(tmp_path)), "bfloat16", A10, 0.7, 2, 4096)["kv_cache_memory_bytes"] > 0
 
 
 def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Dataset, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
@@ -49,8 +49,8 @@ def calculator(tmp_path) -> str:
 def template(tmp_path_factory) -> ToolTemplate:
     folder = tmp_path_factory.mktemp("model")
     tool_qwen3(folder, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = policy.load_tokenizer(folder, False)
-    return ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), policy.stop_ids(folder, tokenizer))
+    tokenizer = Policy(folder).tokenizer
+    return ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), Policy(folder).stop_ids)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import mini, write_prompts
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Config, Dataset, Sft
 from rloo_pipeline.data.prompting import completion_messages, encode
@@ -23,10 +23,8 @@ TOLD = {"role": "tool", "name": "calculator", "content": "6"}
 
 def test_the_turns_of_a_demonstration_make_up_the_templates_rendering(tmp_path) -> None:
     tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = policy.load_tokenizer(tmp_path, False)
-    template = ToolTemplate(
-        tokenizer, Dataset.model_construct(chat_template_kwargs={}), policy.stop_ids(tmp_path, tokenizer)
-    )
+    tokenizer = Policy(tmp_path).tokenizer
+    template = ToolTemplate(tokenizer, Dataset.model_construct(chat_template_kwargs={}), Policy(tmp_path).stop_ids)
     [row] = demonstrations("train", 1, called_share=1.0)
     prompt = template.render(row["prompt"], True)
     (first, call), (second, answer) = _turns(tokenizer(prompt)["input_ids"], row["completion"], template)
@@ -41,7 +39,7 @@ def test_the_turns_of_a_demonstration_make_up_the_templates_rendering(tmp_path) 
 def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> None:
     tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
     config = Config(**mini())
-    tokenizer = policy.load_tokenizer(tmp_path, False)
+    tokenizer = Policy(tmp_path).tokenizer
 
     def asked(text: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": text}]
@@ -56,7 +54,7 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
         rows = ({"prompt": asked(text), "completion": "6"} for text in texts)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         section = Sft(demonstrations={"path": str(file)}, held_out=0)
-        return tokenized(config, section, str(file), tmp_path, tmp_path / "prompts")
+        return tokenized(config, section, str(file), Policy(tmp_path), tmp_path / "prompts")
 
     read_ones = read("1+5=6?", "2+5=7?")
     assert (len(read_ones.trained.prompts), len(read_ones.held_out)) == (1, 1)
@@ -66,8 +64,8 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
 
 def test_a_completion_that_spells_the_end_of_its_turn_is_refused(tmp_path) -> None:
     tool_qwen3(tmp_path, 0, hidden_size=32, layers=1, heads=1, key_value_heads=1, head_dim=32, intermediate_size=64)
-    tokenizer = policy.load_tokenizer(tmp_path, False)
-    template = ToolTemplate(tokenizer, Config(**mini()).dataset, policy.stop_ids(tmp_path, tokenizer))
+    tokenizer = Policy(tmp_path).tokenizer
+    template = ToolTemplate(tokenizer, Config(**mini()).dataset, Policy(tmp_path).stop_ids)
     _check_turns(list(_turns([5], [ANSWER], template)), template, "row 3")
     spelled = [{"role": "assistant", "content": "6<|im_end|>"}]
     with pytest.raises(UserError, match=r"^row 3: a completion .* spells '<\|im_end\|>', which ends a turn; remove it"):

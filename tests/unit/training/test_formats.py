@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import MINI, mini
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.commands import doctor
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
@@ -35,16 +36,16 @@ def test_what_deepspeed_does_not_train_in_is_refused(dtype) -> None:
 def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     config = Config(**mini(model={"dtype": "float16"}))
     monkeypatch.setattr(groups.devices, "has_gpu", lambda: False)
-    for name in ("digest", "check"):
-        monkeypatch.setattr(groups.policy, name, lambda _: "")
+    monkeypatch.setattr(Policy, "digest", "")
+    monkeypatch.setattr(Policy, "check", lambda _: None)
     monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
     monkeypatch.setattr(groups, "compatibility_key", lambda *_: "")
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
-        groups.load_sampler(Path("policy"), config, SimpleNamespace(longest=10, about_images=None), 10)
+        groups.load_sampler(Policy(Path("policy")), config, SimpleNamespace(longest=10, about_images=None), 10)
     monkeypatch.setattr(engine.policy_model, "load_trainable", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
-        engine.Engine(Path("policy"), SimpleNamespace(dtype="float16"), 0)
+        engine.Engine(Policy(Path("policy")), SimpleNamespace(dtype="float16"), 0)
 
 
 @pytest.mark.usefixtures("unable")

@@ -7,6 +7,7 @@ import sys
 import pytest
 from helpers import mini
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Lora
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import lora_support
@@ -33,7 +34,7 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
 )
 def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    lora_support.check_lora(tmp_path, lora)
+    lora_support.check_lora(Policy(tmp_path), lora)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
 def test_what_vllm_does_not_serve_is_an_error(config, lora, message, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
-        lora_support.check_lora(tmp_path, lora)
+        lora_support.check_lora(Policy(tmp_path), lora)
 
 
 @pytest.mark.slow
@@ -78,5 +79,5 @@ def test_the_first_stages_refuse_it(tmp_path, stage) -> None:
     """By what they are given of the configuration."""
     (tmp_path / "config.json").write_text(json.dumps({**EXPERTS, "num_attention_heads": 2, "hidden_size": 64}))
     with pytest.raises(UserError, match="has experts"):
-        check_run(Config(**mini(update={"lora": {}})).only(stage), tmp_path)
-    check_run(Config(**mini()).only(stage), tmp_path)
+        check_run(Config(**mini(update={"lora": {}})).only(stage), Policy(tmp_path))
+    check_run(Config(**mini()).only(stage), Policy(tmp_path))

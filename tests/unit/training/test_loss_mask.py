@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, estimator
 from rloo_pipeline.config.presets import PRESETS
@@ -256,7 +257,7 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
 
 
 def sequences() -> Sequences:
-    return round_data.sequences_of(pa.Table.from_pylist(ROWS, schema=tables.EPISODES), None, Path(), False)
+    return round_data.sequences_of(pa.Table.from_pylist(ROWS, schema=tables.EPISODES), None, Policy(Path()))
 
 
 def trained(algorithm: Algorithm, batch: Batch, module: TokenLogProbs, parts: int = 2) -> tuple[float, Tensor, Record]:

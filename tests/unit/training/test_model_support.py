@@ -8,13 +8,14 @@ import sys
 import pytest
 from helpers import mini, staged
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.stages.probe import probe
 from rloo_pipeline.stages.stage_assets import stage_assets
 from rloo_pipeline.stages.warmstart import warmstart
-from rloo_pipeline.training.model_support import check_model, length_limit
+from rloo_pipeline.training.model_support import check_model, check_run, length_limit
 
 LONG_ROTARY = {
     "phi3 with long rotary": {
@@ -71,22 +72,21 @@ def test_what_cannot_be_trained_is_an_error(why) -> None:
     assert REFUSED[why]["model_type"] in str(caught.value)
 
 
-def test_a_file_or_its_folder_is_named(tmp_path) -> None:
+def test_the_file_is_named(tmp_path) -> None:
     with pytest.raises(UserError, match=r"config\.json: no such file"):
-        check_model(tmp_path)
+        check_run(Config(**mini()), Policy(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(REFUSED["encoder"]))
-    for place in (tmp_path, tmp_path / "config.json"):
-        with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: bert")):
-            check_model(place)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.json'}: bert")):
+        check_run(Config(**mini()), Policy(tmp_path))
 
 
 def test_an_adapter_beside_a_config_json_is_no_model(tmp_path) -> None:
     """An update would train the base alone, as if the adapter were not there."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    check_model(tmp_path)
+    check_run(Config(**mini()), Policy(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"adapter_config\.json: this is an adapter on another model; merge it"):
-        check_model(tmp_path)
+        check_run(Config(**mini()), Policy(tmp_path))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_every_stage_before_the_first_engine_refuses(run, tmp_path) -> None:
     stages = {
         "stage-assets": lambda: stage_assets(run.only("stage-assets"), out),
         "warmstart": lambda: warmstart(run.only("warmstart"), assets, tmp_path, None, out),
-        "probe": lambda: probe(run.only("probe"), tmp_path, assets, None, out),
+        "probe": lambda: probe(run.only("probe"), tmp_path, Policy(tmp_path / "model"), None, out),
     }
     for name, stage in stages.items():
         with pytest.raises(UserError, match="bert is an encoder"):

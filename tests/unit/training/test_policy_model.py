@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
@@ -23,10 +24,10 @@ from rloo_pipeline.training.packing import Sequences
 TENSOR = "model.layers.0.mlp.up_proj.weight"
 ADAPTER_TENSOR = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
 LOADERS = {
-    "the trainer": lambda folder: policy_model.load(folder, "float32", False),
-    "checks, reference and distance": lambda folder: forward_only.load(folder, "float32", False),
-    "the sampler and an unchanged policy 0": lambda folder: plain_model.check_tensors(folder, False),
-    "the check after a swap": lambda folder: swap_check.transformers_logps(folder, "float32", False, [[4, 5]]),
+    "the trainer": lambda folder: policy_model.load(Policy(folder), "float32"),
+    "checks, reference and distance": lambda folder: forward_only.load(Policy(folder), "float32"),
+    "the sampler and an unchanged policy 0": lambda folder: plain_model.check_tensors(Policy(folder)),
+    "the check after a swap": lambda folder: swap_check.transformers_logps(Policy(folder), "float32", [[4, 5]]),
 }
 
 
@@ -61,12 +62,12 @@ def test_other_tensors_than_the_adapters_are_refused_by_name(tmp_path, tiny_mode
     import peft
 
     folder = tmp_path / "adapter"
-    model = policy_model.load(tiny_model, "float32", False)
+    model = policy_model.load(Policy(tiny_model), "float32")
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).save_pretrained(folder)
-    forward_only.load(folder, "float32", False)
+    forward_only.load(Policy(folder), "float32")
     message = change(folder / "adapter_model.safetensors", damage, ADAPTER_TENSOR)
     with pytest.raises(UserError, match=f"{folder}: .*{message}"):
-        forward_only.load(folder, "float32", False)
+        forward_only.load(Policy(folder), "float32")
 
 
 def test_without_the_tensor_that_another_is_tied_to_both_are_missing(tmp_path, tiny_model) -> None:
@@ -75,7 +76,7 @@ def test_without_the_tensor_that_another_is_tied_to_both_are_missing(tmp_path, t
     assert "lm_head.weight" not in weights, "it is tied"
     change(folder / "model.safetensors", "missing", "model.embed_tokens.weight")
     with pytest.raises(UserError, match=r"lm_head.weight is missing \(and 1 more"):
-        policy_model.load(folder, "float32", False)
+        policy_model.load(Policy(folder), "float32")
 
 
 def test_a_tied_weight_that_is_stored_with_other_values_is_refused(tmp_path, tiny_model) -> None:
@@ -86,10 +87,10 @@ def test_a_tied_weight_that_is_stored_with_other_values_is_refused(tmp_path, tin
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + value
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         if not refused:
-            policy_model.load(folder, "float32", False)
+            policy_model.load(Policy(folder), "float32")
             continue
         with pytest.raises(UserError, match=r"lm_head.weight is not equal"):
-            policy_model.load(folder, "float32", False)
+            policy_model.load(Policy(folder), "float32")
 
 
 def test_nothing_makes_room_for_gradients_of_a_model_that_only_scores(tiny_model, monkeypatch) -> None:
@@ -101,7 +102,7 @@ def test_nothing_makes_room_for_gradients_of_a_model_that_only_scores(tiny_model
         return loss(self, for_weight, for_bias)
 
     monkeypatch.setattr(lm_head._Projection, "loss", watched)
-    model = TokenLogProbs(forward_only.load(tiny_model, "float32", False), 1.0)
+    model = TokenLogProbs(forward_only.load(Policy(tiny_model), "float32"), 1.0)
     scored = forward_only.score(model, Sequences([[4, 5]], [[6, 7, 2]]), 64, "log-probs", entropies=True)
     assert len(scored.entropies[0]) == 3
     assert rooms == [False]
@@ -127,7 +128,7 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
     (folder / "generation_config.json").unlink()
     before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps(before | defaults))
-    model = policy_model.load(folder, "float32", False)
+    model = policy_model.load(Policy(folder), "float32")
     for name, save in (
         ("whole", lambda target: policy_model.save(model, model.state_dict(), target, folder)),
         ("split", lambda target: policy_model.save_split(model, [("a", torch.zeros(1))], target, folder)),
@@ -143,7 +144,7 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
     else:
         with pytest.raises(ValueError, match="GenerationConfig is invalid"):
             model.save_pretrained(tmp_path / "plain")
-    again = policy_model.load(tmp_path / "whole", "float32", False)
+    again = policy_model.load(Policy(tmp_path / "whole"), "float32")
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
 
 
@@ -157,21 +158,21 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
 )
 def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, names, message) -> None:
     with pytest.raises(UserError) as error:
-        policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
+        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
     assert str(error.value).startswith(f"update.lora.target_modules: the model has {message}")
 
 
 def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
     with pytest.raises(UserError, match=r"target_modules: PEFT cannot make an adapter for .*_poj \("):
-        policy_model.check_adapter(tiny_model, False, Lora(target_modules=".*_poj"))
+        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=".*_poj"))
 
 
 @pytest.mark.parametrize(
     "names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"], r".*\.[qv]_proj"]
 )
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
-    policy_model.check_adapter(tiny_model, False, Lora(target_modules=names))
-    policy_model.check_adapter(tiny_model, False, None)
+    policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
+    policy_model.check_adapter(Policy(tiny_model), None)
 
 
 @pytest.mark.parametrize(
@@ -181,5 +182,5 @@ def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None
 def test_a_full_disk_is_not_told_as_a_fault_of_the_model(error, tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(plain_model, "auto_class", mock.Mock(side_effect=error))
     with pytest.raises(OSError, match="No ") as raised:
-        plain_model.from_pretrained(tiny_model, "float32", trust_remote_code=False)
+        plain_model.from_pretrained(Policy(tiny_model), "float32")
     assert "no space left" in explain(raised.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import sampler_proof
 from rloo_pipeline.training.sampler_proof import Bound, SamplerDifference
@@ -15,12 +16,12 @@ ALLOWED = Bound(1e-4, "why")
 
 
 def require(found: SamplerDifference, folder: Path, allowed: Bound = ALLOWED) -> None:
-    sampler_proof.require(found, allowed, folder, "the rollouts of round 2", "delete them")
+    sampler_proof.require(found, allowed, Policy(folder), "the rollouts of round 2", "delete them")
 
 
 def bound(folder: Path, dtype: str = "float32", temperature: float = 1.0, **checks: object) -> float:
     (folder / "checks.json").write_text(json.dumps(checks))
-    return sampler_proof.bound(folder, dtype, temperature, folder / "checks.json").nats
+    return sampler_proof.bound(Policy(folder), dtype, temperature, folder / "checks.json").nats
 
 
 def test_the_difference_and_its_error_by_hand() -> None:

@@ -9,6 +9,7 @@ from models import SIZES
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import dropout, policy_model, self_check
 from rloo_pipeline.training.kernels import attention
@@ -47,18 +48,18 @@ def times(monkeypatch, no_results) -> list[str]:
 def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afterwards(
     tiny_model, tmp_path, times, monkeypatch
 ) -> None:
-    model = policy_model.load(tiny_model, "float32", False)
-    policy_model.load(tiny_model, "bfloat16", False)
+    model = policy_model.load(Policy(tiny_model), "float32")
+    policy_model.load(Policy(tiny_model), "bfloat16")
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
     policy_model.save(model, model.state_dict(), tmp_path, tiny_model)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})
-    policy_model.load(tmp_path, "float32", False)
+    policy_model.load(Policy(tmp_path), "float32")
     assert times == ["qwen3"]
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
-    policy_model.load(tmp_path, "float32", False)
+    policy_model.load(Policy(tmp_path), "float32")
     assert times == ["qwen3"] * 2, "the result does not apply to another model"
 
 
@@ -67,7 +68,7 @@ def test_a_large_model_is_tried_on_a_small_copy(tmp_path, no_results) -> None:
     copy = small.shrink(config, small.Shrink.HEADS)
     assert sum(weight.numel() for weight in small.build(copy, False, "eager").parameters()) < 4e6
     config.save_pretrained(tmp_path)
-    assert self_check.load_or_run(tmp_path, False).logps < self_check.LOGPS / 10
+    assert self_check.load_or_run(Policy(tmp_path)).logps < self_check.LOGPS / 10
 
 
 def test_each_kind_of_layer_is_in_the_copy() -> None:
@@ -99,7 +100,7 @@ def test_a_model_that_computes_something_else_when_packed_is_trained_in_padded_b
         monkeypatch.setattr(attention, "packed_attention", masked)
     else:
         _rotate_by_place(monkeypatch)
-    checked = self_check.load_or_run(tmp_path, False)
+    checked = self_check.load_or_run(Policy(tmp_path))
     assert checked.form == "padded"
     assert re.search(message, checked.slow)
     assert "slower" in checked.slow
@@ -130,21 +131,21 @@ def test_a_model_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_t
     LlamaConfig(**LLAMA).save_pretrained(tmp_path)
     _rotate_by_place(monkeypatch)
     _see_the_batch(monkeypatch)
-    assert self_check.load_or_run(tmp_path, False).form == "single"
+    assert self_check.load_or_run(Policy(tmp_path)).form == "single"
 
 
 def test_a_model_that_sees_later_tokens_is_refused(tmp_path, no_results, monkeypatch) -> None:
     LlamaConfig(**LLAMA).save_pretrained(tmp_path)
     _see_the_end(monkeypatch)
     with pytest.raises(UserError, match="llama: it does not attend causally"):
-        self_check.load_or_run(tmp_path, False)
+        self_check.load_or_run(Policy(tmp_path))
 
 
 def test_the_check_uses_no_global_random_generator(tmp_path, no_results) -> None:
     LlamaConfig(**LARGE).save_pretrained(tmp_path)
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    self_check.load_or_run(tmp_path, False)
+    self_check.load_or_run(Policy(tmp_path))
     assert torch.equal(before, torch.random.get_rng_state())
 
 

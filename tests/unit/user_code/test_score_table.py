@@ -1,11 +1,13 @@
 """Columns of scores, from results of functions."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
@@ -18,9 +20,8 @@ def columns(monkeypatch: pytest.MonkeyPatch, notes: list[str | None], **options:
     """The columns of a function that reported these reasons for None, which needs neither a policy nor prompts."""
     result = FunctionScores([None, None], [None, None], notes, [0.0, 0.0])
     monkeypatch.setattr(score_table, "batch_of", lambda *_: None)
-    monkeypatch.setattr(score_table, "policy", SimpleNamespace(verify_text=str, base_of=str))
     pools = SimpleNamespace(rewards=[Reward(function="own.py:judge")], score=lambda *_: [result])
-    return score_table.score_columns(pools, ROLLOUTS, None, "policy", **options)  # type: ignore[arg-type]
+    return score_table.score_columns(pools, ROLLOUTS, None, Policy(Path("policy")), **options)  # type: ignore[arg-type]
 
 
 def test_a_function_that_fails_on_every_row_is_an_error(monkeypatch) -> None:

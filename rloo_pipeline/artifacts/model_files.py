@@ -1,0 +1,122 @@
+"""The files of a model: complete safetensors weights with all tensors of the model, and no pickles.
+
+`check` accepts a folder only when it is complete: each safetensors file has the length that its header declares, and
+every shard in the index exists. Pickled weights are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.errors import UserError
+
+POLICIES = "policies"
+"""Folder of a run with the policies that its stages wrote."""
+ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+GENERATION = "generation_config.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def check_files(folder: Path) -> None:
+    """Checks that a folder has only files and folders; reading a pipe would wait forever.
+
+    Raises:
+        UserError: it has a pipe, socket or device.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path}: a pipe, socket or device, and not a file; remove it from the model's folder")
+
+
+def check(folder: Path) -> None:
+    """Checks that the model or adapter in a folder is complete.
+
+    Raises:
+        UserError: the model is missing, its weights are not safetensors, or a file is missing or truncated.
+    """
+    if not (folder / "config.json").exists() and not (folder / ADAPTER).exists():
+        raise UserError(
+            f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again"
+        )
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / INDEX).exists():
+        named = {folder / name for name in read_json(folder / INDEX)["weight_map"].values()}
+        for missing in sorted(named - set(files)):
+            raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
+    if not files:
+        pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
+        if not pickles:
+            raise UserError(f"{folder}: no weights (no .safetensors file); copy or fetch the whole model")
+        raise UserError(
+            f"{folder}: only pickled weights ({pickles[0].name}), which can run code when loaded; convert the model to "
+            "safetensors"
+        )
+    for file in files:
+        _check_safetensors(file)
+
+
+def _check_safetensors(file: Path) -> None:
+    """Checks the length of a file: 8 bytes of header length, a JSON header with the offsets of each tensor, tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        start = handle.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        text = handle.read(min(length, size))
+    try:
+        header: dict[str, Any] = json.loads(text)
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError):
+        end = size
+    if size != 8 + length + end:
+        ours = file.parent.parent.name == POLICIES
+        remedy = f"delete {file.parent} and run again" if ours else "fetch or write the model again"
+        raise UserError(
+            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); {remedy}"
+        )
+
+
+def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
+    """Checks that weights and model have the same tensors, by the `output_loading_info` of transformers.
+
+    A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
+    not count as missing.
+
+    Raises:
+        UserError: they have not.
+    """
+    problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    problems += [
+        f"{name} has shape {list(shape)}, not {list(expected)}" for name, shape, expected in info["mismatched_keys"]
+    ]
+    problems += [f"{name} is no tensor of the model" for name in sorted(info["unexpected_keys"])]
+    if problems:
+        more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise UserError(
+            f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
+            f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
+        )
+
+
+def check_finite(folder: Path) -> None:
+    """Checks that no weight of a model is NaN or infinite.
+
+    Raises:
+        UserError: one is.
+    """
+    import torch
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+                    raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
