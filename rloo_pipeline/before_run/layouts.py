@@ -15,7 +15,7 @@ from rloo_pipeline.config import lag as lags
 
 PER_NODE = 8
 """GPUs of a node, over which one engine can be split."""
-TURNS = "all sample, then all train"
+TURNS = "sample, then train"
 BESIDE = "sampling beside training"
 OPTIMIZER = "optimizer in host memory"
 WEIGHTS = "weights there too"
@@ -79,8 +79,9 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
         if best:
             found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
 
-    def order(layout: GpuLayout) -> tuple[bool, bool, float]:
-        return bool(layout.problem), not computes_the_same(layout, config), layout.seconds["typical"]
+    def order(layout: GpuLayout) -> tuple[bool, bool, bool, float]:
+        other = not computes_the_same(layout, config)
+        return bool(layout.problem), other, layout.name == ADAPTER, layout.seconds["typical"]
 
     return sorted(found, key=order)
 
