@@ -53,9 +53,15 @@ def estimate(
     return torch.where(mask, function(logps, reference_logps), 0.0)
 
 
-def reward_to_go(values: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
-    """Σ_{t' ≥ t} of the tokens' values, for each token t."""
-    return values.flip(-1).cumsum(-1).flip(-1)
+def reward_to_go(values: Float[Tensor, "*batch tokens"], discount: float = 1.0) -> Float[Tensor, "*batch tokens"]:
+    """Σ_{t' ≥ t} γ^(t' − t) of the tokens' values, for each token t; γ is the discount."""
+    if discount == 1:
+        return values.flip(-1).cumsum(-1).flip(-1)
+    result = values.clone()
+    if discount:
+        for token in range(values.shape[-1] - 2, -1, -1):
+            result[..., token] += discount * result[..., token + 1]
+    return result
 
 
 def adapt_beta(beta: float, kl: float, target: float, gain: float) -> float:

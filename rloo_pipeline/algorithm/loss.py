@@ -5,6 +5,9 @@ its loss is
 
     ppo     −min(ρA, clip(ρ, 1−ε, 1+ε_high)A), where A < 0 at least −δA   (arXiv 1707.06347, equation 7; 1912.09729)
     cispo   −sg[min(ρ, 1+ε_high)] A log π_θ                               (arXiv 2506.13585, equation 5)
+    sapo    −(4/τ) σ(τ(ρ − 1)) A, τ by the sign of A                      (arXiv 2511.20347; TRL's loss_type: sapo)
+    dppo_tv −sg[min(ρ, 20)] A log π_θ, 0 where A > 0 and π_θ − π_old > ε_high, or A ≤ 0 and π_θ − π_old < −ε
+                                                                          (arXiv 2602.04879, Binary-TV; verl's dppo_tv)
     none    −A log π_θ                                                    (Williams 1992)
 
 At ρ = 1, in the first step on samples of π_old, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
@@ -15,6 +18,7 @@ completion's tokens, and log-probs are 0 at padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,7 +26,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Level = Literal["sequence", "sequence_mean", "token"]
-Clip = Literal["ppo", "cispo", "none"]
+Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "none"]
+OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
+and tokens outside of the mask may have no effect on others, since steps are split into micro-batches.
+"""
 AggMode = Literal[
     "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
@@ -30,12 +38,18 @@ MAX_LOG_RATIO = 20.0
 """Bound of a log-ratio, as in OpenRLHF, verl and NeMo-RL; a ratio of e²⁰ = 4.9e8 is far outside any clip range."""
 
 
+MOST_OFF_POLICY = 20.0
+"""Bound of a ratio in `dppo_tv`, as in verl: its trust region bounds differences of probabilities, not ratios."""
+
+
 class Bounds(NamedTuple):
-    """The clip range of a ratio."""
+    """The clip range of a ratio, or of a difference of probabilities (`dppo_tv`), and the temperatures of `sapo`."""
 
     epsilon: float
     epsilon_high: float
     delta: float | None = None
+    temperature_pos: float = 1.0
+    temperature_neg: float = 1.05
 
 
 class Losses(NamedTuple):
@@ -46,9 +60,10 @@ class Losses(NamedTuple):
     ratio: Float[Tensor, " completions"]
     """ρ; at token level the mean over the completion's tokens."""
     low: Float[Tensor, " completions"]
-    """Share of actions without a gradient because ρ < 1 − ε."""
+    """Share of actions without a gradient because ρ < 1 − ε, or π_θ − π_old < −ε."""
     high: Float[Tensor, " completions"]
-    """Share of actions without a gradient because ρ > 1 + ε_high (CISPO: with a cut weight)."""
+    """Share of actions without a gradient because ρ > 1 + ε_high, or π_θ − π_old > ε_high (CISPO: with a cut weight).
+    """
 
 
 def log_ratio(
@@ -80,7 +95,7 @@ def losses(
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"],
     mask: Bool[Tensor, "completions tokens"],
     level: Level,
-    clip: Clip,
+    clip: Clip | OwnLoss,
     bounds: Bounds,
 ) -> Losses:
     """The loss of each action.
@@ -91,7 +106,7 @@ def losses(
         advantages: per completion, or per token if tokens are actions.
         mask: true on completion tokens.
         level: kind of action, see `log_ratio`.
-        clip: one of the three losses above; all but `ppo` have a term for each token.
+        clip: one of the losses above, or a user's; all but `ppo` have a term for each token.
         bounds: clip range of the ratio.
     """
     ratio = log_ratio(logps, old_logps, mask, level).exp()
@@ -107,8 +122,19 @@ def losses(
         factor = ratio.detach().clamp(max=1 + bounds.epsilon_high)
         loss = torch.where(mask, -factor * weight * logps, 0.0)
         low, high = none, ratio > 1 + bounds.epsilon_high
+    elif clip == "sapo":
+        temperature = torch.where(weight > 0, bounds.temperature_pos, bounds.temperature_neg)
+        gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+        loss = torch.where(actions, -gate * weight, 0.0)
+        low, high = none, none
+    elif clip == "dppo_tv":
+        moved = logps.detach().exp() - old_logps.exp()
+        low, high = (moved < -bounds.epsilon) & (weight <= 0), (moved > bounds.epsilon_high) & (weight > 0)
+        factor = ratio.detach().clamp(max=MOST_OFF_POLICY)
+        loss = torch.where(mask & ~low & ~high, -factor * weight * logps, 0.0)
     else:
-        loss = torch.where(mask, -weight * logps, 0.0)
+        own = clip(logps, old_logps, weight.expand_as(logps), mask) if callable(clip) else -weight * logps
+        loss = torch.where(mask, own, 0.0)
         low, high = none, none
     count = actions.sum(-1).clamp(min=1)
     return Losses(

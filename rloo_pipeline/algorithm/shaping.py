@@ -70,6 +70,29 @@ def off_target(lengths: Int[Tensor, " completions"], target: int) -> Float[Tenso
     return -(lengths.double() - target).abs() / target
 
 
+def normalized_sum(
+    values: Float[Tensor, "prompts K functions"], weights: Float[Tensor, " functions"]
+) -> Float[Tensor, "prompts K"]:
+    """GDPO's reward: Σ_f w_f (r_f − mean r_f) / (std r_f + ε), with moments of each function over its group.
+
+    Liu et al. 2026 (arXiv 2601.05242), whose result is then standardized over the batch; TRL's
+    `multi_objective_aggregation: normalize_then_sum`. Two functions of different spread so count by their weights, and
+    groups with equal sums of different rewards still teach.
+
+    Args:
+        values: scores; NaN where a function does not apply, which then counts 0.
+        weights: those of the functions.
+
+    Returns:
+        The sums; NaN for completions that no function with a weight scored.
+    """
+    by_function = nan_stats.merged(values.movedim(-1, 0))
+    normalized = nan_stats.centred(by_function) / (nan_stats.std(by_function) + nan_stats.STD_EPSILON)
+    counts = ~by_function.isnan() & (weights != 0).view(-1, 1, 1)
+    summed = torch.where(counts, normalized.nan_to_num(0.0) * weights.view(-1, 1, 1), 0.0).sum(0)
+    return torch.where(counts.any(0), summed, torch.nan)
+
+
 def exclude(
     rewards: Float[Tensor, " completions"], excluded: Bool[Tensor, " completions"]
 ) -> Float[Tensor, " completions"]:

@@ -13,6 +13,7 @@ from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.manifest import check_entries, entries, folder_files, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.model_files import PICKLES
+from rloo_pipeline.errors import UserError
 
 ASSETS = lineage.ASSETS
 
@@ -51,6 +52,8 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     verify_manifest(folder)
     places = read_artifact(folder / ASSETS)
     for key in keys:
+        if key not in places:
+            raise UserError(f"{folder / ASSETS}: has no {key}; delete {folder} and run again")
         recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not _is_weights(name)}
         if recorded:
             top, names = _files(Path(places[key]["path"]))
@@ -60,13 +63,13 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     return places
 
 
-def model_of(folder: Path) -> Path:
-    """The folder of the model that the run starts from.
+def model_of(folder: Path, key: str = "model") -> Path:
+    """The folder of the model that the run starts from, or of its `teacher`.
 
     Raises:
         UserError: as `read`.
     """
-    return Path(read(folder, "model")["model"]["path"])
+    return Path(read(folder, key)[key]["path"])
 
 
 def policy_of(folder: Path) -> Path:

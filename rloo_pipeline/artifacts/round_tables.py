@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import REMEDY, check_facts
-from rloo_pipeline.config import Rollout
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 
 REFILL = "refill"
@@ -24,6 +24,20 @@ class RoundFiles(NamedTuple):
     rollouts: Sequence[Path]
     scores: Sequence[Path]
     reference: Sequence[Path] = ()
+    teacher: Sequence[Path] = ()
+
+    def used(self, config: Config) -> RoundFiles:
+        """The files that an update reads.
+
+        Raises:
+            UserError: the run has a teacher, and there are no tables of its log-probs.
+        """
+        used = self if config.uses_reference else self._replace(reference=())
+        if config.algorithm.teacher is None:
+            return used._replace(teacher=())
+        if not self.teacher:
+            raise UserError("--teacher: no tables, and the run has algorithm.teacher; name one for each of rollouts")
+        return used
 
 
 class RoundTables(NamedTuple):
@@ -32,6 +46,7 @@ class RoundTables(NamedTuple):
     rollouts: pa.Table
     scores: pa.Table
     reference: pa.Table | None = None
+    teacher: pa.Table | None = None
     refilled: int = 0
     """Rows at the end that the refill sampled."""
 
@@ -39,8 +54,8 @@ class RoundTables(NamedTuple):
         """The given rows of every table."""
         if rows == list(range(len(self.rollouts))):
             return self
-        reference = None if self.reference is None else self.reference.take(rows)
-        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference)
+        reference, teacher = (None if table is None else table.take(rows) for table in (self.reference, self.teacher))
+        return RoundTables(self.rollouts.take(rows), self.scores.take(rows), reference, teacher)
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
@@ -48,7 +63,7 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
 
     Args:
         folder: results/<run>/rounds/<round>.
-        kind: `rollouts`, `scores` or `reference`.
+        kind: `rollouts`, `scores`, `reference` or `teacher`.
         settings: the run's settings.
     """
     shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
@@ -67,28 +82,35 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
     """Reads the tables of a round and checks that they belong together.
 
     Args:
-        files: the round's files, with or without reference log-probs.
+        files: the round's files, with or without log-probs of the reference and a teacher.
         vocabulary: number of tokens of the policy.
         expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
 
     Raises:
         UserError: a file is missing or damaged, is about other completions, or its values do not fit the completions.
     """
-    for name, others in (("scores", files.scores), ("reference", files.reference or files.rollouts)):
-        if len(others) != len(files.rollouts):
-            raise UserError(f"--{name}: {len(others)} tables for {len(files.rollouts)} of rollouts; name one for each")
+    beside = {"scores": files.scores, "reference": files.reference, "teacher": files.teacher}
+    for name, paths in beside.items():
+        if len(paths) != len(files.rollouts) and (paths or name == "scores"):
+            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; name one for each")
     rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
     scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
-    reference = [_read_about(*pair, "reference") for pair in zip(rollouts, files.reference, strict=False)]
-    for shard_rollouts, table, path in zip(rollouts, reference, files.reference, strict=False):
-        check_facts(path, tables.footer(table), {"policy": tables.footer(reference[0]).get("policy")})
-        _check_lengths(path, shard_rollouts, table["reference_logps"], "reference_logps")
     return RoundTables(
         pa.concat_tables(rollouts),
         pa.concat_tables(scores),
-        pa.concat_tables(reference) if reference else None,
+        _logps_of_fixed_model(rollouts, files.reference, "reference"),
+        _logps_of_fixed_model(rollouts, files.teacher, "teacher"),
         sum(len(table) for table, path in zip(rollouts, files.rollouts, strict=True) if path.parent.name == REFILL),
     )
+
+
+def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], kind: str) -> pa.Table | None:
+    """The tables of a kind, all of one model, with a log-prob for each sampled token; None without paths."""
+    read = [_read_about(*pair, kind) for pair in zip(rollouts, paths, strict=False)]
+    for shard_rollouts, table, path in zip(rollouts, read, paths, strict=False):
+        check_facts(path, tables.footer(table), {"policy": tables.footer(read[0]).get("policy")})
+        _check_lengths(path, shard_rollouts, table[f"{kind}_logps"], f"{kind}_logps")
+    return pa.concat_tables(read) if read else None
 
 
 def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:

@@ -71,6 +71,7 @@ EXPERTS = "routed_experts"
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
 """Rollouts with `rollout.router_replay`."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
+TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
     [
         *KEYS,
@@ -109,6 +110,12 @@ def part_schema(function: str) -> pa.Schema:
     """Schema of the scores of one reward function that ran in a job of its own, before `score` merges them."""
     score = pa.field(score_column(function), pa.float64())
     return pa.schema([*KEYS, score, pa.field("seconds", pa.float64()), pa.field("error", pa.string())])
+
+
+def weights_of(scores: pa.Table) -> dict[str, float]:
+    """The weights of the reward functions that a table of scores was made with; empty if its footer has none."""
+    weights: dict[str, float] = json.loads(footer(scores).get(WEIGHTS, "{}"))
+    return weights
 
 
 def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
@@ -259,7 +266,7 @@ def _check_reward(path: Path, table: pa.Table) -> None:
     Raises:
         UserError: it is not.
     """
-    weights = json.loads(footer(table).get(WEIGHTS, "{}"))
+    weights = weights_of(table)
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
         return
     sums = weighted_sums(list(weights.values()), [table[score_column(name)].to_pylist() for name in weights])

@@ -165,17 +165,27 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def fits(config: Config, shape: ModelDims, card: Card, with_advice: bool = True) -> Iterator[Fit]:
-    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`."""
+def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
+    """The models of stages that compute log-probs of a round, by stage."""
+    reference = {"reference": shape} if config.uses_reference else {}
+    return reference | ({} if teacher is None else {"teacher": teacher})
+
+
+def fits(
+    config: Config, shape: ModelDims, card: Card, with_advice: bool = True, teacher: ModelDims | None = None
+) -> Iterator[Fit]:
+    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`.
+    `teacher` has the dimensions of the run's teacher.
+    """
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
-    if config.uses_reference:
-        terms = memory.reference(config, shape, "cuda")
+    for stage, dims in _scorers(config, shape, teacher).items():
+        terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-        yield Fit("reference", terms, fit, "" if fit else smaller)
+        yield Fit(stage, terms, fit, "" if fit else smaller)
     terms = memory.rollout(config, shape, card.gpu)
     fit = memory.concurrent_sequences(config, shape, terms) >= 1
     yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, card.gpu))
@@ -192,7 +202,14 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
-def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", warm: bool = True) -> dict[str, float]:
+def hours(
+    config: Config,
+    shape: ModelDims,
+    card: Card,
+    pace: str = "typical",
+    warm: bool = True,
+    teacher: ModelDims | None = None,
+) -> dict[str, float]:
     """GPU-hours of each stage over all rounds, under `ASSUMED`.
 
     Args:
@@ -201,6 +218,7 @@ def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", w
         card: the GPU.
         pace: one of `speeds.PACES`.
         warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
+        teacher: as in `fits`.
     """
     counts = tokens(config)
     shards, processes = config.rollout.shards, config.deepspeed.processes
@@ -213,10 +231,10 @@ def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", w
         "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
     }
     seconds["rollout"] *= sampler_gpus(config)
-    if config.uses_reference:
-        scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-        seconds["reference"] = 2.0 * shape.parameters * scored / flops
-        seconds["reference"] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
+    scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
+    for stage, dims in _scorers(config, shape, teacher).items():
+        seconds[stage] = 2.0 * dims.parameters * scored / flops
+        seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}
 
 

@@ -26,8 +26,12 @@ def model_finding(config: Config) -> Finding:
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """The model and each dataset; a problem or note has a message, an input without remarks has none."""
+    """The models and each dataset; a problem or note has a message, an input without remarks has none."""
     yield model_finding(config)
+    if config.algorithm.teacher is not None:
+        with problems_of("teacher") as problems:
+            model_inputs.model_folder(config.of_teacher, "algorithm.teacher")
+        yield from problems
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

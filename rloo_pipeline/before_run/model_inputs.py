@@ -17,8 +17,12 @@ from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.training import model_support
 
 
-def local_model(config: Config) -> Path | None:
+def local_model(config: Config, key: str = "model") -> Path | None:
     """The model's folder if the configuration names a local one; None if it is on the Hub or built by a function.
+
+    Args:
+        config: the configuration of a run of this model.
+        key: the section that names it, for messages.
 
     Raises:
         UserError: the name is a path, and that folder is missing or has no config.json.
@@ -29,23 +33,22 @@ def local_model(config: Config) -> Path | None:
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise UserError(f"{name}: no config.json, so this is not a model folder (model.name_or_path)")
+            raise UserError(f"{name}: no config.json, so this is not a model folder ({key}.name_or_path)")
         return path
     if name.startswith(("/", ".", "~")) or len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir()):
         suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*")))
         home = "; ~ is not expanded, write out your home folder" if name.startswith("~") else ""
-        raise UserError(f"{name}: no such folder (model.name_or_path, relative to {Path.cwd()}){suggestion}{home}")
+        raise UserError(f"{name}: no such folder ({key}.name_or_path, relative to {Path.cwd()}){suggestion}{home}")
     return None
 
 
-def model_folder(config: Config) -> Path | None:
+def model_folder(config: Config, key: str = "model") -> Path | None:
     """The folder with the model's config.json, local or in the Hub's cache. None if a function builds the model, or if
     it is not downloaded yet.
 
-    Raises:
-        UserError: as `local_model`.
+    Arguments and errors are those of `local_model`.
     """
-    folder, name = local_model(config), config.model.name_or_path
+    folder, name = local_model(config, key), config.model.name_or_path
     if folder is not None or name is None:
         return folder
     from huggingface_hub import try_to_load_from_cache
@@ -80,6 +83,21 @@ def shape(config: Config) -> model_dims.ModelDims:
     return _trainable_shape(config, source)
 
 
+def teacher_shape(config: Config) -> model_dims.ModelDims | None:
+    """The dimensions of the teacher; None without one, or where it is not on this machine yet.
+
+    Raises:
+        UserError: as `local_model`.
+    """
+    if config.algorithm.teacher is None:
+        return None
+    built = Path("results") / config.run / "assets" / "teacher"
+    folder = built if config.algorithm.teacher.build else model_folder(config.of_teacher, "algorithm.teacher")
+    if folder is None or not (folder / "config.json").exists():
+        return None
+    return model_dims.read(folder, Policy(folder).config)
+
+
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
     model = Policy(folder)
     model_support.check_run(config, model)
@@ -97,6 +115,23 @@ def check_model(config: Config, model: Policy) -> None:
     model_support.check_run(config, model)
     check_images(config, model.config, str(model.config_file))
     check_context(config, model.config, 1, str(model))
+
+
+def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
+    """Checks that a teacher can score what the student samples.
+
+    Raises:
+        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none.
+    """
+    without_adapter = config.update.model_copy(update={"lora": None})
+    check_model(config.of_teacher.model_copy(update={"update": without_adapter}), teacher)
+    ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
+    others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
+    if others:
+        raise UserError(
+            f"{teacher}: algorithm.teacher scores the student's token ids, and {len(others)} of {len(ids)} tokens have "
+            f"another id there or none, such as {others[0]!r}; name a teacher with the tokenizer of {student}"
+        )
 
 
 def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
@@ -91,6 +92,25 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
             inputs.processor = found.processor
             yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
         inputs.model = found
+    yield from problems
+
+
+def teacher(inputs: RunInputs) -> Iterator[Finding]:
+    """The teacher can score the model's tokens; one that a function builds is only looked up, since that takes long."""
+    config, section = inputs.config, inputs.config.algorithm.teacher
+    if section is None or inputs.model is None:
+        return
+    with problems_of("teacher") as problems:
+        folder = model_inputs.model_folder(config.of_teacher, "algorithm.teacher")
+        if section.build is not None:
+            import_string.check(section.build)
+            yield Finding("teacher", True, f"{section.build} builds it in the first job, which checks it", note=True)
+        elif folder is None:
+            message = f"{section.name_or_path} is not in the Hub's cache yet, so it was not checked"
+            yield Finding("teacher", True, message, note=True)
+        else:
+            model_inputs.check_teacher(config, Policy(folder, config.model.trust_remote_code), inputs.model)
+            yield Finding("teacher", True, f"{section.name_or_path}: has the model's token ids")
     yield from problems
 
 

@@ -159,6 +159,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
         training += ["checks", "trial_checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []
+        training += ["teacher"] if config.algorithm.teacher is not None else []
     scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
     scoring += ["refill"] if config.rollout.refill else []
     scoring += ["difficulty"] if config.measures_difficulty else []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rloo_pipeline.cli.command import CONFIG, command, option
 from rloo_pipeline.cli.stage_options import (
+    ASSETS,
     CHECKS,
     IMAGES,
     OUTPUT,
@@ -65,7 +66,7 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
         from rloo_pipeline.artifacts.round_tables import RoundFiles
         from rloo_pipeline.stages.update import UpdateOutputs, update
 
-        inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference)
+        inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher)
         outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
         policies = (arguments.policy, arguments.sampler or arguments.policy)
         more = (arguments.prompts, arguments.checks)
@@ -135,6 +136,12 @@ COMMANDS = (
         log_probs=True,
     ),
     stage(
+        "teacher",
+        "Compute the log-probs of one shard under the teacher.",
+        *(ASSETS, ROLLOUTS),
+        log_probs=True,
+    ),
+    stage(
         "update",
         "Train the next policy on a round.",
         POLICY,
@@ -146,6 +153,7 @@ COMMANDS = (
         path("trainer", "folder of the run with its trainer states, to be read and written"),
         *(shards("rollouts"), shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
+        option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
         CHECKS,
         run=_update,
     ),

@@ -15,8 +15,8 @@ from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
 from rloo_pipeline.workers.gpu_shares import role_of
 
 INPUTS = (
-    *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "parts"),
-    *("difficulty", "pass_rates", "earlier", "probed", "completions"),
+    *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
+    *("parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
 )
 """Stage arguments that name files of the run to read."""
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline import import_string
-from rloo_pipeline.before_run import data_trial, episode_trial, model_trial, reward_audit, reward_trial
+from rloo_pipeline.before_run import data_trial, episode_trial, loss_trial, model_trial, reward_audit, reward_trial
 from rloo_pipeline.before_run.findings import Finding, problems_of, show
 from rloo_pipeline.before_run.run_inputs import RunInputs
 from rloo_pipeline.config import STAGES, Config, provenance
@@ -88,10 +88,12 @@ def golds(inputs: RunInputs) -> Iterator[Finding]:
 
 CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     functions,
+    loss_trial.own_loss,
     model_trial.model,
     model_trial.weights,
     model_trial.machine,
     model_trial.tokenizer,
+    model_trial.teacher,
     episode_trial.tools,
     data_trial.datasets,
     data_trial.enough,

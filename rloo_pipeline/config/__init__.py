@@ -2,7 +2,7 @@
 
 from rloo_pipeline.config.algorithm import KL, Algorithm, Mismatch, ResponseLength, estimator, estimators
 from rloo_pipeline.config.check_limits import CheckLimits, Checks
-from rloo_pipeline.config.data import Dataset, Model, Sft, Source, Warmstart
+from rloo_pipeline.config.data import Dataset, Model, ModelSource, Sft, Source, Warmstart
 from rloo_pipeline.config.evaluation import Correct, Evaluation, Harness
 from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import Reward, Scoring

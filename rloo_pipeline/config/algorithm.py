@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config import presets
+from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
 
@@ -89,6 +90,10 @@ class Algorithm(Section):
     """
     normalize_advantages: bool = False
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Sum of several rewards. `normalize_then_sum` (GDPO): each is centred and divided by its deviation in the group
+    before the weighted sum, so that none outweighs another by its spread. `preset: gdpo` also standardizes the sums.
+    """
     reward_normalization: Literal["none", "batch", "running"] = "none"
     """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
     those of all rounds so far. While all these scores are equal, only the mean is subtracted.
@@ -101,6 +106,8 @@ class Algorithm(Section):
     """KL coefficient. With 0 there is no `reference` stage and no reference model is loaded."""
     kl: KL = KL()
     """Placement and estimator of the KL penalty."""
+    teacher: Teacher | None = None
+    """Model to distill from. Off by default."""
     importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
     """Level of the policy ratio. `sequence`: the whole completion is one action (RLOO). `sequence_mean`: the
     length-normalized ratio of the completion (GSPO). `token`: each token is an action.
@@ -109,13 +116,19 @@ class Algorithm(Section):
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
     vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
     """
-    clip: Literal["ppo", "cispo", "none"] = "ppo"
+    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "none"] = "ppo"
     """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
-    log-prob. `none`: REINFORCE without a ratio.
+    log-prob. `sapo`: a soft gate of the ratio, without a clip range. `dppo_tv`: no gradient where the probability of
+    the token itself moved by more than epsilon. `none`: REINFORCE without a ratio. `sapo` and `dppo_tv` need
+    `importance_sampling_level: token`.
+    """
+    loss: str | None = None
+    """A loss of your own instead of `clip`, as `module:function` or `file.py:function`: called as `f(logps, old_logps,
+    advantages, mask)` with tensors [completions, tokens], it returns the loss of each token. Tokens are actions.
     """
     epsilon: float = Field(0.2, gt=0)
     """Clip range of the ratio: the lower bound is 1 − epsilon, and the upper bound 1 + epsilon unless `epsilon_high` is
-    set.
+    set. With `clip: dppo_tv` the largest change of a token's probability.
     """
     epsilon_high: float | None = Field(None, gt=0)
     """Separate upper clip range (DAPO's clip-higher): the upper bound is 1 + epsilon_high. With `clip: cispo` it bounds
@@ -125,6 +138,10 @@ class Algorithm(Section):
     """Dual clip: upper bound of the ratio where the advantage is negative; greater than 1 + epsilon_high. Off by
     default.
     """
+    sapo_temperature_pos: float = Field(1.0, gt=0)
+    """Temperature of the gate of `clip: sapo` where the advantage is positive; a higher one closes it sooner."""
+    sapo_temperature_neg: float = Field(1.05, gt=0)
+    """The same where the advantage is not positive."""
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",
@@ -198,6 +215,17 @@ class Algorithm(Section):
                 "round's, these have a signal too; set it to false, or use an estimator with the group's baseline, "
                 "such as reinforce_pp_baseline"
             )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            if self.filter_zero_variance:
+                yield (
+                    "filter_zero_variance drops groups whose sums of rewards are equal, but with "
+                    "multi_objective_aggregation: normalize_then_sum these can teach; set it to false"
+                )
+            if name in estimators("divided", "of_success"):
+                yield (
+                    f"advantage: {name} cannot be used with multi_objective_aggregation: normalize_then_sum, which "
+                    "divides by the spread of each reward; use reinforce_pp_baseline, rloo or dr_grpo"
+                )
         if name not in estimators("divided", "of_success"):
             return
         reason = (
@@ -229,10 +257,23 @@ class Algorithm(Section):
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.kl.placement == "token_reward" and self.importance_sampling_level != "token" and self.clip != "none":
+        if self.clip in ("sapo", "dppo_tv") and self.importance_sampling_level != "token":
+            yield f"clip: {self.clip} judges each token by itself; set importance_sampling_level: token"
+        if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
+            yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
+        for key in ("sapo_temperature_pos", "sapo_temperature_neg"):
+            if self.clip != "sapo" and getattr(self, key) != type(self).model_fields[key].default:
+                yield f"{key} works with clip: sapo only, not with clip: {self.clip}"
+        key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
+        if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
-                "kl.placement: token_reward gives each token its own advantage, so each token must be an action; "
+                f"{key} gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
+            )
+        if self.teacher is not None and self.filter_zero_variance:
+            yield (
+                "filter_zero_variance drops groups of equal scores, but these learn from the teacher too; set it to "
+                "false, or leave the teacher out"
             )
         if self.kl.target is not None and self.beta == 0:
             yield "kl.target multiplies beta by a factor each round, which leaves 0 at 0; set beta above 0"
@@ -283,13 +324,18 @@ class Algorithm(Section):
     def needs_old_pass(self) -> bool:
         """True if the trainer computes log-probs of π_old before the first step.
 
-        It does so for a KL in the reward, and where several steps compare themselves with π_old.
+        It does so for a KL in the reward or to a teacher, and where several steps compare themselves with π_old.
         """
         if self.old_logps == "sampler":
             return False
-        in_reward = self.beta != 0 and self.kl.placement != "loss"
+        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.teacher is not None
         compared = self.clip != "none" or self.mismatch.correction != "none"
         return in_reward or (compared and not self.is_one_step)
+
+    @property
+    def values_tokens(self) -> bool:
+        """True if each token has an advantage of its own."""
+        return self.kl.placement == "token_reward" or self.teacher is not None
 
     @property
     def acts_on_tokens(self) -> bool:

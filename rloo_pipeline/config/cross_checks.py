@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rloo_pipeline.config import lag
+from rloo_pipeline.config import distillation, lag
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
@@ -19,6 +19,9 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _selection(config)
     yield from lag.problems(config.rollout, config.algorithm)
     yield from _algorithm(config)
+    yield from distillation.problems(
+        config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
+    )
     yield from _optimizers(config)
     yield from _offload(config)
     yield from _images(config)
@@ -101,6 +104,11 @@ def _algorithm(config: RunKeys) -> Iterator[str]:
             f"rollout.oversample: {config.rollout.oversample:g} leaves out groups of equal scores first, but with "
             f"algorithm.advantage: {algorithm.advantage}, whose baseline is the round's, these have a signal too; set "
             "rollout.oversample: 1, or use an estimator with the group's baseline, such as reinforce_pp_baseline"
+        )
+    if config.rollout.oversample > 1 and algorithm.multi_objective_aggregation == "normalize_then_sum":
+        yield (
+            f"rollout.oversample: {config.rollout.oversample:g} leaves out groups with equal sums of rewards first, "
+            "but with algorithm.multi_objective_aggregation: normalize_then_sum these can teach; set it to 1"
         )
     if config.rollout.refill and not algorithm.filter_zero_variance:
         yield (

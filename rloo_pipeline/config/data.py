@@ -12,8 +12,8 @@ from rloo_pipeline.config.prompt_selection import PromptSelection
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
 
 
-class Model(Section):
-    """The model to train: a local folder, a Hub id, or a function that builds one."""
+class ModelSource(Section):
+    """A local folder, a Hub id, or a function that builds a model."""
 
     name_or_path: str | None = None
     """Hub id or local folder of a causal language model with safetensors weights and a tokenizer. Give this or `build`.
@@ -25,6 +25,15 @@ class Model(Section):
     """
     build_options: JSON = {}
     """Keyword arguments for `build`."""
+
+    def _problems(self) -> Iterator[str]:
+        if (self.name_or_path is None) == (self.build is None):
+            yield "give exactly one of name_or_path and build"
+
+
+class Model(ModelSource):
+    """The model to train: a local folder, a Hub id, or a function that builds one."""
+
     dtype: Dtype = "bfloat16"
     """Number format of the weights, in the saved policies and in the sampler. The optimizer keeps float32 master
     weights.
@@ -40,10 +49,6 @@ class Model(Section):
     """Also train the vision encoder of a model of images, and the projector to the language model. By default they stay
     as they are.
     """
-
-    def _problems(self) -> Iterator[str]:
-        if (self.name_or_path is None) == (self.build is None):
-            yield "give exactly one of name_or_path and build"
 
 
 class Source(Section):

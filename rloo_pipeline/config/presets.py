@@ -113,6 +113,25 @@ PRESETS: Mapping[str, Values] = {
         "epsilon_high": 4.0,
         "filter_zero_variance": True,
     },
+    # arXiv 2511.20347; temperatures and aggregation of TRL 1.16.0, grpo_config.py
+    "sapo": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "clip": "sapo",
+        "loss_agg_mode": "sequence_mean_token_mean",
+        "sapo_temperature_pos": 1.0,
+        "sapo_temperature_neg": 1.05,
+    },
+    # arXiv 2602.04879, Binary-TV, as verl's dppo_tv; the trust region is around the sampler's policy
+    "dppo": {**_TOKENS, **_NO_KL, "advantage": "grpo", "clip": "dppo_tv", "epsilon": 0.15, "old_logps": "sampler"},
+    # arXiv 2601.05242; TRL 1.16.0, multi_objective_aggregation: normalize_then_sum
+    "gdpo": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "reinforce_pp",
+        "multi_objective_aggregation": "normalize_then_sum",
+    },
     # arXiv 2602.02710, algorithm 1; the loss of its authors' repository, tajwarfahim/maxrl
     "maxrl": {**_TOKENS, **_NO_KL, "advantage": "maxrl"},
 }

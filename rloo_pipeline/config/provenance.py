@@ -99,8 +99,11 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         yield config.warmstart.sft.demonstrations.generator
     if "algorithm" in sections:
         yield estimator(config.algorithm.advantage)
-    if "model" in sections and config.model.build:
-        yield config.model.build
+        if config.algorithm.loss is not None:
+            yield config.algorithm.loss
+    if "model" in sections:
+        sources = (config.model, config.algorithm.teacher)
+        yield from (source.build for source in sources if source is not None and source.build)
 
 
 def _name(file: Path) -> str:

@@ -15,6 +15,7 @@ from rloo_pipeline.config.run_keys import RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
+from rloo_pipeline.errors import UserError
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -27,6 +28,11 @@ TABLE_COLUMNS = (
 
 LATER = (
     ("dataset", "select", None),
+    ("algorithm", "teacher", None),
+    ("algorithm", "loss", None),
+    ("algorithm", "multi_objective_aggregation", "sum_then_normalize"),
+    ("algorithm", "sapo_temperature_pos", 1.0),
+    ("algorithm", "sapo_temperature_neg", 1.05),
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("lora", "use_rslora", False),
@@ -106,6 +112,18 @@ class Config(RunKeys):
         return self.algorithm.beta != 0
 
     @property
+    def of_teacher(self) -> Self:
+        """The configuration of a run whose model is the teacher.
+
+        Raises:
+            UserError: there is no teacher.
+        """
+        teacher = self.algorithm.teacher
+        if teacher is None:
+            raise UserError("algorithm.teacher: not set, so there is no teacher; set it")
+        return self.model_copy(update={"model": teacher.of(self.model)})
+
+    @property
     def arm_json(self) -> str:
         """The configuration that all runs of an experiment's arm share, as JSON: everything but name and seed."""
         return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
@@ -127,8 +145,9 @@ class Config(RunKeys):
             keys = (params | lora).get(section, {})
             if key in keys and keys[key] == default:
                 del keys[key]
-        if params.get("dataset") == {}:
-            del params["dataset"]
+        for section in ("dataset", "algorithm"):
+            if params.get(section) == {}:
+                del params[section]
         if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
             defaults = Deepspeed().model_dump(mode="json")
             changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}

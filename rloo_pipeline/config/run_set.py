@@ -58,6 +58,7 @@ GROUPS: Mapping[str, Group] = {
     "rollout": Group(("rollout",), ("warmstart", "difficulty"), ("rounds/00001/rollouts", "rounds/00001/held_out")),
     "score": Group(("score",), ("rollout",), ("rounds/00001/scores",)),
     "reference": Group(("reference",), ("rollout",), ("rounds/00001/reference",)),
+    "teacher": Group(("teacher",), ("rollout",), ("rounds/00001/teacher",)),
     "evaluate": Group(
         ("evaluate", "stage-harness", "harness"), ("warmstart",), ("evaluation/warmstart", "harness/tasks.json")
     ),
@@ -228,7 +229,11 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
 def _homes_of(name: str, config: Config) -> dict[str, str]:
     """Group → the folder below results/ of its files, for one run."""
     homes: dict[str, str] = {}
-    is_there = {"trial": config.tries_model, "difficulty": config.measures_difficulty}
+    is_there = {
+        "trial": config.tries_model,
+        "difficulty": config.measures_difficulty,
+        "teacher": config.algorithm.teacher is not None,
+    }
     for group, (stages, after, _) in GROUPS.items():
         if not is_there.get(group, True):
             continue

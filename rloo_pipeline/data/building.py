@@ -1,4 +1,4 @@
-"""Models that a function named in the configuration builds (`model.build`)."""
+"""Models that a function named in the configuration builds (`model.build`, `algorithm.teacher.build`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.seeds import derive
 
 
-def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
+def build(model: Model, seed: int, data_dir: str | None, folder: Path, key: str = "model") -> None:
     """Calls the function `model.build` to write a model into a folder.
 
     Args:
@@ -20,6 +20,7 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
         data_dir: the folder of the datasets, for functions with a parameter `data_dir` that read files from it, such as
             the corpus of a tokenizer.
         folder: folder to write the model to.
+        key: the section's key in the configuration, for its seed and for messages.
 
     Raises:
         UserError: the function does not exist, its options do not fit, or it raised an exception.
@@ -28,12 +29,12 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path) -> None:
     function = import_string.load(name)
     optional = {"data_dir": data_dir} if "data_dir" in inspect.signature(function).parameters else {}
     try:
-        function(folder, derive(seed, "model"), **{**optional, **model.build_options})
+        function(folder, derive(seed, key), **{**optional, **model.build_options})
     except (UserError, ImportError):
         raise
     except Exception as error:
         where = import_string.error_location(error, name)
         if isinstance(error, TypeError) and not where:
-            raise UserError(f"model.build_options do not fit {name}: {error}") from error
+            raise UserError(f"{key}.build_options do not fit {name}: {error}") from error
         message = one_line(f"{type(error).__name__}: {error}", 300)
-        raise UserError(f"model.build: {name} raised {message}{where}") from error
+        raise UserError(f"{key}.build: {name} raised {message}{where}") from error

@@ -50,6 +50,8 @@ class Evidence:
     """max_completion_length of the probe."""
     rewards: Array
     """[P, K], NaN where unscorable."""
+    rewarded: bool
+    """True if a reward has a weight; else the run learns from a teacher alone, and all rewards are NaN."""
     right: NDArray[np.bool_]
     """[P, K]"""
     lengths: NDArray[np.int64]

@@ -71,8 +71,10 @@ def wasted(evidence: Evidence) -> CheckResult:
 
 
 @check(bad="below", sft=True)
-def teaching(evidence: Evidence) -> CheckResult:
-    """Share of groups with at least two different rewards."""
+def teaching(evidence: Evidence) -> CheckResult | None:
+    """Share of groups with at least two different rewards; not of a run that learns from a teacher alone."""
+    if not evidence.rewarded:
+        return None
     scored = evidence.rewards[~np.isnan(evidence.rewards)]
     share = informative(evidence.rewards)
     alike = (

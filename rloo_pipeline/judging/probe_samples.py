@@ -13,8 +13,10 @@ RESAMPLES = 2000
 
 
 @check(bad="below")
-def scorable(evidence: Evidence) -> CheckResult:
-    """Share of the completions that have a reward."""
+def scorable(evidence: Evidence) -> CheckResult | None:
+    """Share of the completions that have a reward; not of a run that learns from a teacher alone."""
+    if not evidence.rewarded:
+        return None
     share = float(np.mean(~np.isnan(evidence.rewards)))
     return CheckResult(
         share,

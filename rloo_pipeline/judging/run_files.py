@@ -150,9 +150,8 @@ def _before_rounds(folder: Path) -> list[Path]:
 def _rounds_of_training(run: Path, last: int) -> int:
     """The last round of this training, from 1 to `last`; 0 where what the first is made from is newer than it."""
     first = metrics_of(run, 1)
-    tables = (
-        file for table in ("rollouts", "scores", "reference") for file in (first.parent / table).glob("*.parquet")
-    )
+    kinds = ("rollouts", "scores", "reference", "teacher")
+    tables = (file for kind in kinds for file in (first.parent / kind).glob("*.parquet"))
     return in_order_of_time(run, 1, last) if _not_older(first, [*_before_rounds(run), *tables]) else 0
 
 

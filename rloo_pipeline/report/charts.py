@@ -62,6 +62,11 @@ KL = Chart(
     "completion, by each run’s estimator.",
     {"kl/sequence_mean": "KL"},
 )
+TEACHER = Chart(
+    "Reverse KL to the teacher",
+    "Mean of log π − log π of the teacher over the sampled tokens, in nats per token, before the update.",
+    {"teacher/kl": "KL"},
+)
 BETA = Chart(
     "KL coefficient",
     "beta, adapted after each round towards the target KL.",
@@ -122,6 +127,7 @@ def charts(config: Config) -> list[Chart]:
         TOOLS,
         TOKENS_FOR_TEACHING,
         KL._replace(caption=f"Distance of the {policy} from policy 0: nats per completion, {kl.estimator} estimate."),
+        TEACHER,
         BETA,
         ENTROPY,
         CLIPPED._replace(caption=f"Share of {actions} whose {effect} by the clip."),

@@ -142,8 +142,9 @@ class Run:
 
         self._files(number, "rollouts")
         table = read_round(self._round(number), self.config.rollout)
-        if files_of(self._round(number), "reference", self.config.rollout):
-            table = table.append_column("reference_logps", self._table(number, "reference")["reference_logps"])
+        for kind in ("reference", "teacher"):
+            if files_of(self._round(number), kind, self.config.rollout):
+                table = table.append_column(f"{kind}_logps", self._table(number, kind)[f"{kind}_logps"])
         return _dataset(_with_prompts(table, self.folder / "prompts" / "train"))
 
     def scores(self, number: int) -> Dataset:

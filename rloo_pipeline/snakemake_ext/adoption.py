@@ -69,7 +69,7 @@ def check_files(folder: Path, config: Config) -> None:
     own = [path.parent if path.name == manifest.MANIFEST else path for path in checked]
     lineage.require_own(config.seed, own)
     lineage.require_configured(config, own)
-    for scores in (path for path in checked if path.parent.name in ("scores", "reference")):
+    for scores in (path for path in checked if path.parent.name in ("scores", "reference", "teacher")):
         rollouts = scores.parent.parent / "rollouts" / scores.name
         if rollouts.exists():
             written = lineage.facts_of(rollouts)[tables.DIGEST].removeprefix(tables.MARK.decode())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.assets import ASSETS
 from rloo_pipeline.before_run import dataset_inputs
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, ModelSource
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -28,9 +28,13 @@ def local_files(config: Config) -> list[Path]:
             files.append(Path(config.data_dir or ".") / source.path)
         elif source.name:
             files += _files_in(Path(config.data_dir or ".") / source.name)
-    if config.model.name_or_path:
-        files.append(Path(config.model.name_or_path) / "config.json")
+    files += [Path(model.name_or_path) / "config.json" for model in _models(config) if model.name_or_path]
     return [file for file in files if file.is_file()]
+
+
+def _models(config: Config) -> list[ModelSource]:
+    """The model and the teacher, if any."""
+    return [model for model in (config.model, config.algorithm.teacher) if model is not None]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -43,11 +47,13 @@ def replaced(folder: Path) -> str | None:
     """A sentence if a file of a local model was replaced since `folder` was written, the assets of a run."""
     try:
         written = (folder / ASSETS).stat().st_mtime
-        model = json.loads((folder / ASSETS).read_text(encoding="utf-8"))["model"]
+        assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
+        models = [assets["model"], *([assets["teacher"]] if "teacher" in assets else [])]
     except (OSError, ValueError, KeyError):  # what reads them says it
         return None
-    for name, entry in model["files"].items() if model["revision"] is None else ():
-        file = Path(model["path"]) / name
+    local = [model for model in models if model["revision"] is None]
+    entries = ((Path(model["path"]) / name, entry) for model in local for name, entry in model["files"].items())
+    for file, entry in entries:
         if file.exists() and (file.stat().st_mtime > written or file.stat().st_size != entry["bytes"]):
             return (
                 f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to "
@@ -66,5 +72,6 @@ def _revisions(config: Config) -> Iterator[str | None]:
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision
-    if config.model.name_or_path and not Path(config.model.name_or_path).is_dir():
-        yield config.model.revision
+    for model in _models(config):
+        if model.name_or_path and not Path(model.name_or_path).is_dir():
+            yield model.revision

@@ -117,6 +117,7 @@ def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: p
         dtype=config.model.dtype,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
+        rewarded=any(reward.weight for reward in config.rewards),
         right=is_correct(config, table, samples),
         lengths=lengths,
         truncated=truncated,

@@ -18,6 +18,8 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.workers import engine_cache
 
+SCHEMAS = {"reference": tables.REFERENCE, "teacher": tables.TEACHER}
+
 
 def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes reference log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
@@ -29,30 +31,48 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
+    write_logps(config, "reference", policy, rollouts, output, prompts)
+
+
+def write_logps(
+    config: Config, kind: str, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None
+) -> None:
+    """Writes the log-probs of a shard under a model that does not change: the reference policy or a teacher.
+
+    Args:
+        config: the configuration of a run of this model.
+        kind: `reference` or `teacher`; the table's kind, and its column with `_logps`.
+        policy: the model.
+        rollouts: as in `reference`.
+        output: as in `reference`.
+        prompts: as in `reference`.
+    """
     digest = policy.digest  # before anything else reads its files
     table = round_tables.read_rollouts(rollouts, policy.vocabulary)
-    logps, seconds = _logps(config, policy, table, prompts) if len(table) else ([], 0.0)
+    logps, seconds = _logps(config, kind, policy, table, prompts) if len(table) else ([], 0.0)
     rows = [
-        {"prompt_id": prompt_id, "sample": sample, "reference_logps": values}
+        {"prompt_id": prompt_id, "sample": sample, f"{kind}_logps": values}
         for prompt_id, sample, values in zip(
             table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
         )
     ]
     about = {**tables.facts_about(table), "policy": digest, "dtype": config.model.dtype}
     if ranks.current().first:
-        tables.write(output, rows, tables.REFERENCE, "reference", **about)
+        tables.write(output, rows, SCHEMAS[kind], kind, **about)
     count = sum(map(len, logps))
-    say(f"reference log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
+    say(f"{kind} log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
 
 
-def _logps(config: Config, policy: Policy, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
+def _logps(
+    config: Config, kind: str, policy: Policy, table: pa.Table, prompts: Path | None
+) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature)
-    logprobs = engine_cache.take("reference", key)
+    logprobs = engine_cache.take(kind, key)
     if logprobs is None:
         model = forward_only.load_configured(policy, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
@@ -61,7 +81,7 @@ def _logps(config: Config, policy: Policy, table: pa.Table, prompts: Path | None
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.max_tokens_per_micro_batch
-    logps = forward_only.score(logprobs, sequences, tokens, "reference log-probs").logps
+    logps = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs").logps
     seconds = time.monotonic() - began
-    engine_cache.keep("reference", key, logprobs)
+    engine_cache.keep(kind, key, logprobs)
     return logps, seconds

@@ -36,9 +36,12 @@ def stage_assets(config: Config, output: Path) -> None:
     for key, source in sources.items():
         dataset_inputs.columns(config, key, source)
     with atomic_folder(output) as temporary:
-        path, revision = _model(config, temporary)
-        model_inputs.check_model(config, Policy(temporary / "model" if path is None else Path(path)))
-        assets = {"model": {"path": path or str(output / "model"), "revision": revision}}
+        student, model = _model(config, temporary, output)
+        model_inputs.check_model(config, student)
+        assets = {"model": model}
+        if config.algorithm.teacher is not None:
+            teacher, assets["teacher"] = _model(config.of_teacher, temporary, output, "algorithm.teacher")
+            model_inputs.check_teacher(config, teacher, student)
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         asset_files.write(temporary, assets, output, seed=config.seed)
@@ -46,15 +49,16 @@ def stage_assets(config: Config, output: Path) -> None:
     say(f"assets: model {assets['model']['path']}; {paths}")
 
 
-def _model(config: Config, temporary: Path) -> tuple[str | None, str | None]:
-    """Path and revision of the model; None for the path of a model that is built, and for an unknown revision."""
-    model = config.model
+def _model(config: Config, temporary: Path, output: Path, key: str = "model") -> tuple[Policy, dict[str, str | None]]:
+    """A model where it is now, and its path and revision in assets.json; None for an unknown revision."""
+    model, name = config.model, key.rpartition(".")[2]
     if model.build is not None:
-        build(model, config.seed, config.data_dir, temporary / "model")
-        return None, None
-    if folder := model_inputs.local_model(config):
-        return str(folder), None
-    return _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
+        build(model, config.seed, config.data_dir, temporary / name, key)
+        return Policy(temporary / name, model.trust_remote_code), {"path": str(output / name), "revision": None}
+    if folder := model_inputs.local_model(config, key):
+        return Policy(folder, model.trust_remote_code), {"path": str(folder), "revision": None}
+    path, revision = _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
+    return Policy(Path(path), model.trust_remote_code), {"path": path, "revision": revision}
 
 
 def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | None]:

@@ -103,6 +103,8 @@ _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
+_TEACHER = but("weight", "discount")
+"""Keys of `algorithm.teacher` that say which model it is."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
@@ -119,7 +121,8 @@ ROWS = (
         "assets/assets.json",
         phase="before",
         policy="none",
-        decides=_whole("seed", "data_dir", "model", "warmstart") | {"dataset": _ALL_PROMPTS},
+        decides=_whole("seed", "data_dir", "model", "warmstart")
+        | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER},
         reads=(*_LENGTHS, "update"),
         watched=True,
         box=(0, 90),
@@ -306,6 +309,21 @@ ROWS = (
         in_frame=True,
     ),
     _row(
+        "teacher",
+        "rounds/{round}/teacher/{shard}.parquet",
+        each="shard",
+        when=lambda config, _: config.algorithm.teacher is not None,
+        decides=_whole("reproducible", "model") | {"algorithm.teacher": _TEACHER, "rollout": _SAMPLED},
+        reads=("deepspeed",),
+        worker="logprobs",
+        next_policy_waits=True,
+        watched=True,
+        box=(5, 125),
+        after=("rollout",),
+        in_frame=True,
+        identifies=True,
+    ),
+    _row(
         "update",
         "rounds/{round}/metrics.json",
         policy="previous",
@@ -316,7 +334,7 @@ ROWS = (
         next_policy_waits=True,
         watched=True,
         box=(6, 90),
-        after=("score", "reference", "checks", "refill", "refill_reference"),
+        after=("score", "reference", "teacher", "checks", "refill", "refill_reference"),
         in_frame=True,
         identifies=True,
     ),

@@ -65,7 +65,7 @@ def update(
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, start)
     digest = start.digest  # before anything reads its weights
-    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    inputs = inputs.used(config)
     sampled = round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
     if proof and sampler != start:
@@ -76,7 +76,7 @@ def update(
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
         say(summary(metrics, trained.seconds))
-    cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1]])
+    cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
     policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, start.folder, digest, cards))
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}

@@ -1,8 +1,9 @@
 """Turns a round's rewards into advantages, in this order:
 
-    score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → response_length → reward_normalization
-    → reward_clip_range → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward)
-    → normalize_advantages
+    score Σ_f w_f r_f → exclude masked completions and groups of equal rewards → each r_f normalized before the sum
+    (multi_objective_aggregation) → response_length → reward_normalization → reward_clip_range
+    → − β·KL of the sequence (kl.placement: reward) → estimator → − β·KL to go (token_reward) → normalize_advantages
+    → − weight·KL to the teacher, to go
 
 Advantages are computed over the whole round, before it is split into optimizer steps.
 """
@@ -20,7 +21,7 @@ from rloo_pipeline.algorithm import kl, nan_stats, shaping
 from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.selection import select
+from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
 class RoundTensors(NamedTuple):
@@ -40,10 +41,14 @@ class RoundTensors(NamedTuple):
     """log π_old; None where the log-probs of the first step serve as π_old's."""
     reference_logps: Float[Tensor, "completions tokens"] | None = None
     """log π_ref; None where beta is 0."""
+    teacher_logps: Float[Tensor, "completions tokens"] | None = None
+    """log π_teacher; None without a teacher."""
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
+    functions: ScoresByFunction | None = None
+    """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
 
 class AlgorithmState(NamedTuple):
@@ -75,12 +80,14 @@ class Batch(NamedTuple):
     kl: Float64[Tensor, " completions"] | None
     """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
-    """Per token only under `kl.placement: token_reward`."""
+    """Per token under `kl.placement: token_reward` or with a teacher."""
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
+    teacher_kl: Float64[Tensor, " completions"] | None = None
+    """log π_old − log π_teacher summed over tokens, in nats; None without a teacher."""
 
 
 def make_batch(
@@ -102,7 +109,11 @@ def make_batch(
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
     beta = algorithm.beta if state.beta is None else state.beta
-    scores = shaping.exclude(completions.scores, excluded)
+    if algorithm.multi_objective_aggregation == "sum_then_normalize":
+        scores = shaping.exclude(completions.scores, excluded)
+    else:
+        assert completions.functions is not None
+        scores = completions.functions.normalized_sums(excluded, rollout.num_generations)
     scores = nan_stats.merged(scores.view(-1, rollout.num_generations)).flatten()
     rewards, unpenalised, moments = _shaped(algorithm, rollout, scores, completions, state.moments)
     token_kl = _kl_in_reward(algorithm, completions, masked)
@@ -130,8 +141,14 @@ def make_batch(
         # only: do not divide by it, nor by a spread that is only rounding.
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
-    advantages = advantages.nan_to_num(0.0).float()
-    batch = Batch(completions, rewards, divergence, advantages, masked, excluded, beta)
+    advantages, teacher_kl = advantages.nan_to_num(0.0), None
+    if algorithm.teacher is not None:
+        token_kl = _kl_to_teacher(completions, masked)
+        teacher_kl = token_kl.sum(-1)
+        of_rewards = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
+        distilled = algorithm.teacher.weight * kl.reward_to_go(token_kl, algorithm.teacher.discount)
+        advantages = torch.where(completions.mask, of_rewards - distilled, 0.0)
+    batch = Batch(completions, rewards, divergence, advantages.float(), masked, excluded, beta, teacher_kl)
     return batch, state._replace(moments=moments)
 
 
@@ -167,6 +184,14 @@ def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tenso
     if algorithm.kl.placement == "loss" or old is None or reference is None:
         return None
     return kl.estimate(algorithm.kl.estimator, old, reference, completions.mask & ~masked.unsqueeze(-1))
+
+
+def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor, "completions tokens"]:
+    """log π_old − log π_teacher of each token, whose mean over samples of π_old is the reverse KL."""
+    old, teacher = completions.old_logps, completions.teacher_logps
+    assert old is not None, "`needs_old_pass` is true"
+    assert teacher is not None, "`RoundFiles.used` requires its tables"
+    return kl.estimate("k1", old, teacher, completions.mask & ~masked.unsqueeze(-1)).double()
 
 
 def _load_estimator(algorithm: Algorithm) -> Estimator:

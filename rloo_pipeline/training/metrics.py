@@ -40,10 +40,17 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
     groups = selection.scores(scores).view(-1, samples)
     scorable = _finite(scores["reward"])
     metrics["reward"], metrics["reward_std"] = _mean(scorable), _std(scorable)
-    metrics["frac_reward_zero_std"] = sum(not nan_stats.differ(group) for group in groups) / len(groups)
-    metrics["unscorable"] = len(rewards) - len(scorable)
+    equal = sum(not nan_stats.differ(group) for group in groups) / len(groups)
+    metrics["frac_reward_zero_std"] = equal if rewarded(scores) else None
+    metrics["unscorable"] = len(rewards) - len(scorable) if rewarded(scores) else 0
     metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
     return metrics | length_metrics(rollouts) | tool_metrics(rollouts)
+
+
+def rewarded(scores: pa.Table) -> bool:
+    """False if no function has a weight, since the run learns from a teacher alone."""
+    weights = tables.weights_of(scores)
+    return not weights or any(weights.values())
 
 
 def tool_metrics(rollouts: pa.Table) -> Metrics:
@@ -92,6 +99,9 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
         "clip_ratio/region_mean": _ratio(((record.low + record.high) * actions).sum(), actions.sum()),
         "trained_completions": int((record.trained > 0).sum()),
     }
+    if batch.teacher_kl is not None:
+        scored = ~batch.masked
+        metrics["teacher/kl"] = _ratio(batch.teacher_kl[scored].sum(), lengths[scored].sum())
     metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
     return metrics | _weight_metrics(record, tokens, algorithm.mismatch.correction)
 

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, mismatch
-from rloo_pipeline.algorithm.loss import Bounds, Totals, aggregate, log_ratio, losses
+from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.config import Algorithm
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import Batch
 
 
@@ -84,6 +86,7 @@ class StepLoss:
             tokens=int(lengths[~batch.masked[row_list]].sum()),
             longest=longest,
         )
+        self.clip: Clip | OwnLoss = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
         self.measures_gap = first and batch.completions.sampling_logps is not None
 
     def __call__(
@@ -108,7 +111,7 @@ class StepLoss:
         advantages = batch.advantages[chosen].to(logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
-        result = losses(logps, old, advantages, in_loss, level, algorithm.clip, clip_bounds(algorithm))
+        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm))
         action_losses = result.loss * ~batch.excluded[chosen].unsqueeze(-1).to(mask.device)
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
         correction = algorithm.mismatch.correction
@@ -159,4 +162,26 @@ class StepLoss:
 
 def clip_bounds(algorithm: Algorithm) -> Bounds:
     """The clip range of the section `algorithm`."""
-    return Bounds(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta)
+    temperatures = (algorithm.sapo_temperature_pos, algorithm.sapo_temperature_neg)
+    return Bounds(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta, *temperatures)
+
+
+def own_loss(name: str) -> OwnLoss:
+    """The user's loss of this import string, whose result is checked in each call.
+
+    Raises:
+        UserError: it does not exist; or in a call, its result is not a loss for each token.
+    """
+    function = import_string.load(name)
+
+    def checked(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        loss = function(logps, old_logps, advantages, mask)
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        if shape != tuple(logps.shape):
+            raise UserError(
+                f"algorithm.loss: {name} returned {shape} for log-probs {tuple(logps.shape)}; return a tensor of their "
+                "shape [completions, tokens]"
+            )
+        return loss  # type: ignore[no-any-return]  # checked above
+
+    return checked

@@ -92,13 +92,12 @@ def _train(
 ) -> AlgorithmState:
     """Trains a round from the tables in its folder; the numbers of shards may have been others then."""
     folder = _round(run, round_)
-    kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in ("rollouts", "scores", "reference")]
+    kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in RoundFiles._fields]
     if not kinds[0]:
         raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as new; start a new run")
     if config.rollout.refill:
         kinds = [[*paths, folder / round_tables.REFILL / f"{paths[0].parent.name}.parquet"] for paths in kinds if paths]
-    inputs = RoundFiles(*kinds)
-    inputs = inputs if config.uses_reference else inputs._replace(reference=())
+    inputs = RoundFiles(*kinds).used(config)
     sampler = _digest_of(run, config.rollout.policy_of(round_))
     sampled = round_tables.read(inputs, engine.policy.vocabulary, round=round_, policy=sampler)
     trained = round_training.train(config, round_, engine, carried, sampled, prompts)

@@ -72,7 +72,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
     from rloo_pipeline.training import selection
     from rloo_pipeline.training.batch import RoundTensors
 
-    rollouts, reference = round_tables.rollouts, round_tables.reference
+    rollouts, reference, teacher = round_tables.rollouts, round_tables.reference, round_tables.teacher
     lengths = torch.tensor(tables.sampled_lengths(rollouts))
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
 
@@ -80,6 +80,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         """Pads the log-probs of the sampled tokens with 0 to [completions, longest] float32."""
         return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
 
+    normalizes_each = config.algorithm.multi_objective_aggregation == "normalize_then_sum"
     sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
     return RoundTensors(
         scores=selection.scores(round_tables.scores),
@@ -87,8 +88,10 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         truncated=selection.truncated(rollouts),
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if reference is None else padded(reference["reference_logps"]),
+        teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
+        functions=selection.scores_of_functions(round_tables.scores) if normalizes_each else None,
     )
 
 

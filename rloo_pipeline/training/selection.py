@@ -14,9 +14,24 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from rloo_pipeline.algorithm import nan_stats
-from rloo_pipeline.algorithm.shaping import exclude
+from rloo_pipeline.algorithm.shaping import exclude, normalized_sum
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline.errors import UserError
+
+
+class ScoresByFunction(NamedTuple):
+    """The scores of a round's completions, one column per reward function."""
+
+    values: Float64[Tensor, "completions functions"]
+    """NaN where a function does not apply."""
+    weights: Float64[Tensor, " functions"]
+
+    def normalized_sums(self, excluded: Bool[Tensor, " completions"], samples: int) -> Float64[Tensor, " completions"]:
+        """`normalized_sum` over groups of `samples`, NaN where excluded."""
+        values = torch.where(excluded.unsqueeze(-1), torch.nan, self.values)
+        return normalized_sum(values.view(-1, samples, len(self.weights)), self.weights).flatten()
 
 
 class Selection(NamedTuple):
@@ -81,3 +96,18 @@ def truncated(rollouts: pa.Table) -> Bool[Tensor, " completions"]:
 def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
     """Weighted rewards; NaN where unscorable."""
     return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)
+
+
+def scores_of_functions(table: pa.Table) -> ScoresByFunction:
+    """The scores of each reward function, and the weights in the table's footer.
+
+    Raises:
+        UserError: the footer has no weights.
+    """
+    weights = tables.weights_of(table)
+    if not weights:
+        raise UserError("scores: their tables have no weights of the reward functions; delete them and run again")
+    columns = [table[tables.score_column(name)].to_pylist() for name in weights]
+    rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
+    values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))
+    return ScoresByFunction(values, by_function)

@@ -86,7 +86,7 @@ def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, Fu
         {**{tables.score_column(name): values for name, values in scores.items()}, "reward": total},
         [columns[reward.column] for reward in rewards],
     )
-    if nulls := table["reward"].null_count:
+    if (nulls := table["reward"].null_count) and any(reward.weight for reward in rewards):
         say(f"{nulls} of {len(table)} completions could not be scored by any reward function")
     return table
 

@@ -52,8 +52,9 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
         "observer": 1,
     }
     if not config.deepspeed.splits_weights:
-        reference = at_once(config.deepspeed.threads)
-        roles["logprobs"] = reference if config.uses_reference else at_once(config.deepspeed.threads, 1)
+        in_rounds = config.uses_reference or config.algorithm.teacher is not None
+        shards = config.rollout.shards if in_rounds else 1
+        roles["logprobs"] = at_once(config.deepspeed.threads, shards)
     if config.deepspeed.processes == 1:
         roles["trainer"] = at_once(config.deepspeed.threads, 1)
     needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
@@ -90,7 +91,7 @@ def start(
     if devices.has_gpu():
         os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
         atexit.register(os.environ.pop, devices.WARM, None)
-    trainers = {client.ROLES[stage] for stage in stages & {"reference", "update"}}
+    trainers = {client.ROLES[stage] for stage in stages & {"reference", "teacher", "update"}}
     if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
         trainers = set()  # stage has chosen its slice
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))

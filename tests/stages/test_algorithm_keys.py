@@ -233,3 +233,31 @@ def test_several_processes_leave_out_the_same_steps(tmp_path, tiny_model) -> Non
         outcomes = run.write(number, reward).update_by_ranks(number)
         assert [outcome.returncode for outcome in outcomes] == [0, 0], outcomes[0].stderr
     check_left_out(run, outcomes[0].stderr)
+
+
+OWN_LOSS = """
+def sapo(logps, old_logps, advantages, mask):
+    temperature = (advantages > 0) * 1.0 + (advantages <= 0) * 1.05
+    return -4 / temperature * (temperature * ((logps - old_logps).exp() - 1)).sigmoid() * advantages
+"""
+
+
+def test_two_rounds_with_a_loss_of_the_user_are_those_of_the_same_built_in_loss(tmp_path, tiny_model) -> None:
+    (tmp_path / "mine.py").write_text(OWN_LOSS)
+    keys = {"preset": "sapo", "steps_per_generation": 4}
+    own = {"clip": "ppo", "loss": f"{tmp_path}/mine.py:sapo", "sapo_temperature_neg": 1.05}
+    runs = [
+        updated(tmp_path / name, tiny_model, rounds=2, algorithm={**keys, **more})
+        for name, more in (("built-in", {}), ("own", own))
+    ]
+    first, second = (metrics(run, 2) for run in runs)
+    assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+    assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-5) > 0
+
+
+@pytest.mark.long
+def test_two_rounds_of_dppo_leave_out_the_tokens_that_moved_too_far(tmp_path, tiny_model) -> None:
+    """The synthetic sampler's log-probs differ much from the trainer's, so the trust region acts from the start."""
+    values = metrics(updated(tmp_path, tiny_model, rounds=2, algorithm={"preset": "dppo", "epsilon": 0.01}), 2)
+    assert 0 < values["clip_ratio/region_mean"] < 1
+    assert values["grad_norm"] > 0

@@ -137,6 +137,10 @@ def whole_reference(wildcards):
     return whole("reference")(wildcards) if RUNS.of(wildcards).uses_reference else []
 
 
+def whole_teacher(wildcards):
+    return shards_of("teacher")(wildcards) if RUNS.of(wildcards).algorithm.teacher else []
+
+
 def difficulty_shards(wildcards):
     """Pass rates of policy 0, where dataset.select needs them."""
     config = RUNS.of(wildcards)

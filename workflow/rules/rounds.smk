@@ -184,6 +184,31 @@ use rule reference as refill_reference with:
         f"{RUN}/benchmarks/refill_reference/{{round}}.tsv"
 
 
+rule teacher:
+    input:
+        assets=file("assets"),
+        rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
+    output:
+        f"{RUN}/rounds/{{round}}/teacher/{{shard}}.parquet",
+    log:
+        f"{RUN}/logs/teacher/{{round}}-{{shard}}.log",
+    benchmark:
+        f"{RUN}/benchmarks/teacher/{{round}}-{{shard}}.tsv"
+    priority: next_policy_first(2)
+    container:
+        PASS_IMAGE
+    threads: by_run(pass_threads)
+    resources:
+        **PASS_RESOURCES,
+        gpu_stages=1,
+        mem_mb=growing(8000),
+        runtime=growing(120),
+    params:
+        **made_by("teacher"),
+    shell:
+        "rloo teacher --assets {input.assets} --rollouts {input.rollouts} --output {output} --log={log}"
+
+
 # Three rules differ only in what they keep: `update` and `update_last` keep the policy, and `update_transient` does not.
 # Snakemake takes temp() by rule, not by file. Trainer states are a cache that updates read and write; only that of the last
 # round is an output, from which a longer run goes on.
@@ -195,6 +220,7 @@ rule update:
         rollouts=whole("rollouts"),
         scores=whole("scores"),
         reference=whole_reference,
+        teacher=whole_teacher,
         prompts=image_prompts,
         checks=checks_of,
         gate=gate,
@@ -223,7 +249,7 @@ rule update:
         run=subpath(output.policy, ancestor=2),
     shell:
         "rloo update --round {wildcards.round} --policy {input.policy} --sampler {input.sampler} --trainer {params.run}/trainer"
-        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference}"
+        " --rollouts {input.rollouts} --scores {input.scores} --reference {input.reference} --teacher {input.teacher}"
         " --prompts {input.prompts} --checks {input.checks} --output {output.policy}"
         " --metrics {output.metrics} --events {output.events} --table {output.table} --log={log}"
 

@@ -10,7 +10,7 @@ MASK = torch.tensor([[True, True], [True, False]])
 WIDE = Bounds(0.2, 0.2)
 
 
-@pytest.mark.parametrize("clip", ["ppo", "cispo", "none"])
+@pytest.mark.parametrize("clip", ["ppo", "cispo", "sapo", "dppo_tv", "none"])
 @pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
 def test_on_policy_the_gradient_is_reinforce(level, clip) -> None:
     """With equal log-probs the ratio is 1 and d loss / d logp = -A (divided by the length for GSPO's mean in PPO)."""
@@ -18,7 +18,7 @@ def test_on_policy_the_gradient_is_reinforce(level, clip) -> None:
     weights = torch.tensor([2.0, -1.0])
     result = losses(logps, logps.detach(), weights, MASK, level, clip, WIDE)
     result.loss.sum().backward()
-    lengths = torch.tensor([[2.0], [1.0]]) if (level, clip) == ("sequence_mean", "ppo") else 1.0
+    lengths = torch.tensor([[2.0], [1.0]]) if level == "sequence_mean" and clip in ("ppo", "sapo") else 1.0
     assert torch.allclose(logps.grad, -weights.unsqueeze(-1) * MASK / lengths)
     assert result.ratio.tolist() == [1.0, 1.0]
     assert [*result.low.tolist(), *result.high.tolist()] == [0.0] * 4

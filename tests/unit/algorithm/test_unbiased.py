@@ -180,3 +180,18 @@ def test_in_the_reward_only_k1_has_the_gradient_of_the_kl(monkeypatch) -> None:
     torch.testing.assert_close(in_the_reward("k1"), gradient(whole))
     for estimator in ("k2", "k3"):
         assert in_the_reward(estimator).norm() < 0.02 * gradient(whole).norm(), "near the reference they hardly pull"
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
+def test_distillation_has_the_gradient_of_the_reverse_kl_of_the_next_token_or_of_the_rest(discount) -> None:
+    """Advantages of tokens are −γ-discounted sums of log π_old − log π_teacher; here REFERENCE is the teacher."""
+    advantage = -kl.reward_to_go(kl.estimate("k1", logps_of(LATEST), logps_of(REFERENCE), MASK), discount)
+
+    def loss(logits):
+        result = losses(logps_of(logits), logps_of(LATEST), advantage, MASK, "token", "ppo", Bounds(0.2, 0.2))
+        return (probabilities(LATEST).unsqueeze(-1) * result.loss).sum()
+
+    next_token = next_token_kl(from_reference=False)
+    whole = gradient(lambda logits: (probabilities(logits) * (logps_of(logits) - logps_of(REFERENCE)).sum(-1)).sum())
+    torch.testing.assert_close(gradient(loss), (1 - discount) * next_token + discount * whole)
+    assert (whole - next_token).norm() > 0.05 * whole.norm()

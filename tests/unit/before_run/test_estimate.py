@@ -169,6 +169,17 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 2}) == pytest.approx(hours())
 
 
+def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
+    teacher = {"algorithm.teacher": {"name_or_path": "teacher"}, "algorithm.beta": 0.0}
+    teacher["algorithm.importance_sampling_level"] = "token"
+    card, larger = estimate.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
+    distilled = estimate.hours(gsm8k(**teacher), qwen, card, teacher=larger)
+    assert distilled["teacher"] == estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
+    fits = {fit.stage: fit for fit in estimate.fits(gsm8k(**teacher), qwen, card, teacher=larger)}
+    assert fits["teacher"].terms["weights"] > 0
+    assert "reference" not in fits
+
+
 def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_path, qwen, monkeypatch) -> None:
     config = gsm8k(**{"deepspeed.gradient_checkpointing": "auto", "deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)

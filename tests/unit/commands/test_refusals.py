@@ -133,6 +133,7 @@ WEIGHTS_IN_MEMORY = "needs all weights in memory, which `warmstart` reads"
 NODE = "about the node that the stage runs on"
 
 TABLE: dict[str, str | tuple[Case | str, ...]] = {
+    "artifacts.assets": STAGES_FILE,
     "artifacts.episodes": STAGES_FILE,
     "artifacts.fence": "about a second start of a stage",
     "artifacts.files": STAGES_FILE,
@@ -340,6 +341,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.stage_assets": "needs the network",
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
+    "training.objective": "tests/unit/before_run/test_loss_trial.py",
+    "training.selection": STAGES_FILE,
     "training.cpu_adam": NODE,
     "training.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (

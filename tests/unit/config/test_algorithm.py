@@ -119,6 +119,23 @@ REFUSED = {
         {"rollout": {"oversample": 1.5}},
         ["rollout.oversample: 1.5", "algorithm.advantage: reinforce_pp", "reinforce_pp_baseline"],
     ),
+    "a soft gate of completions": ({"clip": "sapo"}, {}, ["clip: sapo", "importance_sampling_level: token"]),
+    "a gate's temperature without the gate": ({"sapo_temperature_pos": 2}, {}, ["sapo_temperature_pos", "clip: ppo"]),
+    "a filter of sums with rewards normalized each": (
+        {"multi_objective_aggregation": "normalize_then_sum", "filter_zero_variance": True},
+        {},
+        ["filter_zero_variance", "normalize_then_sum"],
+    ),
+    "a choice by sums with rewards normalized each": (
+        {"preset": "gdpo", "advantage": "rloo"},
+        {"rollout": {"oversample": 2}},
+        ["rollout.oversample: 2", "normalize_then_sum"],
+    ),
+    "a spread divided by twice": (
+        {"preset": "gdpo", "advantage": "grpo"},
+        {},
+        ["advantage: grpo", "normalize_then_sum"],
+    ),
     "a preset that is none": ({"preset": "grp"}, {}, ["grpo"]),
     "shards over the sampled prompts": ({}, {"rollout": {"oversample": 1.5, "shards": 25}}, ["25", "24 prompts"]),
 }

@@ -5,6 +5,7 @@ import re
 from helpers import ROOT, mini
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.report.run_progress import SHOWN
@@ -35,7 +36,9 @@ EVERYTHING = {
 def stages_of_a_run() -> set[str]:
     config = Config(**mini(**EVERYTHING))
     on_gpu = config.deciding_reward.model_copy(update={"gpus": 1, "name": "on_gpu"})
-    return {job.stage for job in all_jobs(config.model_copy(update={"rewards": [*config.rewards, on_gpu]}))}
+    distilled = config.algorithm.model_copy(update={"teacher": Teacher(name_or_path="teacher")})
+    changes = {"rewards": [*config.rewards, on_gpu], "algorithm": distilled}
+    return {job.stage for job in all_jobs(config.model_copy(update=changes))}
 
 
 def test_every_rule_of_a_run_has_jobs() -> None:

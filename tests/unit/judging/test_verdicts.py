@@ -26,6 +26,7 @@ def healthy(**changes) -> Evidence:
         "dtype": "float32",
         "longest": 100,
         "rewards": right.astype(float),
+        "rewarded": True,
         "right": right,
         "lengths": draw.integers(5, 60, (PROMPTS, SAMPLES)),
         "truncated": np.zeros((PROMPTS, SAMPLES), dtype=bool),

@@ -7,10 +7,11 @@ import torch
 from torch import tensor
 
 from rloo_pipeline.algorithm import nan_stats, shaping
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.config import Algorithm, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
-from rloo_pipeline.training.selection import select
+from rloo_pipeline.training.selection import ScoresByFunction, scores_of_functions, select
 
 NAN = float("nan")
 ROLLOUT = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=4)
@@ -285,3 +286,36 @@ def test_an_unscorable_completion_has_advantage_0_and_counts_in_the_denominator(
 def test_the_soft_overlong_penalty_is_that_of_dapo() -> None:
     penalties = shaping.overlong(tensor([100, 900, 950, 1000, 1200]), longest=1000, cache=100)
     assert penalties.tolist() == [0, 0, -0.5, -1, -1]
+
+
+def test_gdpo_is_whitened_and_tells_apart_groups_whose_sums_are_equal() -> None:
+    """In the first group one function differs, in the second two cancel: only GDPO gives the second a signal."""
+    values = tensor([[1.0, 0], [0, 0], [1, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]], dtype=torch.float64)
+    data = completions(values.sum(-1).tolist(), (1, 2, 3, 4) * 2)
+    data = data._replace(functions=ScoresByFunction(values, tensor([1.0, 0.5]).double()))
+    advantages = make_batch(Algorithm(preset="gdpo"), ROLLOUT, data, AlgorithmState())[0].advantages
+    one = 0.5 / (1 / 3**0.5 + 1e-4)
+    sums = [one, -one, one, -one, *[one - one / 2, one / 2 - one] * 2]
+    spread = (sum(value**2 for value in sums) / 7) ** 0.5 + 1e-4
+    assert advantages.tolist() == pytest.approx([value / spread for value in sums], rel=1e-6)
+    masked = make_batch(
+        Algorithm(preset="gdpo", mask_truncated_completions=True),
+        ROLLOUT,
+        data._replace(truncated=tensor([row in (0, 1) for row in range(8)])),
+        AlgorithmState(),
+    )[0]
+    assert masked.rewards[:2].isnan().all()
+    assert masked.rewards[2].item() == pytest.approx(0.5 / (0.5**0.5 + 1e-4)), "of the two completions that are left"
+
+
+def test_the_scores_of_each_function_come_from_the_table_of_scores() -> None:
+    rows = [
+        {"prompt_id": "a", "sample": 0, "scores/one": 0.1, "scores/two": None, "reward": 0.1, "error": None},
+        {"prompt_id": "a", "sample": 1, "scores/one": 1 / 3, "scores/two": 2.0, "reward": 1 / 3, "error": None},
+    ]
+    weights = json.dumps({"one": 1.0, "two": 0.0})
+    table = tables.build(rows, tables.scores_schema(["one", "two"]), "scores", **{tables.WEIGHTS: weights})
+    found = scores_of_functions(table)
+    assert found.values[:, 0].tolist() == [0.1, 1 / 3]
+    assert found.values[:, 1].isnan().tolist() == [True, False]
+    assert found.weights.tolist() == [1, 0]

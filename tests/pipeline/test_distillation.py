@@ -1,0 +1,83 @@
+"""Two rounds of on-policy distillation without any reward: from the configuration to the page, and from a kill on."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import Project, mini
+
+pytestmark = pytest.mark.slow
+
+DISTILLED = {
+    "rewards": [{**reward, "weight": 0} for reward in mini()["rewards"]],
+    "algorithm": {
+        "teacher": {
+            "build": "rloo_pipeline.demo.trained_model:trained_qwen3",
+            "build_options": {"steps": 4, "warmup_steps": 2, "hidden_size": 48},
+        },
+        "beta": 0,
+        "importance_sampling_level": "token",
+        "old_logps": "sampler",
+    },
+}
+
+
+@pytest.mark.long
+def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "2", **DISTILLED)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini"
+    for number in (1, 2):
+        rollouts, teacher = (read(run / f"rounds/0000{number}/{kind}") for kind in ("rollouts", "teacher"))
+        pairs = zip(rollouts["sampling_logps"].to_pylist(), teacher["teacher_logps"].to_pylist(), strict=True)
+        gaps = [old - of_teacher for row in pairs for old, of_teacher in zip(*row, strict=True)]
+        metrics = json.loads((run / f"rounds/0000{number}/metrics.json").read_text())
+        assert metrics["teacher/kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-5)
+        assert metrics["reward"] is metrics["frac_reward_zero_std"] is None
+        assert metrics["grad_norm"] > 0
+    assert by_transformers(run, rollouts) == pytest.approx(teacher["teacher_logps"][0].as_py(), abs=1e-4)
+    assert "Reverse KL to the teacher" in (run / "report.html").read_text()
+    before = project.files("policies/**/*") | project.files("rounds/**/*")
+    again = Project(tmp_path / "again").take(project, "policies/00002", "rounds/00002/[tm]*", "trainer/00002")
+    outcome = again.snakemake("--cores", "2", **DISTILLED)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert again.files("policies/**/*") | again.files("rounds/**/*") == before
+
+
+def read(folder) -> pa.Table:
+    """All shards of a table."""
+    return pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])
+
+
+def by_transformers(run, rollouts) -> list[float]:
+    """The teacher's log-probs of the first completion, by plain transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    prompt, completion = (rollouts[name][0].as_py() for name in ("prompt_ids", "completion_ids"))
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(run / "assets/teacher")(
+            torch.tensor([prompt + completion])
+        ).logits
+    logps = logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    return [logps[place, token].item() for place, token in enumerate(completion)]
+
+
+@pytest.mark.long
+def test_two_rounds_of_gdpo_normalize_each_reward(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "2", algorithm={"preset": "gdpo", "beta": 0})
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini" / "rounds" / "00002"
+    scores, train = read(run / "scores").to_pylist(), pq.read_table(run / "train.parquet").to_pylist()
+    for first in range(0, len(scores), 4):
+        group = scores[first : first + 4]
+        sums = [0.0] * 4
+        for name, weight in (("answer", 1.0), ("format", 0.1)):
+            values = [row[f"scores/{name}"] for row in group]
+            mean = sum(values) / 4
+            spread = (sum((value - mean) ** 2 for value in values) / 3) ** 0.5 + 1e-4
+            sums = [total + weight * (value - mean) / spread for total, value in zip(sums, values, strict=True)]
+        assert [row["reward"] for row in train[first : first + 4]] == pytest.approx(sums, abs=1e-9)

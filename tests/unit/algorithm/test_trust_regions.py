@@ -1,0 +1,97 @@
+"""SAPO, DPPO and GDPO against loops over numbers, written from their papers, with gradients by finite differences."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from rloo_pipeline.algorithm.loss import Bounds, losses
+from rloo_pipeline.algorithm.shaping import normalized_sum
+
+DRAW = random.Random(0)
+LENGTHS = [3, 1, 2, 3]
+LOGPS, OLD = ([[math.log(DRAW.uniform(0.02, 0.98)) for _ in range(3)] for _ in LENGTHS] for _ in range(2))
+ADVANTAGES = [1.5, -0.7, 0.0, -2.0]
+BOUNDS = Bounds(0.15, 0.3, None, 1.0, 1.05)
+
+
+def sapo(logp: float, old: float, advantage: float) -> float:
+    """−(4/τ) σ(τ(ρ − 1)) A, arXiv 2511.20347."""
+    temperature = 1.0 if advantage > 0 else 1.05
+    return -4 / temperature / (1 + math.exp(-temperature * (math.exp(logp - old) - 1))) * advantage
+
+
+def dppo_tv_gradient(logp: float, old: float, advantage: float) -> float:
+    """−min(ρ, 20) A inside the trust region, arXiv 2602.04879: the weight is a constant, so it has no derivative."""
+    moved = math.exp(logp) - math.exp(old)
+    outside = moved > 0.3 if advantage > 0 else moved < -0.15
+    return 0.0 if outside else -min(math.exp(logp - old), 20.0) * advantage
+
+
+def derivative(function, logp: float, *others: float) -> float:
+    return (function(logp + 1e-6, *others) - function(logp - 1e-6, *others)) / 2e-6
+
+
+def by_loops(gradient) -> list[list[float]]:
+    """Per token, 0 after the end of a completion."""
+    return [
+        [gradient(LOGPS[i][t], OLD[i][t], ADVANTAGES[i]) if t < LENGTHS[i] else 0.0 for t in range(3)] for i in range(4)
+    ]
+
+
+def computed(clip):
+    logps = torch.tensor(LOGPS, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(3) < torch.tensor(LENGTHS).unsqueeze(-1)
+    old, advantages = (torch.tensor(values, dtype=torch.float64) for values in (OLD, ADVANTAGES))
+    result = losses(logps, old, advantages, mask, "token", clip, BOUNDS)
+    result.loss.sum().backward()
+    return result, logps.grad.tolist()
+
+
+def test_sapo_has_the_value_and_the_gradient_of_its_soft_gate() -> None:
+    result, gradient = computed("sapo")
+    assert result.loss.tolist() == [pytest.approx(row) for row in by_loops(sapo)]
+    slopes = by_loops(lambda *token: derivative(sapo, *token))
+    assert gradient == [pytest.approx(row, abs=1e-7) for row in slopes]
+
+
+def test_dppo_has_no_gradient_where_a_probability_moved_further_than_its_trust_region() -> None:
+    result, gradient = computed("dppo_tv")
+    expected = by_loops(dppo_tv_gradient)
+    assert gradient == [pytest.approx(row) for row in expected]
+    cut = sum(
+        value == 0 for row, length, a in zip(expected, LENGTHS, ADVANTAGES, strict=True) for value in row[:length] if a
+    )
+    assert 0 < cut < sum(LENGTHS)
+    assert (result.low.sum() > 0) & (result.high.sum() > 0)
+
+
+def normalized(group: list[float | None]) -> list[float]:
+    """(r − mean) / (std + 1e-4) with Bessel's correction; 0 where there is no score."""
+    scored = [value for value in group if value is not None]
+    mean = sum(scored) / len(scored)
+    std = math.sqrt(sum((value - mean) ** 2 for value in scored) / (len(scored) - 1))
+    return [0.0 if value is None else (value - mean) / (std + 1e-4) for value in group]
+
+
+def test_gdpo_normalizes_each_reward_in_its_group_before_they_are_summed() -> None:
+    """arXiv 2601.05242, and the reason for it: two groups whose sums are equal differ by what was rewarded."""
+    correct, style = [1.0, 0.0, 1.0, 0.0], [100.0, 300.0, None, 250.0]
+    weights = [1.0, 0.5]
+    expected = [
+        sum(w * v for w, v in zip(weights, pair, strict=True))
+        for pair in zip(normalized(correct), normalized(style), strict=True)
+    ]
+    values = torch.tensor(
+        [[[c, math.nan if s is None else s] for c, s in zip(correct, style, strict=True)]], dtype=torch.float64
+    )
+    assert normalized_sum(values, torch.tensor(weights).double())[0].tolist() == pytest.approx(expected)
+
+
+def test_a_completion_that_no_weighted_function_scored_has_no_normalized_reward() -> None:
+    values = torch.tensor([[[1.0, 5.0], [math.nan, 6.0], [0.0, 7.0]]], dtype=torch.float64)
+    sums = normalized_sum(values, torch.tensor([1.0, 0.0]).double())[0]
+    assert sums.isnan().tolist() == [False, True, False]
+    equal = torch.tensor([[[0.1 + 0.2, 1.0], [0.3, 1.0]]], dtype=torch.float64)
+    assert normalized_sum(equal, torch.ones(2).double()).tolist() == [[0.0, 0.0]], "rounding is no spread"

@@ -1,0 +1,61 @@
+"""`rloo check` tries a loss of the user in float64: shapes, gradient, and that completions do not mix."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rloo_pipeline.before_run import loss_trial
+from rloo_pipeline.config import Algorithm
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.objective import own_loss
+
+GOOD = """
+def vespo(logps, old_logps, advantages, mask):
+    weight = ((logps - old_logps) * mask).sum(-1, keepdim=True).detach().exp()
+    return -(3 + 2 * weight.log() - 3 * weight).exp() * advantages * logps
+def reinforce(logps, old_logps, advantages, mask):
+    return -advantages * logps
+"""
+BAD = {
+    "returned (4,) for log-probs (4, 5)": "return (advantages * logps).sum(-1)",
+    "returned NoneType": "return None",
+    "does not depend on logps": "return advantages * logps.detach()",
+    "not finite": "return advantages * (logps + 9).log() / 0",
+    "changes the loss of others": "return -advantages * (logps - logps.mean())",
+    "a token outside of the mask": "return -advantages * logps * (logps - old_logps).sum(-1, keepdim=True).exp()",
+    "raised RuntimeError": "return logps @ logps",
+}
+
+
+def findings(folder, text, name):
+    file = folder / "mine.py"
+    file.write_text(text)
+    keys = {"loss": f"{file}:{name}", "importance_sampling_level": "token"}
+    return list(loss_trial.own_loss(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
+
+
+def test_a_gradient_that_is_the_derivative_is_proven_and_a_detached_factor_is_a_note(tmp_path) -> None:
+    [proven] = findings(tmp_path, GOOD, "reinforce")
+    assert proven.ok
+    assert "is the derivative of its value" in proven.message
+    assert not proven.note
+    [note] = findings(tmp_path, GOOD, "vespo")
+    assert note.ok
+    assert note.note
+    assert "detaches a factor on purpose" in note.message
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
+    [problem] = findings(tmp_path, f"def wrong(logps, old_logps, advantages, mask):\n    {BAD[message]}\n", "wrong")
+    assert not problem.ok
+    assert message in problem.message
+    assert "\n" not in problem.message
+
+
+def test_a_step_refuses_a_loss_of_another_shape(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(logps, *_):\n    return logps.sum()\n")
+    values = torch.zeros(2, 3)
+    with pytest.raises(UserError, match=r"returned \(\) for log-probs \(2, 3\)"):
+        own_loss(f"{tmp_path}/mine.py:mine")(values, values, values, values.bool())
