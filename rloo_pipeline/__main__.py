@@ -9,13 +9,14 @@ def main() -> None:
     """The command `rloo`. Imports `cli` only if no worker takes the command."""
     try:
         code = client.run_stage(sys.argv[1:])
+        if code is None:
+            from rloo_pipeline.cli import main as cli
+
+            cli.main()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # Ctrl-C; Snakemake says how to go on
+        raise SystemExit(130) from None  # Ctrl-C, also during the imports; Snakemake says how to go on
     if code is not None:
         raise SystemExit(code)
-    from rloo_pipeline.cli import main as cli
-
-    cli.main()
 
 
 if __name__ == "__main__":

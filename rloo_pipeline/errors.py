@@ -59,6 +59,10 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
+OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of writing that `explain` says what to do about."""
+
+
 def explain(error: BaseException) -> str:
     """One sentence for any exception; a UserError is its own message."""
     if isinstance(error, UserError):
@@ -68,6 +72,8 @@ def explain(error: BaseException) -> str:
         return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"{error.filename or 'a file'}: larger than this session allows; raise the limit (`ulimit -f unlimited`)"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import advice, memory, model_inputs, speeds
+from rloo_pipeline.before_run import advice, memory, speeds
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_jobs import all_jobs
@@ -165,19 +165,23 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def _scorers(config: Config, shape: ModelDims) -> dict[str, ModelDims]:
-    """The models of stages that compute log-probs of a round, by stage; a teacher that is not here yet is left out."""
-    teacher = model_inputs.teacher_shape(config)
-    return ({"reference": shape} if config.uses_reference else {}) | ({"teacher": teacher} if teacher else {})
+def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
+    """The models of stages that compute log-probs of a round, by stage."""
+    reference = {"reference": shape} if config.uses_reference else {}
+    return reference | ({} if teacher is None else {"teacher": teacher})
 
 
-def fits(config: Config, shape: ModelDims, card: Card, with_advice: bool = True) -> Iterator[Fit]:
-    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`."""
+def fits(
+    config: Config, shape: ModelDims, card: Card, with_advice: bool = True, teacher: ModelDims | None = None
+) -> Iterator[Fit]:
+    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`.
+    `teacher` has the dimensions of the run's teacher.
+    """
     room = card.gigabytes * GB * memory.ROOM
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
-    for stage, dims in _scorers(config, shape).items():
+    for stage, dims in _scorers(config, shape, teacher).items():
         terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
@@ -198,7 +202,14 @@ def sampler_gpus(config: Config) -> int:
     return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
 
 
-def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", warm: bool = True) -> dict[str, float]:
+def hours(
+    config: Config,
+    shape: ModelDims,
+    card: Card,
+    pace: str = "typical",
+    warm: bool = True,
+    teacher: ModelDims | None = None,
+) -> dict[str, float]:
     """GPU-hours of each stage over all rounds, under `ASSUMED`.
 
     Args:
@@ -207,6 +218,7 @@ def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", w
         card: the GPU.
         pace: one of `speeds.PACES`.
         warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
+        teacher: as in `fits`.
     """
     counts = tokens(config)
     shards, processes = config.rollout.shards, config.deepspeed.processes
@@ -220,7 +232,7 @@ def hours(config: Config, shape: ModelDims, card: Card, pace: str = "typical", w
     }
     seconds["rollout"] *= sampler_gpus(config)
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-    for stage, dims in _scorers(config, shape).items():
+    for stage, dims in _scorers(config, shape, teacher).items():
         seconds[stage] = 2.0 * dims.parameters * scored / flops
         seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, overlap, speeds
+from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, overlap, speeds
 from rloo_pipeline.before_run.estimate import Card
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Lora, Mismatch, Offload
@@ -15,7 +15,7 @@ from rloo_pipeline.config import lag as lags
 
 PER_NODE = 8
 """GPUs of a node, over which one engine can be split."""
-TURNS = "all sample, then all train"
+TURNS = "sample, then train"
 BESIDE = "sampling beside training"
 OPTIMIZER = "optimizer in host memory"
 WEIGHTS = "weights there too"
@@ -79,8 +79,9 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
         if best:
             found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
 
-    def order(layout: GpuLayout) -> tuple[bool, bool, float]:
-        return bool(layout.problem), not computes_the_same(layout, config), layout.seconds["typical"]
+    def order(layout: GpuLayout) -> tuple[bool, bool, bool, float]:
+        other = not computes_the_same(layout, config)
+        return bool(layout.problem), other, layout.name == ADAPTER, layout.seconds["typical"]
 
     return sorted(found, key=order)
 
@@ -177,7 +178,9 @@ def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, car
     """A layout with its memory and its times."""
     room = card.gigabytes * GB
     config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
-    sides = {pace: overlap.estimated(config, estimate.hours(config, shape, card, pace)) for pace in speeds.PACES}
+    teacher = model_inputs.teacher_shape(config)
+    hours = {pace: estimate.hours(config, shape, card, pace, teacher=teacher) for pace in speeds.PACES}
+    sides = {pace: overlap.estimated(config, hours[pace]) for pace in speeds.PACES}
     return GpuLayout(
         name,
         config,
@@ -190,7 +193,7 @@ def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, car
 
 def problem(config: Config, shape: ModelDims, card: Card) -> str:
     """The first stage that does not fit on a card, with its bytes and the room that there is; empty if all fit."""
-    for fit in estimate.fits(config, shape, card, with_advice=False):
+    for fit in estimate.fits(config, shape, card, with_advice=False, teacher=model_inputs.teacher_shape(config)):
         if not fit.fits and fit.stage == "rollout":
             return (
                 f"a sampler's weights take {fit.terms['weights'] / GB:,.0f} GB a GPU and leave no room for a sequence"

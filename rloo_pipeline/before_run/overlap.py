@@ -26,9 +26,8 @@ class SideSeconds(NamedTuple):
 def estimated(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     """Seconds per side of a round from estimated GPU-hours over all rounds, with all shards side by side."""
     seconds = {stage: value / config.rounds for stage, value in queueing.wall_seconds(config, hours).items()}
-    return SideSeconds(
-        seconds["rollout"] + seconds.get("reference", 0.0) + seconds.get("teacher", 0.0), seconds["update"]
-    )
+    scored = max(seconds.get("reference", 0.0), seconds.get("teacher", 0.0))
+    return SideSeconds(seconds["rollout"] + scored, seconds["update"])
 
 
 def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
 
-A round is a chain of three jobs: rollout, then score (and reference beside it), then update; shards run side by side.
-Reward functions with jobs of their own run before the other ones.
+A round is a chain of three jobs: rollout, then score (reference and teacher beside it), then update; shards run side by
+side. Reward functions with jobs of their own run before the other ones.
 With `rollout.refill` there is one more before the update, and one for its reference log-probs. With `rollout.lag`, only
 part of this chain is behind the update before.
 Before the first round come prompts and warm start, after the last one evaluation, distance and report.
@@ -49,8 +49,8 @@ def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]
 
 
 def gpus_of(config: Config) -> dict[str, int]:
-    """GPUs that a stage of a round uses at once. Shards of the reference wait for each other where together they would
-    need more GPUs than the samplers and the update do.
+    """GPUs that a stage of a round uses at once. Shards of the reference, or of the teacher, wait for each other where
+    together they would need more GPUs than the samplers and the update do.
     """
     shards, each = config.rollout.shards, config.deepspeed.forward_processes
     rollout, update = shards * estimate.sampler_gpus(config), config.deepspeed.processes

@@ -98,7 +98,8 @@ def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[flo
         return costs
     config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
     difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
-    return [*costs, sum(estimate.hours(config, shape, card).values()) + sum(difficulty)]
+    hours = estimate.hours(config, shape, card, teacher=model_inputs.teacher_shape(config))
+    return [*costs, sum(hours.values()) + sum(difficulty)]
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
@@ -127,7 +128,8 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         needed = "on, to fit" if config.deepspeed.gradient_checkpointing else "off, not needed"
         console.print(f"deepspeed.gradient_checkpointing: auto is {needed}")
     warm = wait is None and config.workers != "never"
-    hours = estimate.hours(config, shape, card, warm=warm) if card else None
+    teacher = model_inputs.teacher_shape(config)
+    hours = estimate.hours(config, shape, card, warm=warm, teacher=teacher) if card else None
     if card is None or hours is None:
         _print_cpu(config, shape, console)
     else:
@@ -176,7 +178,7 @@ def _print_difficulty(
 def _print_gpu(
     config: Config, card: estimate.Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
 ) -> None:
-    for fit in estimate.fits(config, shape, card):
+    for fit in estimate.fits(config, shape, card, teacher=model_inputs.teacher_shape(config)):
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)
         if fit.stage == "update" and (host := memory.offloaded(config, shape)):
             _print_memory(console, "  and in the memory of the node, for each process", host)

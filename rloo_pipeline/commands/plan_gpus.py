@@ -6,7 +6,7 @@ import yaml
 from rich.table import Table
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import estimate, layouts, speeds
+from rloo_pipeline.before_run import estimate, layouts, memory, speeds
 from rloo_pipeline.before_run.estimate import Card
 from rloo_pipeline.before_run.layouts import GpuLayout
 from rloo_pipeline.config import Config
@@ -35,7 +35,12 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
     if not fitting or not layouts.computes_the_same(fitting[0], config):
         console.print(f"does not fit on {machine}: {others[0].problem}", style="red", soft_wrap=True)
         more = layouts.fewest(config, shape, card, gpus)
-        console.print(f"It fits on {more} of these GPUs." if more else "Nor on more of these GPUs.", style="bold")
+        console.print(
+            f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."
+            if more
+            else "Nor on more of these GPUs.",
+            style="bold",
+        )
     else:
         console.print(f"{config.run} on {machine}: set", style="bold")
         console.print(written(fitting[0]), soft_wrap=True)
@@ -43,6 +48,10 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         console.print(_table(fitting[: 1 + ALTERNATIVES]))
     for layout in fitting[1 : 1 + ALTERNATIVES]:
         console.print(f"  {layout.name}: {written(layout, fitting[0])}")
+    for layout in fitting[: 1 + ALTERNATIVES]:
+        if host := memory.total(memory.offloaded(layout.config, shape)):
+            processes = min(layout.config.deepspeed.processes, layouts.PER_NODE)
+            console.print(f"  {layout.name}: needs {host * processes / memory.GB:,.0f} GB of a node's memory")
     if others:
         console.print("\nDo not fit:", style="bold")
     for layout in others:

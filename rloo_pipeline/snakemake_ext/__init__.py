@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import OF_FILES, UserError, explain
 
 if TYPE_CHECKING:
     from rloo_pipeline.snakemake_ext.controller import Controller
@@ -31,9 +32,21 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     from rloo_pipeline.snakemake_ext.controller import Controller
 
     controller = Controller(workflow, runs)
-    controller.prepare()
+    with _file_errors_explained():
+        controller.prepare()
     _controllers.append(controller)
     return controller.runs, controller
+
+
+@contextmanager
+def _file_errors_explained() -> Iterator[None]:
+    """Turns an error of writing, as into a read-only results/, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in OF_FILES:
+            raise
+        raise UserError(explain(error)) from None
 
 
 def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
@@ -57,8 +70,9 @@ def start() -> None:
     from snakemake.exceptions import WorkflowError
 
     try:
-        for controller in _controllers:
-            controller.start()
+        with _file_errors_explained():
+            for controller in _controllers:
+                controller.start()
     except UserError as error:
         raise WorkflowError(str(error)) from None
 

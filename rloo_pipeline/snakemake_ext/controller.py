@@ -42,6 +42,7 @@ from rloo_pipeline.snakemake_ext import (
     failures,
     frozen_config,
     gpu_stages,
+    interrupts,
     locks,
     longer_run,
     lost_metadata,
@@ -219,6 +220,7 @@ class Controller:
             raise UserError(self._held.message)
         if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
             self._workflow.scheduler.keepgoing = True
+        interrupts.only_first()
         self._require_inputs()
         outputs = set(self._outputs())
         again = [run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs]

@@ -139,6 +139,7 @@ class LogHandler(LogHandlerBase):
             display.exit_status(status["log"], int(status["status"]))
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
+        hidden = hidden or (display.is_interrupted and text.startswith("RuleException:\nCalledProcessError"))
         if not hidden:
             error = ERROR.match(text)
             ours = error and RAISES.search(error["frames"])

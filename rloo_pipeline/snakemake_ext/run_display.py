@@ -86,6 +86,11 @@ class RunDisplay:
         """True if the last lines will say why the call failed."""
         return bool(self._failures) or self._interrupted
 
+    @property
+    def is_interrupted(self) -> bool:
+        """True once the user has ended the run, after which jobs that end with an error say nothing."""
+        return self._interrupted
+
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
         """Adds a run that Snakemake works on: its configuration, its folder, the files that Snakemake's lines go to."""
         with self._lock:

@@ -169,13 +169,13 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     assert hours(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 2}) == pytest.approx(hours())
 
 
-def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen, monkeypatch) -> None:
+def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
+    teacher = {"algorithm.teacher": {"name_or_path": "teacher"}, "algorithm.beta": 0.0}
+    teacher["algorithm.importance_sampling_level"] = "token"
     card, larger = estimate.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
-    expected = estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
-    monkeypatch.setattr(estimate.model_inputs, "teacher_shape", lambda _: larger)
-    distilled = gsm8k(**{"algorithm.beta": 0.0})
-    assert estimate.hours(distilled, qwen, card)["teacher"] == expected
-    fits = {fit.stage: fit for fit in estimate.fits(distilled, qwen, card)}
+    distilled = estimate.hours(gsm8k(**teacher), qwen, card, teacher=larger)
+    assert distilled["teacher"] == estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
+    fits = {fit.stage: fit for fit in estimate.fits(gsm8k(**teacher), qwen, card, teacher=larger)}
     assert fits["teacher"].terms["weights"] > 0
     assert "reference" not in fits
 

@@ -12,9 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 from rloo_pipeline import __main__ as entry
+from rloo_pipeline import snakemake_ext
 from rloo_pipeline.cli import main
 from rloo_pipeline.cli.stage_options import OUTPUT
-from rloo_pipeline.errors import explain
+from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.workers import client
 
 
@@ -53,6 +54,20 @@ def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
 def test_a_place_where_nothing_may_be_written_is_one_sentence(code) -> None:
     error = OSError(code, "Read-only file system", "there/config.yaml")
     assert explain(error) == "there/config.yaml: Read-only file system; change its permissions, or use another folder"
+
+
+def test_a_limit_of_file_sizes_is_one_sentence() -> None:
+    error = OSError(errno.EFBIG, "File too large", "there/model.safetensors")
+    assert explain(error).startswith("there/model.safetensors: larger than this session allows; raise the limit")
+
+
+def test_a_read_only_results_folder_is_one_sentence() -> None:
+    denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
+    sentence = r"^results/mine: Read-only file system; change its permissions"
+    with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
+        raise denied
+    with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
+        raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 
 
 def test_ctrl_c_while_a_worker_runs_the_stage_prints_no_traceback(monkeypatch) -> None:

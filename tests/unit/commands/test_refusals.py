@@ -258,7 +258,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("has no row in the model's embedding (4 rows)", model=edited("config.json", vocab_size=4)),
     ),
     "data.prompting._check_length": (prompts("row 0: a prompt has 10,000,001 characters", "1" * 10_000_001),),
-    "data.prompting.check_names": (Case("column 'seconds' has a name", [ROWS[0] | {"seconds": 1}]),),
+    "data.prompting.check_names": (
+        Case("column 'seconds' is a name of the run's own tables", [ROWS[0] | {"seconds": 1}]),
+    ),
     "data.prompting.check_column": (Case("no column 'question'", [{"qestion": "1"}]),),
     "data.prompting.prompt_of": (
         Case("row 0: column 'question' is null", [{"question": None}]),

@@ -181,8 +181,12 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     call.job(3, "score")
     call.event("Terminating processes on user request, this might take some time.")
     call.failed(3, "score", tmp_path / "none.log")
+    call.event(
+        "RuleException:\nCalledProcessError in file x, line 30:\nCommand 'rloo score' died with <Signals.SIGINT>"
+    )
     call.handler.close()
     lines = capfd.readouterr().err.splitlines()
+    assert not any("CalledProcessError" in line for line in lines)
     assert lines[-1] == "Interrupted; the same command continues from here."
     assert not any(line.startswith("failed:") for line in lines)
 
