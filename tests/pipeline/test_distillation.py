@@ -22,6 +22,12 @@ DISTILLED = {
     },
 }
 
+SECOND_ROUND = (
+    *("rounds/00002/teacher", "rounds/00002/[tm]*.*", "policies/00002", "trainer/00002", "tensorboard/00002*"),
+    *("evaluation/final", "summary.json", "report.html"),
+)
+"""What a run lacks that was killed before the teacher's job of the second round."""
+
 
 @pytest.mark.long
 def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_path) -> None:
@@ -40,7 +46,7 @@ def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_p
     assert by_transformers(run, rollouts) == pytest.approx(teacher["teacher_logps"][0].as_py(), abs=1e-4)
     assert "Reverse KL to the teacher" in (run / "report.html").read_text()
     before = project.files("policies/**/*") | project.files("rounds/**/*")
-    again = Project(tmp_path / "again").take(project, "policies/00002", "rounds/00002/[tm]*", "trainer/00002")
+    again = Project(tmp_path / "again").take(project, *SECOND_ROUND)
     outcome = again.snakemake("--cores", "2", **DISTILLED)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
