@@ -1,8 +1,8 @@
 """Writes the result of an experiment into the docs.
 
 `python tools/experiment_figures.py [results/demo-algorithms]` writes that of `make experiment`: its table, that of its
-seeds, the README's row, and an image of its page. `python tools/experiment_figures.py results/lag` writes the table of
-tools/bench/lag.yaml.
+seeds, the README's row, and an image of its page; a second argument says what else the machine did.
+`python tools/experiment_figures.py results/lag` writes the table of tools/bench/lag.yaml.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def main() -> None:
         _replace(DOCS / "overlap.md", "lag", table(summary, f"{len(finished)} runs."))
         return
     own = summary["arms"][0]
-    total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores."
+    beside = "".join(f", {words}" for words in sys.argv[2:])
+    total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores{beside}."
     _replace(DOCS / "experiments.md", "experiment", table(summary, total))
     _replace(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))
     readme = re.sub(r"^\| the demo, .*$", lambda _: readme_row(summary), README.read_text(), flags=re.MULTILINE)
