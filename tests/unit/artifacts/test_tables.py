@@ -29,7 +29,7 @@ def write_round(folder: Path, **changes: list) -> RoundFiles:
         "error": [None] * 4,
     } | changes
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    places = RoundFiles(*([folder / f"{kind}.parquet"] for kind in schemas))
+    places = RoundFiles(*([folder / f"{kind}.parquet"] for kind in ("rollouts", "scores", "reference")))
     about = {"run": "test", "round": 3, "shard": 0, "seed": 1, "policy": "abc"}
     schemas = {"rollouts": tables.ROLLOUTS, "scores": tables.scores_schema(["answer"]), "reference": tables.REFERENCE}
     for (kind, schema), (path,) in zip(schemas.items(), places[:3], strict=True):
