@@ -6,7 +6,7 @@ from pathlib import Path
 import forks
 import pytest
 import yaml
-from helpers import mini
+from helpers import ROOT, mini
 
 from rloo_pipeline.commands import launch
 from rloo_pipeline.commands.launch import command_line
@@ -114,6 +114,7 @@ def test_a_configuration_beside_one_file_of_functions_is_enough(tmp_path, monkey
         "def right(completions, answer, **kwargs): return [0.0 for _ in completions]\n"
     )
     monkeypatch.chdir(tmp_path)
-    outcome = forks.run("snakemake", command_line(["my-run.yaml", "-n"])[3:], dict(os.environ), tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # for its plugins
+    outcome = forks.run("snakemake", command_line(["my-run.yaml", "-n"])[3:], environment, tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     assert "rollout ×4" in outcome.stdout + outcome.stderr

@@ -1,6 +1,7 @@
 """The mathematics of episodes is over the model's own tokens: loss, gradient and statistics are those of a plain loop
 over them in float64, and answers of tools are context and nothing else."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,6 +244,13 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
                 loss = -torch.minimum(bounded * advantage, clipped * advantage)
             elif algorithm.clip == "cispo":
                 loss = -ratio.detach().clamp(max=1 + high) * advantage * own.logps[t]
+            elif algorithm.clip == "sapo":
+                side = algorithm.sapo_temperature_pos if advantage > 0 else algorithm.sapo_temperature_neg
+                loss = -4 / side / (1 + (-side * (ratio - 1)).exp()) * advantage
+            elif algorithm.clip == "dppo_tv":
+                moved = float(own.logps[t].detach().exp()) - math.exp(old[t])
+                outside = moved > high if advantage > 0 else moved < -algorithm.epsilon
+                loss = -ratio.detach().clamp(max=20) * advantage * own.logps[t] * (not outside)
             else:
                 loss = -advantage * own.logps[t]
             terms[-1].append(loss * mismatch[t % len(mismatch)])
@@ -275,7 +283,7 @@ def trained(algorithm: Algorithm, batch: Batch, module: TokenLogProbs, parts: in
 
 TOKENS = {"importance_sampling_level": "token", "beta": 0.0}
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"preset": name} for name in PRESETS if name != "maxrl"},
+    **{name: {"preset": name} for name in PRESETS if name not in ("maxrl", "gdpo")},  # tests/pipeline has gdpo
     "truncated are masked": {"preset": "rloo", "mask_truncated_completions": True},
     "truncated are masked as in trl": {"preset": "trl", "mask_truncated_completions": True},
     "kl in the loss of completions": {"beta": 0.2, "kl": {"placement": "loss", "estimator": "k3"}},

@@ -1,17 +1,9 @@
-"""The sandbox of this machine, and an environment in a file."""
+"""An environment in a file."""
 
 from pathlib import Path
 
 import pytest
-from helpers import require_sandbox
 from rooms import ROOM
-
-from rloo_pipeline.user_code.sandbox.command_line import Sandbox
-
-
-@pytest.fixture(scope="module")
-def machine_sandbox() -> Sandbox:
-    return require_sandbox()
 
 
 @pytest.fixture(scope="module")
