@@ -42,10 +42,9 @@ def spread(rules: Iterable[Any], limits: Any) -> None:
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
-        limits: resources that all concurrent jobs may use together; multiplies `gpu_stages`, which is meant per node.
+        limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
     """
-    if "gpu_stages" in limits:
-        limits["gpu_stages"] = limits["gpu_stages"].value * nodes()
+    limits["gpu_stages"] = (limits["gpu_stages"].value if "gpu_stages" in limits else 1) * nodes()
     for rule in rules:
         if "runtime" in rule.resources and "mpi" not in rule.resources:
             rule.resources["shell_exec"] = str(_shell(_gres(rule.resources)).absolute())

@@ -65,3 +65,11 @@ def test_one_node_and_steps_are_left_alone(variables, monkeypatch) -> None:
         for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **variables}.items():
             monkeypatch.setenv(name, value)
     assert steps.nodes() == 1
+
+
+def test_without_a_limit_one_stage_has_all_gpus_of_its_node(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(steps, "nodes", lambda: 2)
+    limits = Resources.from_mapping({})
+    steps.spread([], limits)
+    assert limits["gpu_stages"].value == 2
