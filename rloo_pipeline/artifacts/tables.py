@@ -204,7 +204,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
     Args:
         path: Parquet file.
         kind: kind of table that the footer must name.
-        columns: names of the columns to read; all by default.
+        columns: names of the columns to read; all by default. A table of an older version may lack some.
         expected: facts that the footer must have, such as the round and the digest of the policy.
 
     Returns:
@@ -224,8 +224,9 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
     if start >= len(MARK) and _digest(content, start) != written:
         raise UserError(f"{path}: truncated or damaged (its digest differs); {REMEDY}")
     try:
-        table = pq.read_table(pa.BufferReader(content), columns=list(columns) if columns else None)
-    except (pa.ArrowException, OSError) as error:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        table = file.read([name for name in columns if name in file.schema_arrow.names] if columns else None)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: truncated or damaged Parquet file ({one_line(error)}); {REMEDY}") from error
     facts = footer(table)
     if facts.get("kind") != kind:
@@ -313,7 +314,7 @@ def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:
     """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
     `read`.
     """
-    return pa.concat_tables(read_shards(paths, kind, **expected))
+    return pa.concat_tables(read_shards(paths, kind, **expected), promote_options="default")
 
 
 def read_shards(paths: Sequence[Path], kind: str, **expected: object) -> list[pa.Table]:

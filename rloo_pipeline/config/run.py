@@ -11,7 +11,7 @@ from typing import Self
 
 from rloo_pipeline.config import cross_checks
 from rloo_pipeline.config.rewards import Reward
-from rloo_pipeline.config.run_keys import RunKeys
+from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
@@ -50,7 +50,7 @@ class Config(RunKeys):
     @property
     def trackers(self) -> list[str]:
         """Trackers in `report_to` other than TensorBoard, without duplicates."""
-        return [name for name in dict.fromkeys(self.report_to) if name != "tensorboard"]
+        return [name for name in dict.fromkeys(self.report_to) if name != TENSORBOARD]
 
     @property
     def tries_model(self) -> bool:

@@ -19,6 +19,9 @@ from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.config.training import Deepspeed, Update
 
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+TENSORBOARD: Tracker = "tensorboard"
+"""Its files are written by each update, and not by a module of trackers/."""
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 ONE_NAME = BeforeValidator(lambda names: [names] if isinstance(names, str) else names)
 """`report_to: wandb` works too, as in transformers."""
@@ -80,7 +83,7 @@ class RunKeys(Section):
     and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change
     results, but need memory for sampler, reference and trainer at the same time.
     """
-    report_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], ONE_NAME] = ["tensorboard"]
+    report_to: Annotated[list[Tracker], ONE_NAME] = [TENSORBOARD]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
     writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
     set, otherwise to results/<run>/mlflow/.

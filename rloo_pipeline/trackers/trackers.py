@@ -14,12 +14,13 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import yaml
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.config.run_keys import TENSORBOARD, Tracker
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.run_files import held_out_of, metrics_of, metrics_until
 from rloo_pipeline.stages.table import ROWS
@@ -68,13 +69,13 @@ class History(NamedTuple):
 
 Send = Callable[[History, Path], str]
 """Makes a tracker hold the history and nothing else of this run; returns a sentence on where to see it."""
-TRACKERS = {"wandb": "rloo_pipeline.trackers.wandb_folder", "mlflow": "rloo_pipeline.trackers.mlflow_store"}
-"""Name in `report_to`, which is that of the library → the module with the function `send` that uses it."""
+TRACKERS = [name for name in get_args(Tracker) if name != TENSORBOARD]
+"""Names in `report_to`, each that of a library; the module `to_NAME` has the function `send` that uses it."""
 
 
 def sender(name: str) -> Send:
     """The function that sends to a tracker."""
-    send: Send = importlib.import_module(TRACKERS[name]).send
+    send: Send = importlib.import_module(f"{__package__}.to_{name}").send
     return send
 
 

@@ -207,3 +207,15 @@ def test_the_files_of_a_round_are_its_shards_and_then_its_refill(tmp_path) -> No
     assert round_tables.files_of(tmp_path, "rollouts", Rollout(shards=2, refill=1)) == [*shards, refill]
     scores = [round_tables.scores_beside(file).relative_to(tmp_path) for file in (shards[1], refill)]
     assert scores == [Path("scores/001.parquet"), Path("refill/scores.parquet")]
+
+
+def test_a_new_nullable_column_leaves_the_tables_of_older_runs_readable(tmp_path) -> None:
+    """Also where shards of one table were written before and after the column came."""
+    older, *_ = write_round(tmp_path / "older").rollouts
+    rows = tables.read(older, "rollouts").to_pylist()
+    schema = tables.pa.schema([*tables.ROLLOUTS, tables.pa.field("weather", tables.pa.string())])
+    facts = {"run": "test", "round": 3, "shard": 1, "seed": 1, "policy": "abc"}
+    tables.write(tmp_path / "newer.parquet", [row | {"weather": "rain"} for row in rows], schema, "rollouts", **facts)
+    assert tables.read(older, "rollouts", ["prompt_id", "weather"]).column_names == ["prompt_id"]
+    both = tables.read_all([older, tmp_path / "newer.parquet"], "rollouts")
+    assert both["weather"].to_pylist() == [None] * 4 + ["rain"] * 4

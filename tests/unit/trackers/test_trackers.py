@@ -16,7 +16,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.stages.track import track
-from rloo_pipeline.trackers import mlflow_store, trackers, wandb_folder
+from rloo_pipeline.trackers import to_mlflow, to_wandb, trackers
 from rloo_pipeline.trackers.trackers import History, history_of
 
 Curves = dict[str, dict[int, float]]
@@ -105,7 +105,7 @@ def mlflow_curves(run: Path) -> Curves:
     return curves
 
 
-@pytest.mark.parametrize(("send", "read"), [(wandb_folder.send, wandb_curves), (mlflow_store.send, mlflow_curves)])
+@pytest.mark.parametrize(("send", "read"), [(to_wandb.send, wandb_curves), (to_mlflow.send, mlflow_curves)])
 def test_every_number_is_stored_once(send, read, tmp_path) -> None:
     run = tmp_path / "run"
     history = write_run(run, 3)
@@ -123,18 +123,18 @@ def test_every_number_is_stored_once(send, read, tmp_path) -> None:
 
 def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> None:
     run = tmp_path / "run"
-    wandb_folder.send(write_run(run, 2), run)
+    to_wandb.send(write_run(run, 2), run)
     [first] = run.glob("wandb/offline-run-*")
     (first / f"run-{write_run(run, 2).id}.wandb.synced").touch()  # as `wandb sync` leaves it
     for rounds in (2, 3, 4):
-        wandb_folder.send(write_run(run, rounds), run)
+        to_wandb.send(write_run(run, rounds), run)
     assert wandb_curves(run) == numbers_of(run)
     [same, second] = sorted(run.glob("wandb/offline-run-*"))
     assert same == first
     steps = [record.history.step.num for file in second.glob("*.wandb") for record in records_in(file)]
     assert sorted({step for step in steps if step}) == [6, 8]
     history = write_run(run, 4, "repeated")
-    wandb_folder.send(history, run)
+    to_wandb.send(history, run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
     assert file.name == f"run-{history.id}-2.wandb", "the server has other numbers of the first one"
     assert wandb_curves(run) == numbers_of(run)
@@ -144,19 +144,19 @@ def test_a_run_of_a_killed_writer_is_rewritten(tmp_path) -> None:
     from mlflow import MlflowClient
 
     run = tmp_path / "run"
-    mlflow_store.send(write_run(run, 2), run)
+    to_mlflow.send(write_run(run, 2), run)
     client = MlflowClient(tracking_uri=f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
     [stored] = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    client.set_tag(stored.info.run_id, mlflow_store.WRITING, "true")
+    client.set_tag(stored.info.run_id, to_mlflow.WRITING, "true")
     client.log_metric(stored.info.run_id, "reward", 7.0, step=3)
-    mlflow_store.send(write_run(run, 3), run)
+    to_mlflow.send(write_run(run, 3), run)
     assert mlflow_curves(run) == numbers_of(run)
 
 
 def test_wandb_gets_the_configuration_and_nothing_about_the_machine(tmp_path) -> None:
     run = tmp_path / "run"
     history = write_run(run, 2)
-    assert "wandb sync" in wandb_folder.send(history, run)
+    assert "wandb sync" in to_wandb.send(history, run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
     assert file.parent.name == f"offline-run-20231114_221321-{history.id}"
     records = records_in(file)
@@ -194,9 +194,9 @@ def test_held_out_accuracy_is_at_the_step_of_its_policy_under_trls_names(tmp_pat
     expected = {"eval/accuracy": 0.5, "eval/rewards/answer/mean": 0.5, "eval/reward": 0.25}
     for point in history.points:
         assert point.held_out == ({**expected, "eval/completions/mean_length": 20.0} if point.round < 3 else {})
-    mlflow_store.send(history, run)
+    to_mlflow.send(history, run)
     assert mlflow_curves(run)["train/eval_reward"] == {0: 0.25, 1: 0.25}
-    wandb_folder.send(history, run)
+    to_wandb.send(history, run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
     rows = [{name_of(item): float(item.value_json) for item in record.history.item} for record in records_in(file)]
     assert [row["train/global_step"] for row in rows if "eval/reward" in row] == [0, 1]
@@ -242,3 +242,9 @@ def test_a_run_without_tracker_or_round_is_an_error(tmp_path) -> None:
     assert "report_to names no tracker; name one with --to" in rloo("track", tmp_path / "run").stderr
     with pytest.raises(UserError, match="no round is done yet"):
         track(tmp_path / "run", ["wandb"], None, None, None)
+
+
+def test_a_tracker_is_its_name_among_the_keys_and_its_module() -> None:
+    assert trackers.TRACKERS == ["wandb", "mlflow"]
+    for name in trackers.TRACKERS:
+        assert trackers.sender(name).__doc__
