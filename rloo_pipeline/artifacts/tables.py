@@ -226,9 +226,9 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
         table = file.read([name for name in columns if name in file.schema_arrow.names] if columns else None)
+        facts = footer(table)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: truncated or damaged Parquet file ({one_line(error)}); {REMEDY}") from error
-    facts = footer(table)
     if facts.get("kind") != kind:
         raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {REMEDY}")
     if facts.get("schema_version") != SCHEMA_VERSION:
