@@ -87,7 +87,7 @@ def test_an_encoder_is_refused_by_its_configuration_and_by_the_self_check(kind, 
     facts = config(kind, {})
     with pytest.raises(UserError, match=f"{kind} is an encoder"):
         model_support.check_model(facts.to_dict(), 100)
-    monkeypatch.setattr(model_support, "check_model", lambda *_: None)
+    monkeypatch.setattr(model_support, "check_model", lambda *_, **__: None)
     monkeypatch.setattr(self_check, "_results", {})
     facts.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=f"{kind}: it does not attend causally"):
