@@ -72,4 +72,4 @@ def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
     save_file(weights, tmp_path / model_files.WEIGHTS, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
-        split_loading.load(tmp_path, "float32", False, split_loading.minimal_configuration("float32"))
+        split_loading.load(Policy(tmp_path), "float32", split_loading.minimal_configuration("float32"))

@@ -64,7 +64,7 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
 def refused(adapter: Path) -> str:
     """The error where vLLM gets the whole paths that PEFT writes for `all-linear`: it finds no fused layer by them."""
     settings = adapters.settings
-    adapters.settings = lambda folder: {**settings(folder), "lora_target_modules": adapters.modules(folder)}
+    adapters.settings = lambda policy: {**settings(policy), "lora_target_modules": adapters.modules(policy.folder)}
     try:
         Sampler(Policy(adapter), ENGINE, model_folders.CONTEXT, 0)
     except UserError as why:
