@@ -5,7 +5,7 @@ import shutil
 import pytest
 from helpers import Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DATA = {"generator": "own/rows.py:rows"}
 ROWS = """

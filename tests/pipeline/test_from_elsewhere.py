@@ -59,7 +59,7 @@ def test_a_working_folder_of_ones_own(tmp_path) -> None:
     assert yaml.safe_load((tmp_path / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"
 
 
-@pytest.mark.parametrize("prefix", ["", "study"])
+@pytest.mark.parametrize("prefix", ["", pytest.param("study", marks=pytest.mark.long)])
 def test_a_module_of_another_workflow(tmp_path, prefix, rules) -> None:
     """Without a prefix it is only planned: the project of a wheel, in test_wheel.py, runs as such a module."""
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mini()))

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SAMPLED = ["prompt_id", "completion_ids", "completion", "seed"]
 

@@ -47,6 +47,7 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(finished.folder)  # assets.json names the model as seen from there
     run, output = finished.folder / "results" / "mini", tmp_path / "checks.json"
