@@ -96,6 +96,7 @@ def test_loss_and_gradient_are_those_of_trls_rloo_trainer(tiny_model, tokenizer,
     check(case, trl_steps, round_, tiny_model, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", GRPO, ids=lambda case: case.name.replace(" ", "-"))
 def test_loss_and_gradient_are_those_of_trls_grpo_trainer(tiny_model, tokenizer, trl_side, tmp_path, case) -> None:
     round_ = make_round(tokenizer, case.samples, case.functions, case.unknown)

@@ -83,6 +83,7 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
     )
 
 
+@pytest.mark.long
 def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     before = project.files("**/*.json")
@@ -212,6 +213,7 @@ def test_another_gate_reruns_no_round(finished) -> None:
     assert finished.planned(gates={"kl_explosion": {"action": "off"}}) == REPORT
 
 
+@pytest.mark.long
 def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_the_run_goes_on(
     finished, tmp_path
 ) -> None:
@@ -338,6 +340,7 @@ def edited(path: Path) -> Iterator[Path]:
         path.write_text(before)
 
 
+@pytest.mark.long
 def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     reward_file = project.folder / "mine.py"

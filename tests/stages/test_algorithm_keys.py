@@ -9,7 +9,7 @@ from helpers import Round, mini, succeeded
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.loading import validate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TRL_NAMES = {
     *("reward", "reward_std", "rewards/answer/mean", "rewards/answer/std", "frac_reward_zero_std", "kl", "entropy"),

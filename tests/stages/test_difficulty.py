@@ -13,7 +13,7 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import draw, uncertainty
 from rloo_pipeline.seeds import derive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 NAMES = [f"p{number:02d}" for number in range(24)]
 REWARD = '''

@@ -13,7 +13,7 @@ from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 HOW = SamplingConfig(1.0, 1.0, 0, None, 6)
 CLOSE = within(1e-3, 2e-2)

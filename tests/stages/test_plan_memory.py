@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import memory
 from rloo_pipeline.config.loading import load
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SIZES = {
     "small": {"hidden_size": 256, "layers": 4, "heads": 4, "key_value_heads": 2, "intermediate_size": 768},

@@ -16,7 +16,7 @@ from rloo_pipeline.config import Rollout
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, rows_of_round
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 REWARD = """
 def apart(teaches, **_):

@@ -17,7 +17,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters, swap_check, weight_reload
 from rloo_pipeline.rollout.sampler import Sampler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 KINDS = ["untied", "qwen3_moe", "mixtral", "olmo2", "adapter"]
 

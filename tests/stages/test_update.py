@@ -248,8 +248,8 @@ def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
     ("kept", "changes", "ranks"),
     [
         ((), {}, 1),
-        ((1,), {}, 1),
-        ((), {"update": {"lora": {"r": 2}}}, 1),
+        pytest.param((1,), {}, 1, marks=pytest.mark.long),
+        pytest.param((), {"update": {"lora": {"r": 2}}}, 1, marks=pytest.mark.long),
         pytest.param((1,), {"update": {"lora": {"r": 2}}}, 1, marks=pytest.mark.long),
         pytest.param((), {"deepspeed": {"processes": 2, "zero_stage": 2}}, 2, marks=pytest.mark.long),
     ],
