@@ -73,7 +73,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return f"{error.filename or 'a file'}: larger than this session allows; raise the limit (`ulimit -f unlimited`)"
+        return f"{error.filename or 'a file'}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

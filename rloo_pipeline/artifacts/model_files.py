@@ -44,7 +44,7 @@ def check(folder: Path) -> None:
     """
     if not (folder / "config.json").exists() and not (folder / ADAPTER).exists():
         raise UserError(
-            f"{folder}: no config.json, so this is no model folder; check the path or delete it and run again"
+            f"{folder}: no config.json, so this is not a model folder; check the path or delete it and run again"
         )
     files = sorted(folder.glob("*.safetensors"))
     if (folder / INDEX).exists():
@@ -96,7 +96,7 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
     problems += [
         f"{name} has shape {list(shape)}, not {list(expected)}" for name, shape, expected in info["mismatched_keys"]
     ]
-    problems += [f"{name} is no tensor of the model" for name in sorted(info["unexpected_keys"])]
+    problems += [f"{name} is not a tensor of the model" for name in sorted(info["unexpected_keys"])]
     if problems:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(

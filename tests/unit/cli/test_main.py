@@ -58,7 +58,9 @@ def test_a_place_where_nothing_may_be_written_is_one_sentence(code) -> None:
 
 def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     error = OSError(errno.EFBIG, "File too large", "there/model.safetensors")
-    assert explain(error).startswith("there/model.safetensors: larger than this session allows; raise the limit")
+    assert explain(error).startswith(
+        "there/model.safetensors: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
+    )
 
 
 def test_a_read_only_results_folder_is_one_sentence() -> None:

@@ -42,7 +42,7 @@ def change(file: Path, damage: str, name: str) -> str:
     else:
         weights[name] = torch.zeros(3, 5)
     save_file(weights, file, metadata={"format": "pt"})
-    return {"missing": f"{name} is missing", "unexpected": f"{name} is no tensor"}.get(
+    return {"missing": f"{name} is missing", "unexpected": f"{name} is not a tensor"}.get(
         damage, rf"{name} has shape \[3, 5\]"
     )
 
