@@ -61,6 +61,13 @@ def _update(**keys: Any) -> dict[str, Any]:
 
 
 LORA = {"r": 8, "lora_alpha": 16}
+TEACHER = {
+    "algorithm": {
+        "beta": 0,
+        "importance_sampling_level": "token",
+        "teacher": {"build": "rloo_pipeline.demo.character_model:tiny_qwen3"},
+    }
+}
 OFFLOAD = {
     "optimizer": {"optimizer": "cpu"},
     "all": {"optimizer": "cpu", "parameters": "cpu"},
@@ -221,6 +228,8 @@ ROWS = (
     _mini("reward-model", "a reward model on the GPU", reward_model=True),
     _mini("lag", "`rollout.lag: 1` on one GPU", changes={"rollout": {"lag": 1}}),
     _mini("refill", "`rollout.refill: 1`", changes=REFILL),
+    _mini("teacher", "a teacher beside the rewards", changes=TEACHER),
+    _mini("reproducible", "`reproducible: true`", changes={"reproducible": True}),
     _mini("float32", "float32", changes={"model": {"dtype": "float32"}}),
     _mini("float16", "float16", changes={"model": {"dtype": "float16"}}),
     _mini("adamw_8bit", "AdamW with moments in 8 bits", **_update(optimizer="adamw_8bit")),
