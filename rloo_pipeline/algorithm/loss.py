@@ -8,6 +8,8 @@ its loss is
     sapo    −(4/τ) σ(τ(ρ − 1)) A, τ by the sign of A                      (arXiv 2511.20347; TRL's loss_type: sapo)
     dppo_tv −sg[min(ρ, 20)] A log π_θ, 0 where A > 0 and π_θ − π_old > ε_high, or A ≤ 0 and π_θ − π_old < −ε
                                                                           (arXiv 2602.04879, Binary-TV; verl's dppo_tv)
+    vespo   −sg[e^(λ(1−w)) w^k] A log π_θ, w = Π_t ρ_t of the completion, k and λ by the sign of A
+                                                                          (arXiv 2602.10693; TRL's loss_type: vespo)
     none    −A log π_θ                                                    (Williams 1992)
 
 At ρ = 1, in the first step on samples of π_old, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
@@ -18,6 +20,7 @@ completion's tokens, and log-probs are 0 at padding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -26,7 +29,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Level = Literal["sequence", "sequence_mean", "token"]
-Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "none"]
+Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "none"]
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
 and tokens outside of the mask may have no effect on others, since steps are split into micro-batches.
@@ -38,18 +41,25 @@ MAX_LOG_RATIO = 20.0
 """Bound of a log-ratio, as in OpenRLHF, verl and NeMo-RL; a ratio of e²⁰ = 4.9e8 is far outside any clip range."""
 
 
+LEAST_LOG_WEIGHT = math.log(1e-8)
+"""Bound of a completion's log-ratio in `vespo`, as in its authors' code and TRL; the upper one is `MAX_LOG_RATIO`."""
 MOST_OFF_POLICY = 20.0
 """Bound of a ratio in `dppo_tv`, as in verl: its trust region bounds differences of probabilities, not ratios."""
 
 
 class Bounds(NamedTuple):
-    """The clip range of a ratio, or of a difference of probabilities (`dppo_tv`), and the temperatures of `sapo`."""
+    """The clip range of a ratio, or of a difference of probabilities (`dppo_tv`), and the parameters of `sapo` and
+    `vespo`.
+    """
 
     epsilon: float
     epsilon_high: float
     delta: float | None = None
     temperature_pos: float = 1.0
     temperature_neg: float = 1.05
+    gamma_pos: tuple[float, float] = (2.0, 3.0)
+    """k and λ of `vespo` where the advantage is not negative."""
+    gamma_neg: tuple[float, float] = (3.0, 2.0)
 
 
 class Losses(NamedTuple):
@@ -132,6 +142,9 @@ def losses(
         low, high = (moved < -bounds.epsilon) & (weight <= 0), (moved > bounds.epsilon_high) & (weight > 0)
         factor = ratio.detach().clamp(max=MOST_OFF_POLICY)
         loss = torch.where(mask & ~low & ~high, -factor * weight * logps, 0.0)
+    elif clip == "vespo":
+        loss = torch.where(mask, -_gamma_weight(logps.detach() - old_logps, weight, mask, bounds) * weight * logps, 0.0)
+        low, high = none, none
     else:
         own = clip(logps, old_logps, weight.expand_as(logps), mask) if callable(clip) else -weight * logps
         loss = torch.where(mask, own, 0.0)
@@ -143,6 +156,16 @@ def losses(
         (low & actions).sum(-1) / count,
         (high & actions).sum(-1) / count,
     )
+
+
+def _gamma_weight(difference: Tensor, advantages: Tensor, mask: Tensor, bounds: Bounds) -> Tensor:
+    """VESPO's weight e^(λ(1−w)) w^k of a completion's ratio w, [completions, 1], or [completions, tokens] if advantages
+    are; 1 at w = 1.
+    """
+    bounded = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_w = torch.where(mask, bounded, 0.0).sum(-1, keepdim=True).clamp(LEAST_LOG_WEIGHT, MAX_LOG_RATIO)
+    k, rate = (torch.where(advantages >= 0, *pair) for pair in zip(bounds.gamma_pos, bounds.gamma_neg, strict=True))
+    return (rate + k * log_w - rate * log_w.exp()).exp()
 
 
 class Totals(NamedTuple):

@@ -11,6 +11,9 @@ The weight of a whole completion is a product over its tokens, so in long comple
 sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weighs the
 completions within them by 1, because a geometric mean is not an importance weight (Liu et al. 2025, the geometric
 mask).
+
+A correction and a rejection together multiply: W = weight × 1[min ≤ v ≤ max], where v is the weight that the rejection
+judges, before any truncation (verl's rollout_is together with rollout_rs).
 """
 
 from __future__ import annotations
@@ -29,11 +32,19 @@ BAND = (0.5, 2.0)
 """Weights of a token that rounding explains; a weight outside this band has another cause."""
 
 
+class Rejection(NamedTuple):
+    """Drops actions whose own weight, or whose completion's weight, is outside thresholds; None is no threshold."""
+
+    by: Level
+    min: float | None
+    max: float | None
+
+
 class Weights(NamedTuple):
     """Effect of a correction on each action."""
 
     weight: Float[Tensor, "completions actions"]
-    """Factor of its loss, without gradient; 0 outside the mask in the token corrections."""
+    """Factor of its loss, without gradient; 0 outside the mask where tokens have weights of their own."""
     outside: Bool[Tensor, "completions actions"]
     """The weight is beyond a threshold and therefore truncated or dropped."""
 
@@ -45,6 +56,7 @@ def weights(
     correction: Correction,
     low: float | None,
     high: float | None,
+    rejection: Rejection | None = None,
 ) -> Weights:
     """The importance weight of each action, bounded as the ratios of losses are.
 
@@ -55,16 +67,34 @@ def weights(
         correction: the kind of correction.
         low: lower threshold of the weight; None for no threshold.
         high: upper threshold of the weight; None for no threshold.
+        rejection: a second rule, which drops.
     """
-    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    weight, outside = _corrected(logps, sampling_logps, mask, correction, low, high)
+    by_token = correction.startswith("token")
+    if rejection is not None:
+        judged = log_ratio(logps.detach(), sampling_logps, mask, rejection.by).exp()
+        by_token = by_token or rejection.by == "token"
+        rejected = _is_outside(judged, rejection.min, rejection.max)
+        weight, outside = torch.where(rejected, 0.0, weight), outside | rejected
+    actions = mask if by_token else torch.ones_like(mask[:, :1])
+    return Weights(torch.where(actions, weight, 0.0), actions & outside)
+
+
+def _corrected(
+    logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
+) -> tuple[Tensor, Tensor]:
+    """Weights of one correction, also outside of the mask, and where they are beyond a threshold."""
     level: Level = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
     weight = log_ratio(logps.detach(), sampling_logps, mask, level).exp()
-    actions = mask if level == "token" else torch.ones_like(mask[:, :1])
-    outside = actions & ((weight < low) | (weight > high))
+    outside = _is_outside(weight, low, high)
     if correction.endswith("tis"):
-        return Weights(torch.where(actions, weight.clamp(low, high), 0.0), outside)
+        return weight.clamp(-math.inf if low is None else low, math.inf if high is None else high), outside
     inside = torch.ones_like(weight) if correction == "sequence_mean_mis" else weight
-    return Weights(torch.where(actions & ~outside, inside, 0.0), outside)
+    return torch.where(outside, 0.0, inside), outside
+
+
+def _is_outside(weight: Tensor, low: float | None, high: float | None) -> Tensor:
+    return (weight < (-math.inf if low is None else low)) | (weight > (math.inf if high is None else high))
 
 
 class Gap(NamedTuple):

@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.before_run import dataset_inputs, episode_trial, model_inputs, reward_trial
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
-from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.config import JSON, Config, distillation
 from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
@@ -45,6 +45,9 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
                 continue
             rows = read_rows(sources[key], place)
             dataset_inputs.check_source_columns(config, key, list(rows[0]), place)
+            if key == "dataset.train":
+                names = (row.get(distillation.COLUMN) for row in rows)
+                distillation.require_teachers(config.algorithm.teacher, names, place)
             if key == dataset_inputs.DEMONSTRATIONS:
                 _check_demonstrations(inputs, parts, rows, place)
                 yield Finding(key, True, _columns(rows))

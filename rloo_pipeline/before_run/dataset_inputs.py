@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rloo_pipeline.config import Config, Source
+from rloo_pipeline.config import Config, Source, distillation
 from rloo_pipeline.data import json_rows, rows
 from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
@@ -106,6 +106,8 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
         UserError: one is missing, or has a name that is reserved for the tables of a run.
     """
     check_columns(names, config.dataset, path)
+    if key == "dataset.train" and config.algorithm.teacher is not None and config.algorithm.teacher.models:
+        check_column(distillation.COLUMN, names, "algorithm.teacher.models", path)
     if key != DEMONSTRATIONS:
         check_names(names, config.dataset, path)
     elif config.warmstart.sft is not None:

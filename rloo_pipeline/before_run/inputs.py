@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, distillation
 from rloo_pipeline.errors import UserError
 
 
@@ -28,9 +28,9 @@ def model_finding(config: Config) -> Finding:
 def findings(config: Config) -> Iterator[Finding]:
     """The models and each dataset; a problem or note has a message, an input without remarks has none."""
     yield model_finding(config)
-    if config.algorithm.teacher is not None:
+    for name, of_teacher in config.teachers.items():
         with problems_of("teacher") as problems:
-            model_inputs.model_folder(config.of_teacher, "algorithm.teacher")
+            model_inputs.model_folder(of_teacher, distillation.key_of(name))
         yield from problems
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import model_dims, model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.training import model_support
@@ -84,18 +84,19 @@ def shape(config: Config) -> model_dims.ModelDims:
 
 
 def teacher_shape(config: Config) -> model_dims.ModelDims | None:
-    """The dimensions of the teacher; None without one, or where it is not on this machine yet.
+    """The dimensions of the largest teacher; None without one, or where one is not on this machine yet.
 
     Raises:
         UserError: as `local_model`.
     """
-    if config.algorithm.teacher is None:
-        return None
-    built = Path("results") / config.run / "assets" / "teacher"
-    folder = built if config.algorithm.teacher.build else model_folder(config.of_teacher, "algorithm.teacher")
-    if folder is None or not (folder / "config.json").exists():
-        return None
-    return model_dims.read(folder, Policy(folder).config)
+    shapes = []
+    for name, of_teacher in config.teachers.items():
+        built = Path("results") / config.run / "assets" / distillation.asset_of(name)
+        folder = built if of_teacher.model.build else model_folder(of_teacher, distillation.key_of(name))
+        if folder is None or not (folder / "config.json").exists():
+            return None
+        shapes.append(model_dims.read(folder, Policy(folder).config))
+    return max(shapes, key=lambda shape: shape.parameters, default=None)
 
 
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
@@ -120,11 +121,16 @@ def check_model(config: Config, model: Policy) -> None:
 def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
     """Checks that a teacher can score what the student samples.
 
+    Args:
+        config: one of `config.teachers`.
+        teacher: the teacher.
+        student: the model to train.
+
     Raises:
         UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none.
     """
     without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.of_teacher.model_copy(update={"update": without_adapter}), teacher)
+    check_model(config.model_copy(update={"update": without_adapter}), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:

@@ -13,6 +13,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.rollout import cpu_limits, gpu_limits
 from rloo_pipeline.runtime import devices
@@ -96,22 +97,22 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def teacher(inputs: RunInputs) -> Iterator[Finding]:
-    """The teacher can score the model's tokens; one that a function builds is only looked up, since that takes long."""
-    config, section = inputs.config, inputs.config.algorithm.teacher
-    if section is None or inputs.model is None:
+    """Teachers can score the model's tokens; one that a function builds is only looked up, since that takes long."""
+    if inputs.model is None:
         return
-    with problems_of("teacher") as problems:
-        folder = model_inputs.model_folder(config.of_teacher, "algorithm.teacher")
-        if section.build is not None:
-            import_string.check(section.build)
-            yield Finding("teacher", True, f"{section.build} builds it in the first job, which checks it", note=True)
-        elif folder is None:
-            message = f"{section.name_or_path} is not in the Hub's cache yet, so it was not checked"
-            yield Finding("teacher", True, message, note=True)
-        else:
-            model_inputs.check_teacher(config, Policy(folder, config.model.trust_remote_code), inputs.model)
-            yield Finding("teacher", True, f"{section.name_or_path}: has the model's token ids")
-    yield from problems
+    for name, config in inputs.config.teachers.items():
+        with problems_of("teacher") as problems:
+            folder, source = model_inputs.model_folder(config, distillation.key_of(name)), config.model
+            if source.build is not None:
+                import_string.check(source.build)
+                yield Finding("teacher", True, f"{source.build} builds it in the first job, which checks it", note=True)
+            elif folder is None:
+                message = f"{source.name_or_path} is not in the Hub's cache yet, so it was not checked"
+                yield Finding("teacher", True, message, note=True)
+            else:
+                model_inputs.check_teacher(config, Policy(folder, source.trust_remote_code), inputs.model)
+                yield Finding("teacher", True, f"{source.name_or_path}: has the model's token ids")
+        yield from problems
 
 
 def _model(inputs: RunInputs) -> Policy | None:

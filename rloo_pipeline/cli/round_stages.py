@@ -139,6 +139,7 @@ COMMANDS = (
         "teacher",
         "Compute the log-probs of one shard under the teacher.",
         *(ASSETS, ROLLOUTS),
+        option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with several teachers"),
         log_probs=True,
     ),
     stage(

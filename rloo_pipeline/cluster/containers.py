@@ -145,8 +145,8 @@ def _with_rows_or_weights(config: Config) -> Iterator[Path]:
     if config.warmstart.sft:
         sources.append(config.warmstart.sft.demonstrations)
     yield from (data_dir / place for source in sources if (place := source.path or source.name))
-    for model in (config.model, config.algorithm.teacher):
-        if model is not None and model.name_or_path:
+    for model in (config.model, *config.algorithm.teacher_sources):
+        if model.name_or_path:
             yield Path(model.name_or_path)
 
 

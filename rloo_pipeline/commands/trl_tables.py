@@ -13,7 +13,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 BOTH = {"max_completion_length": 512, "learning_rate": 1e-6, "lr_scheduler_type": "linear", "num_iterations": 1}
 SAME = {
-    "rollout": ("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p"),
+    "rollout": (
+        *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p", "generation_kwargs"),
+    ),
     "algorithm": (
         *("beta", "epsilon", "epsilon_high", "delta", "num_iterations", "normalize_advantages", "reward_clip_range"),
         "mask_truncated_completions",

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config import presets
+from rloo_pipeline.config import corrections, presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
+from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
@@ -50,7 +51,7 @@ class Algorithm(Section):
     kl: KL = KL()
     """Placement and estimator of the KL penalty."""
     teacher: Teacher | None = None
-    """Model to distill from. Off by default."""
+    """Model or models to distill from. Off by default."""
     importance_sampling_level: Literal["sequence", "sequence_mean", "token"] = "sequence"
     """Level of the policy ratio. `sequence`: the whole completion is one action (RLOO). `sequence_mean`: the
     length-normalized ratio of the completion (GSPO). `token`: each token is an action.
@@ -59,11 +60,11 @@ class Algorithm(Section):
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
     vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
     """
-    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "none"] = "ppo"
+    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "none"] = "ppo"
     """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
     log-prob. `sapo`: a soft gate of the ratio, without a clip range. `dppo_tv`: no gradient where the probability of
-    the token itself moved by more than epsilon. `none`: REINFORCE without a ratio. `sapo` and `dppo_tv` need
-    `importance_sampling_level: token`.
+    the token itself moved by more than epsilon. `vespo`: a smooth weight of the completion's whole ratio. `none`:
+    REINFORCE without a ratio. `sapo`, `dppo_tv` and `vespo` need `importance_sampling_level: token`.
     """
     loss: str | None = None
     """A loss of your own instead of `clip`, as `module:function` or `file.py:function`: called as `f(logps, old_logps,
@@ -85,6 +86,14 @@ class Algorithm(Section):
     """Temperature of the gate of `clip: sapo` where the advantage is positive; a higher one closes it sooner."""
     sapo_temperature_neg: float = Field(1.05, gt=0)
     """The same where the advantage is not positive."""
+    vespo_k_pos: float = Field(2.0, gt=0)
+    """k of `clip: vespo`, w^k e^(λ(1 − w)), where the advantage is not negative; small ratios weigh less with more."""
+    vespo_lambda_pos: float = Field(3.0, gt=0)
+    """λ of `clip: vespo` where the advantage is not negative; large ratios weigh less with more."""
+    vespo_k_neg: float = Field(3.0, gt=0)
+    """k where the advantage is negative."""
+    vespo_lambda_neg: float = Field(2.0, gt=0)
+    """λ where the advantage is negative."""
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",
@@ -142,7 +151,7 @@ class Algorithm(Section):
                 "the three out"
             )
         yield from self._problems_of_clip_and_kl()
-        yield from self._problems_of_mismatch()
+        yield from corrections.mismatch_problems(self)
 
     def _problems_of_estimator(self) -> Iterator[str]:
         """Estimators that divide by the spread of a group take no penalty in the rewards.
@@ -200,13 +209,14 @@ class Algorithm(Section):
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.clip in ("sapo", "dppo_tv") and self.importance_sampling_level != "token":
-            yield f"clip: {self.clip} judges each token by itself; set importance_sampling_level: token"
+        if self.clip in ("sapo", "dppo_tv", "vespo") and self.importance_sampling_level != "token":
+            yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
-        for key in ("sapo_temperature_pos", "sapo_temperature_neg"):
-            if self.clip != "sapo" and getattr(self, key) != type(self).model_fields[key].default:
-                yield f"{key} works with clip: sapo only, not with clip: {self.clip}"
+        for key, field in type(self).model_fields.items():
+            clip = key.partition("_")[0]
+            if clip in ("sapo", "vespo") and self.clip != clip and getattr(self, key) != field.default:
+                yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
         key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
         if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
@@ -225,33 +235,6 @@ class Algorithm(Section):
                 "kl.bias_correction multiplies the KL in the loss by the ratio; it needs kl.placement: loss "
                 "and a clip other than none"
             )
-
-    def _problems_of_mismatch(self) -> Iterator[str]:
-        correction, low, high = self.mismatch.correction, self.mismatch.min, self.mismatch.max
-        if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
-            yield (
-                "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
-                "mismatch.correction, or leave them out"
-            )
-        if correction != "none" and self.old_logps == "sampler":
-            yield (
-                f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
-                "old_logps: sampler the ratio does that already; use old_logps: trainer"
-            )
-        if correction.startswith("token") and self.loss_agg_mode == "sequence" and not self.acts_on_tokens:
-            yield (
-                f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
-                f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
-            )
-        if low is not None and high is not None and low > high:
-            yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
-        if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
-            yield (
-                "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
-                "mismatch.max below and above 1, for example 0.98 and 1.02"
-            )
-        if correction.endswith("mis") and low is None and high is None:
-            yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"
 
     @property
     def upper_epsilon(self) -> float:
@@ -274,6 +257,11 @@ class Algorithm(Section):
         in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.teacher is not None
         compared = self.clip != "none" or self.mismatch.correction != "none"
         return in_reward or (compared and not self.is_one_step)
+
+    @property
+    def teacher_sources(self) -> list[ModelSource]:
+        """The teachers."""
+        return [] if self.teacher is None else [*self.teacher.sources.values()]
 
     @property
     def values_tokens(self) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from rloo_pipeline.config.section import Section
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config.algorithm import Algorithm
 
 
 class KL(Section):
@@ -33,6 +37,30 @@ class KL(Section):
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
 
 
+class Rejection(Section):
+    """Rejection by the importance weights, in addition to a correction that weights."""
+
+    by: Literal["token", "sequence", "sequence_mean"] = "sequence_mean"
+    """The weight that must be within the thresholds: of a token, of a completion (a product over its tokens), or the
+    geometric mean of a completion's tokens. What is outside is dropped.
+    """
+    min: float | None = Field(None, ge=0)
+    """Lower threshold."""
+    max: float | None = Field(None, gt=0)
+    """Upper threshold."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.min is None and self.max is None:
+            yield "drops by thresholds; set min or max"
+        if self.min is not None and self.max is not None and self.min > self.max:
+            yield f"min ({self.min:g}) exceeds max ({self.max:g})"
+        if self.by == "sequence_mean" and (self.min is None or self.max is None or not self.min < 1 < self.max):
+            yield (
+                "by: sequence_mean drops completions on both sides of 1; set min and max below and above 1, for "
+                "example 0.98 and 1.02"
+            )
+
+
 class Mismatch(Section):
     """Correction for the difference between the sampler's (vLLM) and the trainer's log-probs of the same tokens."""
 
@@ -47,6 +75,15 @@ class Mismatch(Section):
     """Upper threshold of a weight. With `null` a weight is only bounded by e^20."""
     min: float | None = Field(None, ge=0)
     """Lower threshold of a weight. `sequence_mean_mis` needs both thresholds close to 1, for example 0.98 and 1.02."""
+    reject: Rejection | None = None
+    """A second rule, which drops what it judges by its own thresholds and leaves the weights of the rest, for example
+    `{correction: token_tis, reject: {by: sequence_mean, min: 0.98, max: 1.02}}`.
+    """
+
+    @property
+    def acts_on_tokens(self) -> bool:
+        """True if tokens of one completion can have different weights."""
+        return self.correction.startswith("token") or (self.reject is not None and self.reject.by == "token")
 
 
 class ResponseLength(Section):
@@ -65,3 +102,48 @@ class ResponseLength(Section):
     """Desired completion length in tokens. Off by default."""
     target_penalty: float = Field(1.0, ge=0)
     """Reward lost in proportion to the distance from `target`: `target_penalty · |length − target| / target`."""
+
+
+def mismatch_problems(algorithm: Algorithm) -> Iterator[str]:
+    """A sentence for each way in which `algorithm.mismatch` does not fit itself or the rest of the section."""
+    mismatch = algorithm.mismatch
+    correction, low, high = mismatch.correction, mismatch.min, mismatch.max
+    if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
+        yield (
+            "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
+            "mismatch.correction, or leave them out"
+        )
+    if correction != "none" and algorithm.clip == "vespo":
+        yield (
+            f"mismatch.correction: {correction} weights losses, and clip: vespo reshapes the whole weight of a "
+            "completion; set old_logps: sampler, with which that is the weight of the sampler's policy"
+        )
+    if correction != "none" and algorithm.old_logps == "sampler":
+        yield (
+            f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
+            "old_logps: sampler the ratio does that already; use old_logps: trainer"
+        )
+    if correction.startswith("token") and algorithm.loss_agg_mode == "sequence" and not algorithm.acts_on_tokens:
+        yield (
+            f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
+            f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
+        )
+    if (reject := mismatch.reject) is not None:
+        if correction == "none":
+            yield (
+                "mismatch.reject drops in addition to a correction, and there is none; set mismatch.correction, "
+                "which can drop by itself"
+            )
+        if correction == f"{reject.by}_mis":
+            yield f"mismatch.correction: {correction} drops by the same weight as mismatch.reject; leave one out"
+        if reject.by == "token" and algorithm.loss_agg_mode == "sequence" and not algorithm.acts_on_tokens:
+            yield "mismatch.reject.by: token drops tokens, but here a completion is one action; use sequence_mean"
+    if low is not None and high is not None and low > high:
+        yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
+    if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
+        yield (
+            "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
+            "mismatch.max below and above 1, for example 0.98 and 1.02"
+        )
+    if correction.endswith("mis") and low is None and high is None:
+        yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"

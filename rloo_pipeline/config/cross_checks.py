@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rloo_pipeline.config import distillation, lag
+from rloo_pipeline.config import distillation, generation, lag
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
@@ -18,6 +18,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _counts(config)
     yield from _selection(config)
     yield from lag.problems(config.rollout, config.algorithm)
+    yield from generation.problems(config.rollout, config.algorithm)
     yield from _algorithm(config)
     yield from distillation.problems(
         config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images

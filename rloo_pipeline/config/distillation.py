@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from pydantic import Field
 
 from rloo_pipeline.config.data import Model, ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.sampling import Rollout
+from rloo_pipeline.errors import UserError
+
+COLUMN = "teacher"
+"""Column of the training rows with the name of each one's teacher, where there are several."""
+NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Teacher(ModelSource):
@@ -17,6 +23,9 @@ class Teacher(ModelSource):
     advantage of the rewards is added to it; without any, give all rewards weight 0. Needs the student's token ids.
     """
 
+    models: dict[str, ModelSource] = {}
+    """Several teachers by name, in place of one; the column `teacher` of the training rows has the name for each row.
+    """
     weight: float = Field(1.0, gt=0)
     """Factor of the reverse KL, in reward per nat."""
     discount: float = Field(0.0, ge=0, le=1)
@@ -24,10 +33,55 @@ class Teacher(ModelSource):
     with 1, the KL of the rest of the completion.
     """
 
-    def of(self, model: Model) -> Model:
-        """The section `model` of a run whose model would be the teacher, in the student's number format."""
-        source = self.model_dump(include=set(ModelSource.model_fields))
-        return model.model_copy(update={**source, "quantization": None})
+    def _problems(self) -> Iterator[str]:
+        if not self.models:
+            yield from super()._problems()
+        elif any(getattr(self, key) != field.default for key, field in ModelSource.model_fields.items()):
+            yield f"models names the teachers; leave out {', '.join(ModelSource.model_fields)} beside it"
+        for name in self.models:
+            if not NAME.fullmatch(name):
+                yield f"models: the name '{name}' has other characters than letters, digits, '-' and '_'; change it"
+
+    @property
+    def sources(self) -> dict[str, ModelSource]:
+        """The teachers by name; a single one has an empty name."""
+        return self.models or {"": self}
+
+
+def as_model(source: ModelSource, student: Model) -> Model:
+    """The section `model` of a run whose model would be a teacher, in the student's number format."""
+    return student.model_copy(update={**source.model_dump(include=set(ModelSource.model_fields)), "quantization": None})
+
+
+def asset_of(name: str) -> str:
+    """The name of a teacher in assets.json, and of its folder if it is built."""
+    return f"teacher-{name}" if name else "teacher"
+
+
+def key_of(name: str) -> str:
+    """The key of a teacher in the configuration."""
+    return f"algorithm.teacher.models.{name}" if name else "algorithm.teacher"
+
+
+def require_teachers(teacher: Teacher | None, names: Iterable[object], place: str) -> None:
+    """Checks the column `teacher` of rows.
+
+    Args:
+        teacher: the section.
+        names: the values of the column.
+        place: where the rows are, for the message.
+
+    Raises:
+        UserError: a value is not the name of a teacher.
+    """
+    if teacher is None or not teacher.models:
+        return
+    for name in names:
+        if name not in teacher.models:
+            raise UserError(
+                f"{place}: the column '{COLUMN}' has {name!r:.40}, which is not one of algorithm.teacher.models "
+                f"({', '.join(teacher.models)}); correct it, or name that teacher"
+            )
 
 
 def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward], images: bool) -> Iterator[str]:

@@ -125,6 +125,18 @@ PRESETS: Mapping[str, Values] = {
     },
     # arXiv 2602.04879, Binary-TV, as verl's dppo_tv; the trust region is around the sampler's policy
     "dppo": {**_TOKENS, **_NO_KL, "advantage": "grpo", "clip": "dppo_tv", "epsilon": 0.15, "old_logps": "sampler"},
+    # arXiv 2602.10693; k and lambda of TRL 1.16.0, grpo_config.py; w is the ratio to the policy that sampled
+    "vespo": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "clip": "vespo",
+        "old_logps": "sampler",
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_pos": 3.0,
+        "vespo_k_neg": 3.0,
+        "vespo_lambda_neg": 2.0,
+    },
     # arXiv 2601.05242; TRL 1.16.0, multi_objective_aggregation: normalize_then_sum
     "gdpo": {
         **_TOKENS,

@@ -102,8 +102,8 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         if config.algorithm.loss is not None:
             yield config.algorithm.loss
     if "model" in sections:
-        sources = (config.model, config.algorithm.teacher)
-        yield from (source.build for source in sources if source is not None and source.build)
+        sources = (config.model, *config.algorithm.teacher_sources)
+        yield from (source.build for source in sources if source.build)
 
 
 def _name(file: Path) -> str:

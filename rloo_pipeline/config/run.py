@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from rloo_pipeline.config import cross_checks
+from rloo_pipeline.config import cross_checks, distillation
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
-from rloo_pipeline.errors import UserError
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -33,8 +32,15 @@ LATER = (
     ("algorithm", "multi_objective_aggregation", "sum_then_normalize"),
     ("algorithm", "sapo_temperature_pos", 1.0),
     ("algorithm", "sapo_temperature_neg", 1.05),
+    ("algorithm", "vespo_k_pos", 2.0),
+    ("algorithm", "vespo_lambda_pos", 3.0),
+    ("algorithm", "vespo_k_neg", 3.0),
+    ("algorithm", "vespo_lambda_neg", 2.0),
+    ("mismatch", "reject", None),
+    ("teacher", "models", {}),
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
+    ("rollout", "generation_kwargs", None),
     ("lora", "use_rslora", False),
     ("deepspeed", "offload", Offload().model_dump()),
 )
@@ -112,16 +118,15 @@ class Config(RunKeys):
         return self.algorithm.beta != 0
 
     @property
-    def of_teacher(self) -> Self:
-        """The configuration of a run whose model is the teacher.
-
-        Raises:
-            UserError: there is no teacher.
+    def teachers(self) -> dict[str, Self]:
+        """The configurations of runs whose models are the teachers, by the teachers' names; a single one has an empty
+        name.
         """
-        teacher = self.algorithm.teacher
-        if teacher is None:
-            raise UserError("algorithm.teacher: not set, so there is no teacher; set it")
-        return self.model_copy(update={"model": teacher.of(self.model)})
+        section = self.algorithm.teacher
+        return {
+            name: self.model_copy(update={"model": distillation.as_model(source, self.model)})
+            for name, source in ({} if section is None else section.sources).items()
+        }
 
     @property
     def arm_json(self) -> str:
@@ -140,9 +145,13 @@ class Config(RunKeys):
         params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
-        lora = {"lora": params.get("update", {}).get("lora") or {}}
+        nested = {
+            "lora": params.get("update", {}).get("lora") or {},
+            "mismatch": params.get("algorithm", {}).get("mismatch", {}),
+            "teacher": params.get("algorithm", {}).get("teacher") or {},
+        }
         for section, key, default in LATER:  # a run without the key stays as it was before there was one
-            keys = (params | lora).get(section, {})
+            keys = (params | nested).get(section, {})
             if key in keys and keys[key] == default:
                 del keys[key]
         for section in ("dataset", "algorithm"):

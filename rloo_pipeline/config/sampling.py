@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from rloo_pipeline.config.generation import GenerationKwargs
 from rloo_pipeline.config.section import Section
 
 PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
@@ -52,6 +53,8 @@ class Rollout(Section):
     """Sample from the k most likely tokens; 0 turns this off."""
     min_p: float | None = Field(None, ge=0, le=1)
     """Sample only tokens whose probability is at least `min_p` times that of the most likely token."""
+    generation_kwargs: GenerationKwargs | None = None
+    """Further parameters of vLLM: stop strings, masks, structured outputs."""
     max_completion_length: int = Field(256, ge=1)
     """Maximum completion length in tokens. A completion that reaches it without an end token is truncated."""
     oversample: float = Field(1.0, ge=1)
@@ -191,6 +194,11 @@ class Rollout(Section):
         """The key that truncates the sampling distribution, if any."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": bool(self.min_p)}
         return next((key for key, on in cuts.items() if on), None)
+
+    @property
+    def masked_by(self) -> str | None:
+        """The key of `generation_kwargs` that masks tokens in rollouts and evaluations, if any."""
+        return None if self.generation_kwargs is None else self.generation_kwargs.masked_by
 
     @property
     def sampled_prompts(self) -> int:

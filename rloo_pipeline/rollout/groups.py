@@ -13,7 +13,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, Model, Rollout
+from rloo_pipeline.config import JSON, Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
@@ -113,8 +113,14 @@ def call_reader(policy: Policy, config: Config) -> CallReader:
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:
     """The sampling parameters of the rollouts."""
     return SamplingConfig(
-        rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length
+        *(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length),
+        kwargs_of(rollout),
     )
+
+
+def kwargs_of(rollout: Rollout) -> JSON:
+    """The further parameters of vLLM of rollouts and evaluations."""
+    return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
 
 
 def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
@@ -122,7 +128,7 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
     return {
         "dtype": model.dtype,
         "logprobs_mode": LOGPROBS_MODE,
-        **{f"sampling_{k}": v for k, v in sampling._asdict().items()},
+        **{f"sampling_{k}": v for k, v in sampling._asdict().items() if k != "kwargs" or v},
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rloo_pipeline.artifacts import policy, tables
@@ -111,6 +111,8 @@ class SamplingConfig(NamedTuple):
     top_k: int
     min_p: float | None
     max_completion_length: int
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    """Further parameters of vLLM, from `rollout.generation_kwargs`."""
 
 
 NEVER = -100.0
@@ -120,8 +122,12 @@ NEVER = -100.0
 def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
     """vLLM's parameters for one request; the tokens `never` are not sampled."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     sampling = request.sampling
+    further = dict(sampling.kwargs)
+    ends = [*stop_ids, *further.pop("stop_token_ids", ())]
+    structure = further.pop("structured_outputs", None)
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -130,11 +136,14 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
         max_tokens=sampling.max_completion_length,
         seed=request.seed,
         logprobs=0,
-        # These two avoid one object per token, and the text of each single token, which nobody reads.
+        # These two avoid one object per token, and the text of each single token, which only stop strings need.
         flat_logprobs=True,
-        detokenize=False,
-        stop_token_ids=stop_ids,
+        detokenize="stop" in further,
+        skip_special_tokens=False,  # a stop string may be one
+        stop_token_ids=ends,
         logit_bias=dict.fromkeys(never, NEVER) or None,
+        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
+        **further,
     )
 
 
@@ -181,6 +190,7 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled
 
     shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), list(sampled.token_ids))
     params.skip_special_tokens = policy.special_ids(tokenizer).isdisjoint(shown)
+    params.stop = []  # else the text would end before the stop string
     request: Any = SimpleNamespace(
         request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, gpu_limits, swap_check, weight_reload
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
@@ -226,8 +226,14 @@ class Sampler:
         if not (indexed_requests := list(requests)):
             return {}
         prompts = [request.for_vllm for _, request in indexed_requests]
-        params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
-        names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
+        try:
+            params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
+            names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
+        except ValueError as error:
+            if not any(request.sampling.kwargs for _, request in indexed_requests):
+                raise
+            message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
+            raise UserError(message) from error
         return {
             name.partition("-")[0]: (*indexed, each)
             for name, indexed, each in zip(names, indexed_requests, params, strict=True)

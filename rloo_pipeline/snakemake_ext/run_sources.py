@@ -33,8 +33,8 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _models(config: Config) -> list[ModelSource]:
-    """The model and the teacher, if any."""
-    return [model for model in (config.model, config.algorithm.teacher) if model is not None]
+    """The model and the teachers."""
+    return [config.model, *config.algorithm.teacher_sources]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -48,7 +48,7 @@ def replaced(folder: Path) -> str | None:
     try:
         written = (folder / ASSETS).stat().st_mtime
         assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
-        models = [assets["model"], *([assets["teacher"]] if "teacher" in assets else [])]
+        models = [place for name, place in assets.items() if name == "model" or name.startswith("teacher")]
     except (OSError, ValueError, KeyError):  # what reads them says it
         return None
     local = [model for model in models if model["revision"] is None]

@@ -108,7 +108,7 @@ def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: p
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
     )
     differences = None
-    if not config.rollout.cut_by:
+    if not (config.rollout.cut_by or config.rollout.masked_by):
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
     trained, held_out = _demonstration_logps(config, assets, prompts, policy, model)
     return Evidence(

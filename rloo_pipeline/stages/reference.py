@@ -5,8 +5,12 @@ It is a job of its own, so that the trainer never holds a second model. It does 
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,48 +35,66 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
         output: the table.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
     """
-    write_logps(config, "reference", policy, rollouts, output, prompts)
+    write_logps("reference", [Scorer(config, policy)], rollouts, output, prompts)
+
+
+class Scorer(NamedTuple):
+    """A model that never changes, and what it scores."""
+
+    config: Config
+    """The configuration of a run of this model."""
+    policy: Policy
+    """The model."""
+    rows: Sequence[int] | None = None
+    """Rows of the shard; None for all, by a model that a worker keeps."""
 
 
 def write_logps(
-    config: Config, kind: str, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None
+    kind: str, scorers: Sequence[Scorer], rollouts: Path, output: Path, prompts: Path | None = None
 ) -> None:
-    """Writes the log-probs of a shard under a model that does not change: the reference policy or a teacher.
+    """Writes the log-probs of a shard under models that do not change: the reference policy or teachers.
 
     Args:
-        config: the configuration of a run of this model.
         kind: `reference` or `teacher`; the table's kind, and its column with `_logps`.
-        policy: the model.
+        scorers: models, which share the rows of the shard.
         rollouts: as in `reference`.
         output: as in `reference`.
         prompts: as in `reference`.
     """
-    digest = policy.digest  # before anything else reads its files
-    table = round_tables.read_rollouts(rollouts, policy.vocabulary)
-    logps, seconds = _logps(config, kind, policy, table, prompts) if len(table) else ([], 0.0)
+    digests = [scorer.policy.digest for scorer in scorers]  # before anything else reads their files
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    table = round_tables.read_rollouts(rollouts, min(scorer.policy.vocabulary for scorer in scorers))
+    logps: list[list[float]] = [[] for _ in range(len(table))]
+    total = 0.0
+    for scorer in scorers:
+        chosen = range(len(table)) if scorer.rows is None else scorer.rows
+        if chosen:
+            values, seconds = _logps(scorer, kind, table.take(list(chosen)), prompts)
+            total += seconds
+            for row, of_row in zip(chosen, values, strict=True):
+                logps[row] = of_row
     rows = [
         {"prompt_id": prompt_id, "sample": sample, f"{kind}_logps": values}
         for prompt_id, sample, values in zip(
             table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
         )
     ]
-    about = {**tables.facts_about(table), "policy": digest, "dtype": config.model.dtype}
+    about = {**tables.facts_about(table), "policy": digest, "dtype": scorers[0].config.model.dtype}
     if ranks.current().first:
         tables.write(output, rows, SCHEMAS[kind], kind, **about)
     count = sum(map(len, logps))
-    say(f"{kind} log-probs of {len(rows)} completions, {count} tokens, computed in {seconds:.2f} s")
+    say(f"{kind} log-probs of {len(rows)} completions, {count} tokens, computed in {total:.2f} s")
 
 
-def _logps(
-    config: Config, kind: str, policy: Policy, table: pa.Table, prompts: Path | None
-) -> tuple[list[list[float]], float]:
+def _logps(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
     """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
+    config, policy = scorer.config, scorer.policy
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature)
-    logprobs = engine_cache.take(kind, key)
+    logprobs = engine_cache.take(kind, key) if scorer.rows is None else None
     if logprobs is None:
         model = forward_only.load_configured(policy, config)
         logprobs = TokenLogProbs(model, config.rollout.temperature)
@@ -83,5 +105,10 @@ def _logps(
     tokens = config.deepspeed.max_tokens_per_micro_batch
     logps = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs").logps
     seconds = time.monotonic() - began
-    engine_cache.keep(kind, key, logprobs)
+    if scorer.rows is None:
+        engine_cache.keep(kind, key, logprobs)
+    else:
+        logprobs.leave_gpu()
+        del logprobs
+        gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
     return logps, seconds

@@ -84,4 +84,5 @@ def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[d
 
 def _held_out_sampling(config: Config) -> SamplingConfig:
     """The sampling of evaluations, except for the maximum length, which is that of rollouts."""
-    return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, config.rollout.max_completion_length)
+    longest, kwargs = config.rollout.max_completion_length, groups.kwargs_of(config.rollout)
+    return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, longest, kwargs)

@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts.files import atomic_folder
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
-from rloo_pipeline.config import Config, Source
+from rloo_pipeline.config import Config, Source, distillation
 from rloo_pipeline.data.building import build
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.runtime.progress import say
@@ -39,9 +39,10 @@ def stage_assets(config: Config, output: Path) -> None:
         student, model = _model(config, temporary, output)
         model_inputs.check_model(config, student)
         assets = {"model": model}
-        if config.algorithm.teacher is not None:
-            teacher, assets["teacher"] = _model(config.of_teacher, temporary, output, "algorithm.teacher")
-            model_inputs.check_teacher(config, teacher, student)
+        for name, of_teacher in config.teachers.items():
+            asset = distillation.asset_of(name)
+            teacher, assets[asset] = _model(of_teacher, temporary, output, distillation.key_of(name), asset)
+            model_inputs.check_teacher(of_teacher, teacher, student)
         names = {key: key.rpartition(".")[2] for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         asset_files.write(temporary, assets, output, seed=config.seed)
@@ -49,9 +50,19 @@ def stage_assets(config: Config, output: Path) -> None:
     say(f"assets: model {assets['model']['path']}; {paths}")
 
 
-def _model(config: Config, temporary: Path, output: Path, key: str = "model") -> tuple[Policy, dict[str, str | None]]:
-    """A model where it is now, and its path and revision in assets.json; None for an unknown revision."""
-    model, name = config.model, key.rpartition(".")[2]
+def _model(
+    config: Config, temporary: Path, output: Path, key: str = "model", name: str = "model"
+) -> tuple[Policy, dict[str, str | None]]:
+    """A model where it is now, and its path and revision in assets.json; None for an unknown revision.
+
+    Args:
+        config: the configuration of a run of this model.
+        temporary: folder to build in.
+        output: folder that `temporary` will be.
+        key: its key, for messages.
+        name: its folder in `temporary`, if it is built.
+    """
+    model = config.model
     if model.build is not None:
         build(model, config.seed, config.data_dir, temporary / name, key)
         return Policy(temporary / name, model.trust_remote_code), {"path": str(output / name), "revision": None}

@@ -15,13 +15,15 @@ from torch import Tensor
 from rloo_pipeline.algorithm import mismatch, nan_stats
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
-from rloo_pipeline.config import Algorithm
+from rloo_pipeline.config import Algorithm, Mismatch
 from rloo_pipeline.training import selection
 from rloo_pipeline.training.batch import Batch
 from rloo_pipeline.training.lengths import length_metrics
 from rloo_pipeline.training.objective import Record
 
 Metrics = dict[str, float | int | None]
+OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "kl", "outside_band")
+"""Metrics below `sampling/` that compare two engines, and so have no value where the sampler masks tokens."""
 
 
 def staleness(rollouts: pa.Table, round_: int) -> int:
@@ -103,7 +105,7 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
         scored = ~batch.masked
         metrics["teacher/kl"] = _ratio(batch.teacher_kl[scored].sum(), lengths[scored].sum())
     metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
-    return metrics | _weight_metrics(record, tokens, algorithm.mismatch.correction)
+    return metrics | _weight_metrics(record, tokens, algorithm.mismatch)
 
 
 def kl_of_completion(batch: Batch, record: Record) -> float | None:
@@ -152,16 +154,16 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
     }
 
 
-def _weight_metrics(record: Record, tokens: Tensor, correction: str) -> Metrics:
+def _weight_metrics(record: Record, tokens: Tensor, section: Mismatch) -> Metrics:
     """Mismatch weights that multiplied the losses, under TRL's names, and the share truncated or dropped.
 
     The weights are per token or per completion, depending on the correction.
     """
-    if correction == "none":
+    if section.correction == "none":
         return {"sampling/outside_thresholds": None}
     trained = record.trained > 0
     smallest, mean, largest = record.weight[trained].unbind(-1)
-    actions = (tokens if correction.startswith("token") else record.trained)[trained]
+    actions = (tokens if section.acts_on_tokens else record.trained)[trained]
     any_trained = len(smallest) > 0
     return {
         "sampling/importance_sampling_ratio/min": _value(smallest.min()) if any_trained else None,

@@ -18,6 +18,7 @@ from torch import Tensor
 from rloo_pipeline import import_string
 from rloo_pipeline.algorithm import kl, mismatch
 from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregate, log_ratio, losses
+from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.batch import Batch
@@ -114,9 +115,8 @@ class StepLoss:
         result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm))
         action_losses = result.loss * ~batch.excluded[chosen].unsqueeze(-1).to(mask.device)
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
-        correction = algorithm.mismatch.correction
-        if sampling is not None and correction != "none":
-            action_losses = action_losses * self._mismatch_weights(correction, chosen, old, sampling, in_loss)
+        if sampling is not None and algorithm.mismatch.correction != "none":
+            action_losses = action_losses * self._mismatch_weights(chosen, old, sampling, in_loss)
         loss = aggregate(action_losses, in_loss, algorithm.loss_agg_mode, self.totals)
         reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
@@ -130,13 +130,15 @@ class StepLoss:
             self.record.has_gap[chosen] = self.record.trained[chosen]
         return loss
 
-    def _mismatch_weights(
-        self, correction: mismatch.Correction, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor
-    ) -> Tensor:
+    def _mismatch_weights(self, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
         """Mismatch weight of each action; records the weights."""
         section = self.algorithm.mismatch
-        weight, outside = mismatch.weights(old, sampling, in_loss, correction, section.min, section.max)
-        actions = in_loss if correction.startswith("token") else torch.ones_like(outside)
+        assert section.correction != "none"
+        rejection = None if section.reject is None else Rejection(**dict(section.reject))
+        weight, outside = mismatch.weights(
+            old, sampling, in_loss, section.correction, section.min, section.max, rejection
+        )
+        actions = in_loss if section.acts_on_tokens else torch.ones_like(outside)
         count = actions.sum(-1).clamp(min=1)
         float_weight = weight.float()
         smallest = torch.where(actions, float_weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
@@ -163,7 +165,11 @@ class StepLoss:
 def clip_bounds(algorithm: Algorithm) -> Bounds:
     """The clip range of the section `algorithm`."""
     temperatures = (algorithm.sapo_temperature_pos, algorithm.sapo_temperature_neg)
-    return Bounds(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta, *temperatures)
+    return Bounds(
+        *(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta, *temperatures),
+        (algorithm.vespo_k_pos, algorithm.vespo_lambda_pos),
+        (algorithm.vespo_k_neg, algorithm.vespo_lambda_neg),
+    )
 
 
 def own_loss(name: str) -> OwnLoss:

@@ -3,7 +3,7 @@
 It uses trainer log-probs that the update computes anyway: those of the pass for π_old or, without one, those of the
 first optimizer step, between its backward pass and the change of weights. Three cases need a separate pass over 1/32
 of the completions (4 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout; and
-truncated sampling, since a round's tensors do not hold its log-probs.
+truncated or masked sampling, which is judged by one side of the difference only.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class RolloutProof:
         self.config, self.round, self.policy = config, round_, policy
         self.bound = sampler_proof.bound(policy, config.model.dtype, config.rollout.temperature, checks)
         self.remedy = sampler_proof.remedy(rollouts[0].parent)
+        self.masked = config.rollout.masked_by is not None
+        """True if the sampler's log-probs are of a distribution with masked tokens, so that `by_pass` compares."""
         self.is_done = False
 
     def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:
@@ -116,7 +118,7 @@ class RolloutProof:
         return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), MOST)]))
 
     def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
-        truncated = self.config.rollout.cut_by is not None
+        truncated = self.config.rollout.cut_by is not None or self.masked
         self._require(sampler_proof.of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 
     def _require(self, found: SamplerDifference) -> None:

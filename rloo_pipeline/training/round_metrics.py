@@ -5,7 +5,14 @@ from __future__ import annotations
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Config
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import Metrics, group_metrics, sample_metrics, staleness, update_metrics
+from rloo_pipeline.training.metrics import (
+    OF_ENGINES,
+    Metrics,
+    group_metrics,
+    sample_metrics,
+    staleness,
+    update_metrics,
+)
 from rloo_pipeline.training.round_training import TrainedRound, measures_ratio
 from rloo_pipeline.training.selection import teaching_groups
 
@@ -22,6 +29,8 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     """
     metrics = sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
     metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+    if config.rollout.masked_by:
+        metrics |= {f"sampling/{name}": None for name in OF_ENGINES}
     metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)
     metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
     metrics |= trained.experts | _step_metrics(engine, trained)

@@ -102,7 +102,7 @@ def _prove(
 ) -> None:
     """Proves the rollouts before the first step, unless the log-probs of that step will prove them."""
     old, sampling = completions.old_logps, completions.sampling_logps
-    if sampling is None or engine.settings.uses_dropout:
+    if sampling is None or proof.masked or engine.settings.uses_dropout:
         proof.by_pass(engine, rollouts, prompts)
     elif old is not None and old is not sampling:
         proof.by_logps(old, sampling, completions.mask)

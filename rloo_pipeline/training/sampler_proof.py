@@ -9,8 +9,9 @@ policy with its whole adapter. The largest allowed difference is
 plus `ERRORS` standard errors, since a round is a sample. The standard error is that of the ratio Σ|d| / Σ tokens over
 completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to other experts raise no alarm.
 
-With truncated sampling (top_p, top_k, min_p), the sampler's log-prob is that of the whole distribution minus the log of
-the remaining mass, so it is at least as high. Then only the amount by which the trainer's log-prob exceeds it counts.
+With truncated or masked sampling (top_p, top_k, min_p, masks of `rollout.generation_kwargs`), the sampler's log-prob is
+that of the whole distribution minus the log of the remaining mass, so it is at least as high. Then only the amount by
+which the trainer's log-prob exceeds it counts.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def require_evaluation(
     """Refuses completions of an evaluation that are not of a policy.
 
     Args:
-        config: with the sections `model` and `evaluation`.
+        config: with the sections `model`, `evaluation` and `rollout`.
         policy: the policy.
         table: all or some of the completions.
         logps: the trainer's log-probs of them.
@@ -149,7 +150,7 @@ def require_evaluation(
     Raises:
         UserError: it is larger than what is explained.
     """
-    found = of_lists(logps, table["sampling_logps"].to_pylist(), truncated=False)
+    found = of_lists(logps, table["sampling_logps"].to_pylist(), config.rollout.masked_by is not None)
     allowed = bound(policy, config.model.dtype, config.evaluation.temperature, checks)
     require(found, allowed, policy, f"the completions in {completions}", remedy(completions.parent))
     return found

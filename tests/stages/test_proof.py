@@ -21,13 +21,19 @@ WAYS = {
     "the pass for the old policy": {},
     "a pass without dropout": {"update": {"lora": {"lora_dropout": 0.5}}, **FIRST_STEP},
     "a truncated distribution": {"rollout": {"top_p": 0.9}, **FIRST_STEP},
+    "masked tokens": {
+        "rollout": {"generation_kwargs": {"min_tokens": 2}},
+        "algorithm": {"beta": 0, "steps_per_generation": 1, "mismatch": {"correction": "sequence_tis"}},
+    },
     "the older policy of a lag": {"rollout": {"lag": 1}, **FIRST_STEP},
 }
 """What the sampler's log-probs are compared with."""
 
 
-def sampled(folder: Path, model: Path, shift: float, **changes) -> tuple[Round, list[object]]:
-    """A round with the log-probs that a model gives, each `shift` nats off; and the arguments of its update."""
+def sampled(folder: Path, model: Path, shift: float, raised: float = 0.0, **changes) -> tuple[Round, list[object]]:
+    """A round with the log-probs that a model gives, each `raised` and then `shift` nats off; and the arguments of its
+    update.
+    """
     lag = changes.get("rollout", {}).get("lag", 0)
     number, about = 1 + lag, {"policy": Policy(model).digest, "policy_round": 0}
     run = Round(folder, model, **changes)
@@ -41,7 +47,7 @@ def sampled(folder: Path, model: Path, shift: float, **changes) -> tuple[Round, 
         )
         sequences = Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist())
         logps = [
-            [logp + shift * (-1) ** place for place, logp in enumerate(row)]
+            [logp + raised + shift * (-1) ** place for place, logp in enumerate(row)]
             for row in forward_only.score(scorer, sequences, 10_000, "tokens").logps
         ]
         index = rollouts.schema.get_field_index("sampling_logps")
@@ -59,7 +65,7 @@ def test_rollouts_of_another_policy_are_refused_however_they_are_compared(tmp_pa
     outcome = rloo(*arguments)
     assert outcome.returncode == 1
     [line] = [line for line in outcome.stderr.splitlines() if line.startswith("rloo update: error")]
-    nats = "0.02" if way == "a truncated distribution" else "0.05 nats"
+    nats = "0.02" if way in ("a truncated distribution", "masked tokens") else "0.05 nats"
     for part in ("the rollouts of round", f"not of {tiny_model}", nats, "at most 0.0001", "likely cause", "rollouts"):
         assert part in line
     assert not run.policy(2 if "lag" in way else 1).exists()
@@ -70,3 +76,12 @@ def test_rollouts_of_the_policy_are_trained_on(tmp_path, tiny_model, way) -> Non
     run, arguments = sampled(tmp_path / "run", tiny_model, 0.0, **WAYS[way])
     succeeded(rloo(*arguments))
     assert run.policy(2 if "lag" in way else 1).exists()
+
+
+def test_log_probs_of_a_masked_distribution_are_above_the_trainers_and_weigh_the_losses(tmp_path, tiny_model) -> None:
+    run, arguments = sampled(tmp_path / "run", tiny_model, 0.0, raised=0.1, **WAYS["masked tokens"])
+    succeeded(rloo(*arguments))
+    metrics = json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text())
+    assert metrics["sampling/outside_band"] is None
+    assert metrics["sampling/sampling_logp_difference/mean"] is None
+    assert 0 < metrics["sampling/importance_sampling_ratio/max"] < 1

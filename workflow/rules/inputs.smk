@@ -27,6 +27,12 @@ def image_prompts(wildcards):
     return RUNS.path(wildcards, "prompts") if RUNS.of(wildcards).dataset.image_column else []
 
 
+def teachers_prompts(wildcards):
+    """The prompts, in a run with several teachers, which they name."""
+    teacher = RUNS.of(wildcards).algorithm.teacher
+    return RUNS.path(wildcards, "prompts") if teacher and teacher.models else []
+
+
 def base_policy(wildcards):
     """Policy 0, where the policy of a round is an adapter on top of it."""
     lora = RUNS.of(wildcards).update.lora

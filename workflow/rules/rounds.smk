@@ -188,6 +188,7 @@ rule teacher:
     input:
         assets=file("assets"),
         rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
+        prompts=teachers_prompts,
     output:
         f"{RUN}/rounds/{{round}}/teacher/{{shard}}.parquet",
     log:
@@ -206,7 +207,8 @@ rule teacher:
     params:
         **made_by("teacher"),
     shell:
-        "rloo teacher --assets {input.assets} --rollouts {input.rollouts} --output {output} --log={log}"
+        "rloo teacher --assets {input.assets} --rollouts {input.rollouts} --prompts {input.prompts}"
+        " --output {output} --log={log}"
 
 
 # Three rules differ only in what they keep: `update` and `update_last` keep the policy, and `update_transient` does not.

@@ -10,7 +10,7 @@ MASK = torch.tensor([[True, True], [True, False]])
 WIDE = Bounds(0.2, 0.2)
 
 
-@pytest.mark.parametrize("clip", ["ppo", "cispo", "sapo", "dppo_tv", "none"])
+@pytest.mark.parametrize("clip", ["ppo", "cispo", "sapo", "dppo_tv", "vespo", "none"])
 @pytest.mark.parametrize("level", ["sequence", "sequence_mean", "token"])
 def test_on_policy_the_gradient_is_reinforce(level, clip) -> None:
     """With equal log-probs the ratio is 1 and d loss / d logp = -A (divided by the length for GSPO's mean in PPO)."""

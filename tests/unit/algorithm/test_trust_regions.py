@@ -67,6 +67,23 @@ def test_dppo_has_no_gradient_where_a_probability_moved_further_than_its_trust_r
     assert (result.low.sum() > 0) & (result.high.sum() > 0)
 
 
+def vespo_gradient(i: int, t: int) -> float:
+    """−φ(w) A with φ(w) = e^λ w^k e^(−λw), arXiv 2602.10693, a constant of the completion's ratio of probabilities."""
+    if t >= LENGTHS[i]:
+        return 0.0
+    probability, old = (math.prod(math.exp(logp) for logp in rows[i][: LENGTHS[i]]) for rows in (LOGPS, OLD))
+    w, (k, rate) = probability / old, (2.0, 3.0) if ADVANTAGES[i] >= 0 else (3.0, 2.0)
+    return -math.exp(rate) * w**k * math.exp(-rate * w) * ADVANTAGES[i]
+
+
+def test_vespo_weighs_each_token_by_a_gamma_of_the_whole_completions_ratio() -> None:
+    result, gradient = computed("vespo")
+    expected = [[vespo_gradient(i, t) for t in range(3)] for i in range(4)]
+    assert gradient == [pytest.approx(row) for row in expected]
+    by_value = [[slope * logp for slope, logp in zip(*rows, strict=True)] for rows in zip(expected, LOGPS, strict=True)]
+    assert result.loss.tolist() == [pytest.approx(row) for row in by_value]
+
+
 def normalized(group: list[float | None]) -> list[float]:
     """(r − mean) / (std + 1e-4) with Bessel's correction; 0 where there is no score."""
     scored = [value for value in group if value is not None]

@@ -339,6 +339,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.score": BY_HAND,
     "stages.select": STAGES_FILE,
     "stages.stage_assets": "needs the network",
+    "stages.teacher": STAGES_FILE,
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
     "training.objective": "tests/unit/before_run/test_loss_trial.py",

@@ -121,6 +121,38 @@ REFUSED = {
     ),
     "a soft gate of completions": ({"clip": "sapo"}, {}, ["clip: sapo", "importance_sampling_level: token"]),
     "a gate's temperature without the gate": ({"sapo_temperature_pos": 2}, {}, ["sapo_temperature_pos", "clip: ppo"]),
+    "a smooth weight of completions": ({"clip": "vespo"}, {}, ["clip: vespo", "importance_sampling_level: token"]),
+    "a smooth weight's k without it": ({"vespo_k_neg": 2}, {}, ["vespo_k_neg", "clip: vespo", "clip: ppo"]),
+    "two weights of the sampler's policy": (
+        {"preset": "vespo", "old_logps": "trainer", "mismatch": {"correction": "token_tis"}},
+        {},
+        ["mismatch.correction: token_tis", "clip: vespo", "old_logps: sampler"],
+    ),
+    "a rejection without a weight": (
+        {"mismatch": {"reject": {"min": 0.98, "max": 1.02}}},
+        {},
+        ["mismatch.reject", "set mismatch.correction"],
+    ),
+    "two rejections by one weight": (
+        {"mismatch": {"correction": "sequence_mis", "reject": {"by": "sequence", "max": 3}}},
+        {},
+        ["sequence_mis", "mismatch.reject", "leave one out"],
+    ),
+    "a rejection of tokens of one action": (
+        {"mismatch": {"correction": "sequence_tis", "reject": {"by": "token", "max": 3}}},
+        {},
+        ["mismatch.reject.by: token", "sequence_mean"],
+    ),
+    "a rejection on one side of 1": (
+        {"mismatch": {"correction": "sequence_tis", "reject": {"max": 1.02}}},
+        {},
+        ["mismatch.reject", "below and above 1"],
+    ),
+    "a rejection the wrong way round": (
+        {"mismatch": {"correction": "sequence_tis", "reject": {"by": "sequence", "min": 3, "max": 2}}},
+        {},
+        ["mismatch.reject", "min (3) exceeds max (2)"],
+    ),
     "a filter of sums with rewards normalized each": (
         {"multi_objective_aggregation": "normalize_then_sum", "filter_zero_variance": True},
         {},
@@ -220,6 +252,7 @@ ONE_REWARD = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "
         {"advantage": "dr_grpo", "response_length": {"target": 9}},
         {"mismatch": {"correction": "sequence_mean_mis", "min": 0.98, "max": 1.02}},
         {"preset": "grpo", "mismatch": {"correction": "token_mis", "min": 0.5, "max": 5}},
+        {"preset": "grpo", "mismatch": {"correction": "token_tis", "reject": {"min": 0.98, "max": 1.02}}},
     ],
 )
 def test_consistent_keys_are_accepted(algorithm) -> None:

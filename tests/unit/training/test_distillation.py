@@ -107,7 +107,7 @@ def test_a_teacher_with_other_token_ids_is_refused(tiny_model, tmp_path) -> None
 
     def check(folder: Path) -> None:
         config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {"name_or_path": str(folder)}}))
-        model_inputs.check_teacher(config, Policy(folder), Policy(tiny_model))
+        model_inputs.check_teacher(config.teachers[""], Policy(folder), Policy(tiny_model))
 
     tiny_qwen3(tmp_path / "same", 1, hidden_size=32)
     check(tmp_path / "same")
@@ -115,4 +115,4 @@ def test_a_teacher_with_other_token_ids_is_refused(tiny_model, tmp_path) -> None
     check(tmp_path / "more")
     config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {"name_or_path": str(tiny_model)}}))
     with pytest.raises(UserError, match="13 of 37 tokens have another id there or none"):
-        model_inputs.check_teacher(config, Policy(tiny_model), Policy(tmp_path / "more"))
+        model_inputs.check_teacher(config.teachers[""], Policy(tiny_model), Policy(tmp_path / "more"))

@@ -193,6 +193,17 @@ def weight_of(algorithm: Algorithm, differences: list[float]) -> list[float]:
     return [(1.0 if "mean" in section.correction else w) * within for w, within in zip(weights, inside, strict=True)]
 
 
+def kept_by(algorithm: Algorithm, differences: list[float]) -> list[float]:
+    """1 for each token that the rejection keeps, else 0."""
+    rule = algorithm.mismatch.reject
+    if rule is None:
+        return [1.0] * len(differences)
+    whole = sum(differences) / (len(differences) if rule.by == "sequence_mean" else 1)
+    judged = differences if rule.by == "token" else [whole] * len(differences)
+    low, high = rule.min or 0.0, rule.max or float("inf")
+    return [float(low <= math.exp(difference) <= high) for difference in judged]
+
+
 def total(algorithm: Algorithm, terms: list[list[Tensor]], lengths: list[int], batch: Batch) -> Tensor:
     """The aggregation, written out."""
     number, mode = int((~batch.excluded).sum()), algorithm.loss_agg_mode
@@ -235,7 +246,8 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
             differences = [torch.stack(differences).sum() / count]
         ratios = [difference.exp() for difference in differences]
         actions = len(ratios) if algorithm.clip == "ppo" else count
-        mismatch = weight_of(algorithm, [o - s for o, s in zip(old, logps["sampling"][row], strict=True)])
+        gaps = [o - s for o, s in zip(old, logps["sampling"][row], strict=True)]
+        mismatch, kept = weight_of(algorithm, gaps), kept_by(algorithm, gaps)
         for t in range(actions):
             advantage, ratio = advantages[row][t], ratios[t % len(ratios)]
             if algorithm.clip == "ppo":
@@ -251,9 +263,14 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
                 moved = float(own.logps[t].detach().exp()) - math.exp(old[t])
                 outside = moved > high if advantage > 0 else moved < -algorithm.epsilon
                 loss = -ratio.detach().clamp(max=20) * advantage * own.logps[t] * (not outside)
+            elif algorithm.clip == "vespo":
+                side = ("pos", "neg")[advantage < 0]
+                k, rate = (getattr(algorithm, f"vespo_{name}_{side}") for name in ("k", "lambda"))
+                w = math.exp(sum(float(difference) for difference in differences))
+                loss = -math.exp(rate) * w**k * math.exp(-rate * w) * advantage * own.logps[t]
             else:
                 loss = -advantage * own.logps[t]
-            terms[-1].append(loss * mismatch[t % len(mismatch)])
+            terms[-1].append(loss * mismatch[t % len(mismatch)] * kept[t])
         for t, logp in enumerate(own.logps):
             kl = kl_of(algorithm.kl.estimator, logp, logps["reference"][row][t])
             kls[-1].append(kl * ratios[t % len(ratios)] if algorithm.kl.bias_correction else kl)
@@ -299,6 +316,19 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence_tis": {"mismatch": {"correction": "sequence_tis", "max": 1.1}},
     "sequence_mis": {"mismatch": {"correction": "sequence_mis", "min": 0.8, "max": 1.2}},
     "sequence_mean_mis": {"mismatch": {"correction": "sequence_mean_mis", "min": 0.97, "max": 1.03}},
+    "token_tis and a rejection of completions": {
+        **TOKENS,
+        "loss_agg_mode": "token_mean",
+        "mismatch": {"correction": "token_tis", "max": 1.05, "reject": {"min": 0.97, "max": 1.03}},
+    },
+    "sequence_tis and a rejection of tokens": {
+        **TOKENS,
+        "loss_agg_mode": "sequence_mean_token_mean",
+        "mismatch": {"correction": "sequence_tis", "max": 1.1, "reject": {"by": "token", "min": 0.9}},
+    },
+    "sequence_mis and a rejection by the mean": {
+        "mismatch": {"correction": "sequence_mis", "max": 1.2, "reject": {"min": 0.97, "max": 1.03}},
+    },
 }
 
 

@@ -1,0 +1,129 @@
+"""The section `rollout.generation_kwargs`: vLLM's further parameters of sampling, and what they do to the update.
+
+Where a completion stops does not change the distribution of its tokens, so `stop` and `stop_token_ids` can be used with
+every algorithm. The other keys mask tokens: from a set S of allowed tokens, which depends on the context, the sampler
+draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those of q (`processed_logprobs`). With the
+weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of samples of π, of which those that leave S
+have advantage 0; without them it has neither that gradient nor that of E_q[R]. So a mask needs such weights. Since
+log q ≥ log π, the proof that the right policy sampled counts only what the trainer's log-probs are above the sampler's
+(`training.sampler_proof`). Penalties and biases have no such bound, and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from rloo_pipeline.config.section import JSON, Section
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config.algorithm import Algorithm
+    from rloo_pipeline.config.sampling import Rollout
+
+STRUCTURES = ("json", "regex", "choice", "grammar")
+"""Keys of vLLM's `StructuredOutputsParams`, of which a configuration has one."""
+_RESHAPES = (
+    "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
+    "neither weigh the samples nor prove that they are of its policy; leave it out"
+)
+_PIPELINE = "is set by the pipeline"
+REFUSED = {
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _RESHAPES),
+    "logit_bias": "changes the probabilities of tokens, so that an update could not prove that the samples are of its "
+    "policy; use bad_words or allowed_token_ids, or leave it out",
+    "ignore_eos": "leaves completions without an end; leave it out, or set min_tokens",
+    "max_tokens": f"{_PIPELINE}; set rollout.max_completion_length",
+    "n": f"{_PIPELINE}; set rollout.num_generations",
+    "seed": f"{_PIPELINE}; set `seed`",
+    **{key: f"{_PIPELINE}; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
+    **dict.fromkeys(("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "output_kind"), _PIPELINE),
+    **dict.fromkeys(
+        ("include_stop_str_in_output", "skip_special_tokens"),
+        f"{_PIPELINE}: rewards see all sampled tokens but those that end, start or fill a text",
+    ),
+}
+"""vLLM's parameters that cannot be set here, and why."""
+
+
+class GenerationKwargs(Section):
+    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations. Not with tools. All but `stop` and
+    `stop_token_ids` mask tokens and need importance weights. See docs/algorithms.md.
+    """
+
+    stop: list[str] = []
+    """Strings that end a completion. Rewards see them."""
+    stop_token_ids: list[int] = []
+    """Further tokens that end a completion. Rewards do not see them."""
+    min_tokens: int = Field(0, ge=0)
+    """Number of tokens before which no token and no string ends a completion."""
+    bad_words: list[str] = []
+    """Words that are never sampled."""
+    allowed_token_ids: list[int] = []
+    """The only tokens that are sampled; name those that end a completion too."""
+    structured_outputs: JSON = {}
+    """Form of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, values: Any) -> Any:
+        for key in values if isinstance(values, dict) else ():
+            if key in REFUSED:
+                raise ValueError(f"{key} {REFUSED[key]}")
+        return values
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _as_list(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
+
+    def _problems(self) -> Iterator[str]:
+        for key in ("stop", "bad_words"):
+            if "" in getattr(self, key):
+                yield f"{key}: an empty string is in every text; leave it out"
+        forms = self.structured_outputs.keys()
+        if forms and (len(forms) > 1 or not forms <= set(STRUCTURES)):
+            yield (f"structured_outputs has {', '.join(map(str, forms))}; give it one of {', '.join(STRUCTURES)}")
+
+    @property
+    def for_vllm(self) -> JSON:
+        """The keys that are set, by vLLM's names."""
+        return self.model_dump(exclude_defaults=True)
+
+    @property
+    def masked_by(self) -> str | None:
+        """The key that masks tokens, if any."""
+        return next((key for key in self.for_vllm if key not in ("stop", "stop_token_ids")), None)
+
+
+def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
+    """A sentence for each key that cannot be used together with `rollout.generation_kwargs`."""
+    kwargs = rollout.generation_kwargs
+    if kwargs is None:
+        return
+    if rollout.uses_tools and kwargs.for_vllm:
+        yield (
+            "rollout.generation_kwargs cannot be used with tools or an environment, whose turns end and continue as "
+            "the chat template says; leave one of the two out"
+        )
+    if kwargs.min_tokens > rollout.max_completion_length:
+        yield (
+            f"rollout.generation_kwargs.min_tokens ({kwargs.min_tokens}) exceeds rollout.max_completion_length "
+            f"({rollout.max_completion_length}); lower it"
+        )
+    if (key := kwargs.masked_by) is None:
+        return
+    name = f"rollout.generation_kwargs.{key}"
+    if algorithm.mismatch.correction in ("none", "sequence_mean_mis"):
+        correction = "token_tis" if algorithm.acts_on_tokens else "sequence_tis"
+        yield (
+            f"{name} masks tokens, so samples are of another distribution than the trainer's, and without importance "
+            f"weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
+            "algorithm.old_logps: trainer, or leave it out"
+        )
+    if algorithm.kl.target is not None:
+        yield (
+            f"{name} masks tokens, so the KL of the samples is not that of the policy that algorithm.kl.target steers; "
+            "leave one of the two out"
+        )

@@ -1,0 +1,87 @@
+"""`rollout.generation_kwargs`: stops go with every algorithm, masks with importance weights, and the rest with none."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.config.generation import REFUSED, GenerationKwargs
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.errors import UserError
+
+WEIGHTED = {"mismatch": {"correction": "sequence_tis"}}
+CHOICE = {"structured_outputs": {"choice": ["4", "5"]}}
+MASKS = [{"min_tokens": 2}, {"bad_words": ["x"]}, {"allowed_token_ids": [2, 4]}, CHOICE]
+CASES = {
+    "an unknown key": ({"stops": ["x"]}, {}, {}, ["unknown key 'rollout.generation_kwargs.stops'", "'stop'"]),
+    "a penalty": ({"repetition_penalty": 1.1}, WEIGHTED, {}, ["repetition_penalty", "cannot compute"]),
+    "a bias": ({"logit_bias": {4: 1.0}}, WEIGHTED, {}, ["logit_bias", "bad_words or allowed_token_ids"]),
+    "a key of the pipeline": ({"temperature": 0.5}, {}, {}, ["temperature", "rollout.temperature"]),
+    "a number of completions": ({"n": 4}, {}, {}, ["n is set by the pipeline", "rollout.num_generations"]),
+    "an empty stop string": ({"stop": ["a", ""]}, {}, {}, ["stop", "empty string"]),
+    "two forms": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, WEIGHTED, {}, ["regex, choice", "one of"]),
+    "an unknown form": ({"structured_outputs": {"xml": "a"}}, WEIGHTED, {}, ["xml", "json, regex, choice, grammar"]),
+    "more tokens than there may be": ({"min_tokens": 49}, WEIGHTED, {}, ["min_tokens (49)", "(48)"]),
+    "a mask without weights": (CHOICE, {}, {}, ["structured_outputs", "mismatch.correction: sequence_tis"]),
+    "a mask without weights of tokens": (
+        {"min_tokens": 2},
+        {"importance_sampling_level": "token"},
+        {},
+        ["min_tokens", "mismatch.correction: token_tis", "old_logps: trainer"],
+    ),
+    "a mask with weights of 1": (
+        {"min_tokens": 2},
+        {"mismatch": {"correction": "sequence_mean_mis", "min": 0.9, "max": 1.1}},
+        {},
+        ["min_tokens", "mismatch.correction"],
+    ),
+    "a mask as the old policy": ({"bad_words": ["x"]}, {"old_logps": "sampler"}, {}, ["bad_words", "old_logps"]),
+    "a mask that steers beta": ({"min_tokens": 2}, WEIGHTED | {"kl": {"target": 3}}, {}, ["min_tokens", "kl.target"]),
+    "turns that end elsewhere": (
+        {"stop": ["x"]},
+        {},
+        {"tools": ["rloo_pipeline.environments.tools:calculator"]},
+        ["rollout.generation_kwargs", "tools"],
+    ),
+}
+
+
+def config(kwargs, algorithm, rollout=None):
+    return validate(mini(rollout={"generation_kwargs": kwargs, **(rollout or {})}, algorithm=algorithm), "test.yaml")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_an_update_could_not_account_for_is_refused(name) -> None:
+    kwargs, algorithm, rollout, parts = CASES[name]
+    with pytest.raises(UserError) as caught:
+        config(kwargs, algorithm, rollout)
+    message = str(caught.value)
+    assert all(part in message for part in ["test.yaml", *parts]), message
+    assert "\n" not in message
+
+
+def test_stops_change_no_distribution_and_go_with_every_algorithm() -> None:
+    stops = {"stop": "</answer>", "stop_token_ids": [5]}
+    for algorithm in ({}, {"old_logps": "sampler"}, {"preset": "grpo"}, {"kl": {"target": 3}}):
+        rollout = config(stops, algorithm).rollout
+        assert rollout.masked_by is None
+        assert rollout.generation_kwargs.for_vllm == {"stop": ["</answer>"], "stop_token_ids": [5]}
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: next(iter(mask)))
+def test_masks_go_with_weights(mask) -> None:
+    assert config(mask, WEIGHTED).rollout.masked_by == next(iter(mask))
+
+
+def test_a_run_without_the_key_has_the_parameters_that_it_had() -> None:
+    plain = validate(mini(), "test.yaml")
+    assert "generation_kwargs" not in plain.params("rollout")["rollout"]
+    assert config({"stop": "x"}, {}).params("evaluate") != plain.params("evaluate")
+
+
+def test_every_parameter_of_vllm_is_a_key_or_refused_by_name_or_unknown() -> None:
+    from rloo_pipeline.runtime import import_shims
+
+    fields = set(import_shims.import_vllm().SamplingParams.__struct_fields__)
+    keys = set(GenerationKwargs.model_fields)
+    assert keys <= fields
+    assert set(REFUSED) <= fields
+    assert not keys & set(REFUSED)
