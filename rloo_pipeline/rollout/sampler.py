@@ -225,11 +225,13 @@ class Sampler:
         """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
         if not (indexed_requests := list(requests)):
             return {}
+        from vllm.exceptions import VLLMClientError
+
         prompts = [request.for_vllm for _, request in indexed_requests]
         try:
             params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
             names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             if not any(request.sampling.kwargs for _, request in indexed_requests):
                 raise
             message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config.generation import GenerationKwargs
+from rloo_pipeline.config.generation import REFUSED, GenerationKwargs
 from rloo_pipeline.demo.character_model import END, START, tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
@@ -24,7 +24,7 @@ CHOICES = ["12+3", "17", "4-"]
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Policy:
     folder = tmp_path_factory.mktemp("model")
-    tiny_qwen3(folder, 3, hidden_size=32, layers=1, heads=2, key_value_heads=1, head_dim=16, intermediate_size=32)
+    tiny_qwen3(folder, 3, hidden_size=32, layers=1, heads=2, key_value_heads=1, head_dim=32, intermediate_size=32)
     return Policy(folder)
 
 
@@ -113,3 +113,11 @@ def test_a_mask_divides_the_whole_distribution_by_what_is_allowed(policy, sample
 def test_a_grammar_that_vllm_cannot_read_is_one_sentence(sample) -> None:
     with pytest.raises(UserError, match=r"^rollout.generation_kwargs: vLLM refuses a value \(.*\); correct it$"):
         sample(structured_outputs={"regex": "("})
+
+
+def test_keys_and_refusals_are_parameters_of_vllm(sample) -> None:
+    from vllm import SamplingParams
+
+    fields, keys = set(SamplingParams.__struct_fields__), set(GenerationKwargs.model_fields)
+    assert keys <= fields
+    assert set(REFUSED) <= fields - keys

@@ -1,6 +1,7 @@
 """Several teachers: each completion has the log-probs of the teacher that its prompt names, in the shard's order."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -94,5 +95,7 @@ def test_check_finds_rows_that_name_no_teacher(tmp_path, row, message) -> None:
     config = Config.model_validate(
         mini(algorithm=algorithm(dict.fromkeys(NAMES, tmp_path))) | {"dataset": {**mini()["dataset"], **dataset}}
     )
-    findings = [finding.message for finding in data_trial.datasets(RunInputs(config)) if not finding.ok]
+    with ExitStack() as stack:
+        inputs = RunInputs(config, tmp_path / "scratch", stack)
+        findings = [finding.message for finding in data_trial.datasets(inputs) if not finding.ok]
     assert any(message in found for found in findings), findings
