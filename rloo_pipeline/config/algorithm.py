@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config import corrections, presets
+from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
@@ -151,7 +151,8 @@ class Algorithm(Section):
                 "the three out"
             )
         yield from self._problems_of_clip_and_kl()
-        yield from corrections.mismatch_problems(self)
+        one_action = self.loss_agg_mode == "sequence" and not self.acts_on_tokens
+        yield from self.mismatch.problems_with(self.clip, self.old_logps, one_action)
 
     def _problems_of_estimator(self) -> Iterator[str]:
         """Estimators that divide by the spread of a group take no penalty in the rewards.

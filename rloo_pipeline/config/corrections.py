@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rloo_pipeline.config.section import Section
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config.algorithm import Algorithm
 
 
 class KL(Section):
@@ -37,7 +34,7 @@ class KL(Section):
     """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
 
 
-class Rejection(Section):
+class Reject(Section):
     """Rejection by the importance weights, in addition to a correction that weights."""
 
     by: Literal["token", "sequence", "sequence_mean"] = "sequence_mean"
@@ -75,7 +72,7 @@ class Mismatch(Section):
     """Upper threshold of a weight. With `null` a weight is only bounded by e^20."""
     min: float | None = Field(None, ge=0)
     """Lower threshold of a weight. `sequence_mean_mis` needs both thresholds close to 1, for example 0.98 and 1.02."""
-    reject: Rejection | None = None
+    reject: Reject | None = None
     """A second rule, which drops what it judges by its own thresholds and leaves the weights of the rest, for example
     `{correction: token_tis, reject: {by: sequence_mean, min: 0.98, max: 1.02}}`.
     """
@@ -84,6 +81,55 @@ class Mismatch(Section):
     def acts_on_tokens(self) -> bool:
         """True if tokens of one completion can have different weights."""
         return self.correction.startswith("token") or (self.reject is not None and self.reject.by == "token")
+
+    def problems_with(self, clip: str, old_logps: str, one_action: bool) -> Iterator[str]:
+        """A sentence for each way in which the section does not fit itself or other keys of `algorithm`.
+
+        Args:
+            clip: `algorithm.clip`.
+            old_logps: `algorithm.old_logps`.
+            one_action: True if the loss has one term for a completion.
+        """
+        correction, low, high = self.correction, self.min, self.max
+        if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
+            yield (
+                "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
+                "mismatch.correction, or leave them out"
+            )
+        if correction != "none" and clip == "vespo":
+            yield (
+                f"mismatch.correction: {correction} weights losses, and clip: vespo reshapes the whole weight of a "
+                "completion; set old_logps: sampler, with which that is the weight of the sampler's policy"
+            )
+        if correction != "none" and old_logps == "sampler":
+            yield (
+                f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
+                "old_logps: sampler the ratio does that already; use old_logps: trainer"
+            )
+        if correction.startswith("token") and one_action:
+            yield (
+                f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
+                f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
+            )
+        if (reject := self.reject) is not None:
+            if correction == "none":
+                yield (
+                    "mismatch.reject drops in addition to a correction, and there is none; set mismatch.correction, "
+                    "which can drop by itself"
+                )
+            if correction == f"{reject.by}_mis":
+                yield f"mismatch.correction: {correction} drops by the same weight as mismatch.reject; leave one out"
+            if reject.by == "token" and one_action:
+                yield "mismatch.reject.by: token drops tokens, but here a completion is one action; use sequence_mean"
+        if low is not None and high is not None and low > high:
+            yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
+        if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
+            yield (
+                "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
+                "mismatch.max below and above 1, for example 0.98 and 1.02"
+            )
+        if correction.endswith("mis") and low is None and high is None:
+            yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"
 
 
 class ResponseLength(Section):
@@ -102,48 +148,3 @@ class ResponseLength(Section):
     """Desired completion length in tokens. Off by default."""
     target_penalty: float = Field(1.0, ge=0)
     """Reward lost in proportion to the distance from `target`: `target_penalty · |length − target| / target`."""
-
-
-def mismatch_problems(algorithm: Algorithm) -> Iterator[str]:
-    """A sentence for each way in which `algorithm.mismatch` does not fit itself or the rest of the section."""
-    mismatch = algorithm.mismatch
-    correction, low, high = mismatch.correction, mismatch.min, mismatch.max
-    if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
-        yield (
-            "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
-            "mismatch.correction, or leave them out"
-        )
-    if correction != "none" and algorithm.clip == "vespo":
-        yield (
-            f"mismatch.correction: {correction} weights losses, and clip: vespo reshapes the whole weight of a "
-            "completion; set old_logps: sampler, with which that is the weight of the sampler's policy"
-        )
-    if correction != "none" and algorithm.old_logps == "sampler":
-        yield (
-            f"mismatch.correction: {correction} weights the trainer's log-probs against the sampler's, and with "
-            "old_logps: sampler the ratio does that already; use old_logps: trainer"
-        )
-    if correction.startswith("token") and algorithm.loss_agg_mode == "sequence" and not algorithm.acts_on_tokens:
-        yield (
-            f"mismatch.correction: {correction} weights tokens, but here a completion is one action; use "
-            f"sequence_mean_mis or {correction.replace('token', 'sequence')}"
-        )
-    if (reject := mismatch.reject) is not None:
-        if correction == "none":
-            yield (
-                "mismatch.reject drops in addition to a correction, and there is none; set mismatch.correction, "
-                "which can drop by itself"
-            )
-        if correction == f"{reject.by}_mis":
-            yield f"mismatch.correction: {correction} drops by the same weight as mismatch.reject; leave one out"
-        if reject.by == "token" and algorithm.loss_agg_mode == "sequence" and not algorithm.acts_on_tokens:
-            yield "mismatch.reject.by: token drops tokens, but here a completion is one action; use sequence_mean"
-    if low is not None and high is not None and low > high:
-        yield f"mismatch.min ({low:g}) exceeds mismatch.max ({high:g})"
-    if correction == "sequence_mean_mis" and (low is None or high is None or not low < 1 < high):
-        yield (
-            "mismatch.correction: sequence_mean_mis drops completions on both sides of 1; set mismatch.min and "
-            "mismatch.max below and above 1, for example 0.98 and 1.02"
-        )
-    if correction.endswith("mis") and low is None and high is None:
-        yield f"mismatch.correction: {correction} drops by thresholds; set mismatch.min or mismatch.max"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rloo_pipeline.config import distillation, generation, lag
+from rloo_pipeline.config import distillation, lag
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
@@ -18,7 +18,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _counts(config)
     yield from _selection(config)
     yield from lag.problems(config.rollout, config.algorithm)
-    yield from generation.problems(config.rollout, config.algorithm)
+    yield from _generation(config)
     yield from _algorithm(config)
     yield from distillation.problems(
         config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
@@ -88,6 +88,39 @@ def _selection(config: RunKeys) -> Iterator[str]:
         yield (
             "dataset.select: a pass rate needs a definition of a right completion; set correct.reward to the "
             f"reward that decides ({names}), and correct.threshold to the value from which on it is right"
+        )
+
+
+def _generation(config: RunKeys) -> Iterator[str]:
+    """A sentence for each key that cannot be used together with `rollout.generation_kwargs`."""
+    rollout, algorithm = config.rollout, config.algorithm
+    kwargs = rollout.generation_kwargs
+    if kwargs is None:
+        return
+    if rollout.uses_tools and kwargs.for_vllm:
+        yield (
+            "rollout.generation_kwargs cannot be used with tools or an environment, whose turns end and continue as "
+            "the chat template says; leave one of the two out"
+        )
+    if kwargs.min_tokens > rollout.max_completion_length:
+        yield (
+            f"rollout.generation_kwargs.min_tokens ({kwargs.min_tokens}) exceeds rollout.max_completion_length "
+            f"({rollout.max_completion_length}); lower it"
+        )
+    if (key := kwargs.masked_by) is None:
+        return
+    name = f"rollout.generation_kwargs.{key}"
+    if algorithm.mismatch.correction in ("none", "sequence_mean_mis"):
+        correction = "token_tis" if algorithm.acts_on_tokens else "sequence_tis"
+        yield (
+            f"{name} masks tokens, so samples are of another distribution than the trainer's, and without importance "
+            f"weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
+            "algorithm.old_logps: trainer, or leave it out"
+        )
+    if algorithm.kl.target is not None:
+        yield (
+            f"{name} masks tokens, so the KL of the samples is not that of the policy that algorithm.kl.target steers; "
+            "leave one of the two out"
         )
 
 

@@ -12,15 +12,11 @@ log q ≥ log π, the proof that the right policy sampled counts only what the t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Section
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config.algorithm import Algorithm
-    from rloo_pipeline.config.sampling import Rollout
 
 STRUCTURES = ("json", "regex", "choice", "grammar")
 """Keys of vLLM's `StructuredOutputsParams`, of which a configuration has one."""
@@ -95,35 +91,3 @@ class GenerationKwargs(Section):
     def masked_by(self) -> str | None:
         """The key that masks tokens, if any."""
         return next((key for key in self.for_vllm if key not in ("stop", "stop_token_ids")), None)
-
-
-def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
-    """A sentence for each key that cannot be used together with `rollout.generation_kwargs`."""
-    kwargs = rollout.generation_kwargs
-    if kwargs is None:
-        return
-    if rollout.uses_tools and kwargs.for_vllm:
-        yield (
-            "rollout.generation_kwargs cannot be used with tools or an environment, whose turns end and continue as "
-            "the chat template says; leave one of the two out"
-        )
-    if kwargs.min_tokens > rollout.max_completion_length:
-        yield (
-            f"rollout.generation_kwargs.min_tokens ({kwargs.min_tokens}) exceeds rollout.max_completion_length "
-            f"({rollout.max_completion_length}); lower it"
-        )
-    if (key := kwargs.masked_by) is None:
-        return
-    name = f"rollout.generation_kwargs.{key}"
-    if algorithm.mismatch.correction in ("none", "sequence_mean_mis"):
-        correction = "token_tis" if algorithm.acts_on_tokens else "sequence_tis"
-        yield (
-            f"{name} masks tokens, so samples are of another distribution than the trainer's, and without importance "
-            f"weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
-            "algorithm.old_logps: trainer, or leave it out"
-        )
-    if algorithm.kl.target is not None:
-        yield (
-            f"{name} masks tokens, so the KL of the samples is not that of the policy that algorithm.kl.target steers; "
-            "leave one of the two out"
-        )
