@@ -21,7 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, import_shims, output, scratch
+from rloo_pipeline.runtime import (
+    controller_watch,
+    cost,
+    devices,
+    environment,
+    gpu_claims,
+    import_shims,
+    output,
+    scratch,
+)
 from rloo_pipeline.workers import client, engine_cache
 
 REQUEST_SECONDS = 10.0
