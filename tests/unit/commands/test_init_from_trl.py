@@ -224,9 +224,9 @@ RLOOTrainer("org/model", length, RLOOConfig("out", {options}), load_dataset("org
 
 
 def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
-    config, output = project(
-        GRPO.format(options="use_vllm=True, top_k=20, repetition_penalty=1.2, sync_ref_model=False")
-    )
+    options = "use_vllm=True, top_k=20, generation_kwargs={'stop': ['.']}, repetition_penalty=1.2, sync_ref_model=False"
+    config, output = project(GRPO.format(options=options))
+    assert config["rollout"]["generation_kwargs"] == {"stop": ["."]}
     assert "mismatch" not in config["algorithm"]
     missing = output[output.index("Without a counterpart") :]
     assert "vllm_importance_sampling_mode: sequence_mask (TRL's default)  not with top_k" in " ".join(
