@@ -25,7 +25,7 @@ TABLE_COLUMNS = (
 """Names that no column of a dataset may have: reward functions get them, or they are joined with the dataset's."""
 
 
-LATER = (
+LATER: tuple[tuple[str, str, object], ...] = (
     ("dataset", "select", None),
     ("algorithm", "teacher", None),
     ("algorithm", "loss", None),
