@@ -46,8 +46,8 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
             rows = read_rows(sources[key], place)
             dataset_inputs.check_source_columns(config, key, list(rows[0]), place)
             if key == "dataset.train":
-                names = (row.get(distillation.COLUMN) for row in rows)
-                distillation.require_teachers(config.algorithm.teacher, names, place)
+                teachers = (row.get(distillation.COLUMN) for row in rows)
+                distillation.require_teachers(config.algorithm.teacher, teachers, place)
             if key == dataset_inputs.DEMONSTRATIONS:
                 _check_demonstrations(inputs, parts, rows, place)
                 yield Finding(key, True, _columns(rows))
