@@ -122,6 +122,33 @@ def test_with_weights_of_tokens_or_cut_ones_or_none_it_is_another_gradient() -> 
         assert (gradient_on_older_samples(*other) - exact).norm() > 0.05 * exact.norm()
 
 
+def gradient_on_masked_samples(correction) -> torch.Tensor:
+    """−∇ of the loss over all pairs that the policy samples with `min_tokens: 1`, which leaves out completion 0."""
+    masked = LATEST.clone()
+    masked[0, 2] = -torch.inf
+    pairs = torch.tensor(list(product(range(1, 7), repeat=2)))
+    rows = pairs.flatten()
+    old, sampling = logps_of(LATEST)[rows], logps_of(masked)[rows]
+    weight = mismatch.weights(old, sampling, MASK[rows], correction, None, None).weight if correction else 1.0
+    advantage = advantages.rloo(REWARDS[pairs]).flatten()
+    probability = probabilities(masked)[pairs].prod(-1).repeat_interleave(2).unsqueeze(-1)
+
+    def loss(logits):
+        result = losses(logps_of(logits)[rows], old, advantage, MASK[rows], "sequence", "ppo", Bounds(0.2, 0.2))
+        return (probability * result.loss * weight / 2).sum()
+
+    return -gradient(loss)
+
+
+def test_on_masked_samples_weights_give_the_gradient_in_which_what_is_masked_has_advantage_0() -> None:
+    """Without weights the gradient is another one."""
+    inside = probabilities(LATEST)[1:]
+    baseline = (inside / inside.sum() * REWARDS[1:]).sum()
+    expected = gradient(lambda logits: (probabilities(logits) * (REWARDS - baseline))[1:].sum())
+    torch.testing.assert_close(gradient_on_masked_samples("sequence_tis"), expected)
+    assert (gradient_on_masked_samples(None) - expected).norm() > 0.05 * expected.norm()
+
+
 def in_the_loss(estimator, bias_correction=False, mode="sequence_mean_token_sum") -> torch.Tensor:
     """Mean gradient of a KL in the loss, on the policy's own samples."""
     drawn, old = probabilities(LATEST), logps_of(LATEST)
