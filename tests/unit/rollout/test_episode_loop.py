@@ -65,7 +65,7 @@ def turn(template, text, ended=True) -> Completion:
 
 def write(template, request) -> Completion:
     """A model whose turn depends on the ids before it and on the seed alone: it calls, or writes what it was told."""
-    rng = random.Random(str(request))
+    rng = random.Random(f"{request.seed} {request.prompt_ids}")
     if rng.random() < 0.6:
         expression = "+".join(str(rng.randint(1, 99)) for _ in range(rng.randint(2, 4)))
         return turn(template, template.turn_text(call_message([("calculator", {"expression": expression})])))
