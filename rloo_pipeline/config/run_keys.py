@@ -66,7 +66,7 @@ class RunKeys(Section):
     """The keys of `Config`."""
 
     run: str = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
-    """Name of the run. Its files are in results/<run>/."""
+    """Name of the run. Its files are in `results/<run>/`."""
     rounds: int = Field(ge=1, le=99_999)
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
     seed: int = Field(0, ge=0)
