@@ -130,6 +130,13 @@ def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
 
 
+def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """CPU seconds of the process that samples, for a million tokens, by an engine without a model."""
+    sides = {"": (), "_one_process": ("inside",), "_generate": ("bare",)}
+    parts = {name: whole.last_line(script("host.py", folder, repeats, *options)) for name, options in sides.items()}
+    return {f"host_cpu_seconds{name}": part["ms"] for name, part in parts.items()}
+
+
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
     script("shapes.py", "large", folder)
@@ -212,6 +219,7 @@ def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
+    "host": host,
     "limits": limits,
     "demo": demo,
     "large": large,
