@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime.progress import announcing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,8 +70,9 @@ def import_vllm() -> ModuleType:
         UserError: vLLM is not the version whose internals are used here and in rollout/.
     """
     guard.require("vllm")
-    replace_ranks()
-    return import_module("vllm")
+    with announcing("importing vLLM"):
+        replace_ranks()
+        return import_module("vllm")
 
 
 def replace_ranks() -> None:
