@@ -54,6 +54,8 @@ def prepare() -> dict[str, Any]:
         os.environ.setdefault(SWITCH, "1")
     else:
         os.environ[SWITCH] = str(int(SEPARATE_ON_CPUS))
+    if _folder is not None:
+        (_folder / LAST_WORDS).unlink(missing_ok=True)
     if is_separate() and _folder is None:
         _folder = Path(tempfile.mkdtemp(prefix="rloo-", dir="/tmp"))  # the path of a socket must be short
         scratch.claim(_folder)

@@ -198,12 +198,18 @@ BROKEN = "\ufffd"
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
     """The text that vLLM's detokenizer makes token by token, by one call of a tokenizer whose tokens are bytes.
 
-    None for other tokenizers, and where prompt or text end within a character: vLLM leaves such an end out.
+    Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
+    a prompt that ends within a character.
     """
     from tokenizers.decoders import ByteLevel
 
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(getattr(backend, "decoder", None), ByteLevel):
         return None
-    prompt, text = (str(backend.decode(each, skip_special_tokens=skip_special)) for each in (prompt_ids, ids))
-    return None if prompt.endswith(BROKEN) or text.endswith(BROKEN) else text
+    if backend.decode(prompt_ids, skip_special_tokens=skip_special).endswith(BROKEN):
+        return None
+    text, count = BROKEN, len(ids) + 1
+    while text.endswith(BROKEN):
+        count -= 1
+        text = str(backend.decode(ids[:count], skip_special_tokens=skip_special))
+    return text

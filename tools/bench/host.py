@@ -54,10 +54,9 @@ def main() -> None:
     config = load(ROOT / "config" / "config.yaml")
     sampler = CannedSampler(Policy(folder / "model"), EngineSettings("float32", 0.5, 1, 1), 1024, 0)
     decoding = SamplingConfig(1.0, 1.0, 0, None, TOKENS)
-    rows = [
-        {"prompt_id": str(number), "prompt_ids": [20 + (number + place) % 900 for place in range(150)]}
-        for number in range(PROMPTS)
-    ]
+    tokenizer = Policy(folder / "model").tokenizer
+    texts = [" ".join(f"{n} times {number} makes {n * number}." for n in range(12)) for number in range(PROMPTS)]
+    rows = [{"prompt_id": text, "prompt_ids": tokenizer(text)["input_ids"]} for text in texts]
     collected = [0.0, 0.0]
 
     def watch(phase: str, _: Any) -> None:

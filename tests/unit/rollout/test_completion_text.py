@@ -70,5 +70,5 @@ def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
         text = _byte_text(tokenizer, prompt, ids, params.skip_special_tokens)
         assert text in (None, detokenizer.output_text)
         at_once += text is not None and "\ufffd" in text
-    assert at_once > 20, "texts with broken characters are among them"
+    assert at_once > 100, "texts with broken characters are among them"
     assert _byte_text(character_tokenizer(), [5], [5], False) is None
