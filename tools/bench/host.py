@@ -1,4 +1,4 @@
-"""CPU of the process that samples, in ms for a thousand tokens, without a model: `host.py FOLDER REPEATS` prints JSON.
+"""CPU seconds of the process that samples, for a million tokens, without a model: `host.py FOLDER REPEATS` prints JSON.
 
 `canned.py` stands in for the model, so what is measured is vLLM around it and the rollout stage's own code, from
 prompts to the table on disk. The engine is in a process of its own, as on GPUs, or with `inside` in this one, as on
@@ -82,18 +82,18 @@ def main() -> None:
         return sum(len(o.outputs[0].token_ids) for o in sampler.llm.generate(prompts, params, use_tqdm=False))
 
     side = bare if "bare" in options else stage
-    figures: dict[str, list[float]] = {"ms": [], "collector_ms": [], "wall_ms": []}
+    figures: dict[str, list[float]] = {"cpu": [], "collector": [], "wall": []}
     profile = cProfile.Profile()
     for number in range(repeats + 1):
         collected[0], began, wall = 0.0, time.process_time(), time.monotonic()
         if "profile" in options and number:
             profile.enable()
-        thousands = side() / 1000
+        millions = side() / 1e6
         profile.disable()
         if number:
-            figures["ms"].append((time.process_time() - began) * 1000 / thousands)
-            figures["wall_ms"].append((time.monotonic() - wall) * 1000 / thousands)
-            figures["collector_ms"].append(collected[0] * 1000 / thousands)
+            figures["cpu"].append((time.process_time() - began) / millions)
+            figures["wall"].append((time.monotonic() - wall) / millions)
+            figures["collector"].append(collected[0] / millions)
     if "profile" in options:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(28)
     print(json.dumps(figures))

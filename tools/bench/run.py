@@ -133,8 +133,11 @@ def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
 def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """CPU seconds of the process that samples, for a million tokens, by an engine without a model."""
     sides = {"": (), "_one_process": ("inside",), "_generate": ("bare",)}
-    parts = {name: whole.last_line(script("host.py", folder, repeats, *options)) for name, options in sides.items()}
-    return {f"host_cpu_seconds{name}": part["ms"] for name, part in parts.items()}
+    outputs = {
+        name: script("host.py", folder, repeats, *options, VLLM_LOGGING_LEVEL="ERROR")
+        for name, options in sides.items()
+    }
+    return {f"host_cpu_seconds{name}": whole.last_line(output)["cpu"] for name, output in outputs.items()}
 
 
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
