@@ -1,4 +1,4 @@
-"""What differs where vLLM's engine runs: in a process of its own on GPUs, in this one on CPUs.
+"""The process of vLLM's engine: one of its own on GPUs, this one on CPUs.
 
 In a process of its own the engine starts its next step while this process prepares requests and reads completions. By
 itself, vLLM sends each sampled token to this process, with three arrays for its log-prob, and most of the CPU time goes
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
 SEPARATE_ON_CPUS = False
 """For tests and measurements; what `cpu_kernels` replaces is not replaced in other processes."""
-
-
 _folder: Path | None = None
 """Has the sockets to the engine's process, and LAST_WORDS."""
 LAST_WORDS = "error"
 """File with the error that ended the engine's process."""
+LONGEST = 50
+"""Characters of a folder in which that of the sockets can be: Linux takes 107 for a socket."""
 SECONDS = 10.0
 """Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
 
@@ -57,7 +57,8 @@ def prepare() -> dict[str, Any]:
     if _folder is not None:
         (_folder / LAST_WORDS).unlink(missing_ok=True)
     if is_separate() and _folder is None:
-        _folder = Path(tempfile.mkdtemp(prefix="rloo-", dir="/tmp"))  # the path of a socket must be short
+        top = tempfile.gettempdir()
+        _folder = Path(tempfile.mkdtemp(prefix="rloo-", dir=top if len(top) < LONGEST else "/tmp"))
         scratch.claim(_folder)
         # a fork would hold the sockets of `gpu_claims`, and could not use CUDA if this process has
         os.environ |= {"VLLM_RPC_BASE_PATH": str(_folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
