@@ -203,7 +203,7 @@ def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_speci
     """
     from tokenizers.decoders import ByteLevel
 
-    backend = getattr(tokenizer, "_tokenizer", None)
+    backend: Any = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(getattr(backend, "decoder", None), ByteLevel):
         return None
     if backend.decode(prompt_ids, skip_special_tokens=skip_special).endswith(BROKEN):
