@@ -114,12 +114,15 @@ def _fork_jobs(address: str) -> None:
             return super().poll() if self.fork is None else self.fork.poll()
 
     subprocess.Popen = Popen  # type: ignore[misc]
+    scripts = Path(sys.executable).parent
+    if shutil.which("rloo") not in (None, str(scripts / "rloo")):  # the test has one of its own
+        return
     folder = Path(tempfile.mkdtemp(prefix="rloo-command-"))
     atexit.register(shutil.rmtree, folder)
     stub = folder / "rloo"
     stub.write_text(STUB.format(python=sys.executable, tests=str(Path(__file__).parent), address=address))
     stub.chmod(0o755)
-    os.environ["PATH"] = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    os.environ["PATH"] = os.pathsep.join([str(folder), str(scripts), os.environ["PATH"]])
 
 
 def _import() -> None:
