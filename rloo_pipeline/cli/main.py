@@ -21,7 +21,10 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.workers import server
 
-    server.serve(main, arguments.socket, arguments.controller, arguments.preload)
+    if arguments.rank:
+        server.serve_rank(main, arguments.socket, arguments.controller)
+    else:
+        server.serve(main, arguments.socket, arguments.controller, arguments.preload)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own
@@ -31,6 +34,7 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     (
         option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
         option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
+        option("--rank", action="store_true", help="be a rank of the worker that --controller names"),
         option("--preload", type=int, metavar="THREADS", help="import what training needs at the start"),
     ),
 )

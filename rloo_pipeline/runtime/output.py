@@ -56,7 +56,7 @@ def route_output(log: Path | None) -> None:
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
-        progress.console = Console(file=open(os.environ[progress.TERMINAL], "w", buffering=1))  # noqa: SIM115
+        progress.console = Console(file=open(os.environ[progress.TERMINAL], "a", buffering=1))  # noqa: SIM115
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)

@@ -28,8 +28,8 @@ PATIENCE = 60.0
 def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -> Mapping[str, int]:
     """Number of workers per role that can be busy at once.
 
-    Updates and log-probs with several processes get none, since torchrun starts their ranks. On a machine with GPUs,
-    the number of GPUs limits the workers of a role; engines of several roles take turns on a GPU.
+    On a machine with GPUs, the number of GPUs limits the workers of a role; engines of several roles take turns on a
+    GPU.
 
     Args:
         config: the run's configuration.
@@ -51,12 +51,10 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
         "scorer": at_once(config.scoring.workers),
         "observer": 1,
     }
-    if not config.deepspeed.splits_weights:
-        in_rounds = config.uses_reference or config.algorithm.teacher is not None
-        shards = config.rollout.shards if in_rounds else 1
-        roles["logprobs"] = at_once(config.deepspeed.threads, shards)
-    if config.deepspeed.processes == 1:
-        roles["trainer"] = at_once(config.deepspeed.threads, 1)
+    in_rounds = config.uses_reference or config.algorithm.teacher is not None
+    for role, jobs in (("logprobs", config.rollout.shards if in_rounds else 1), ("trainer", 1)):
+        if gpu_shares.can_keep(role, config, on_gpus=gpus > 0):
+            roles[role] = at_once(config.deepspeed.threads * gpu_shares.ranks_of(role, config), jobs)
     needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
     if gpus:
         shares = {role: gpu_shares.of_role(role, config) for role in ("sampler", "logprobs", "trainer")}
@@ -92,6 +90,7 @@ def start(
         os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
         atexit.register(os.environ.pop, devices.WARM, None)
     trainers = {client.ROLES[stage] for stage in stages & {"reference", "teacher", "update"}}
+    trainers = {role for role in trainers if gpu_shares.ranks_of(role, config) == 1}  # else ranks import the libraries
     if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
         trainers = set()  # stage has chosen its slice
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
