@@ -39,11 +39,25 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     ),
 )
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"
+
+
+def _host(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import node_workers
+
+    node_workers.host(arguments.plan)
+
+
+HOST = Command(
+    "worker-host",
+    _host,
+    "Start the workers of a node of a SLURM job, for the Snakemake that started this.",
+    (option("plan", help="what to start, in JSON"),),
+)
 GROUPS = {
     "before a run": before_run.COMMANDS,
     "during a run": during_run.COMMANDS,
     "after a run": after_run.COMMANDS,
-    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER),
+    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER, HOST),
 }
 """Headings of `rloo --help`, and the commands under each."""
 

@@ -1,8 +1,8 @@
 """Starts the workers of one Snakemake process, which end with it.
 
-Workers run on Snakemake's machine, so they serve only jobs that run there too; if these run in an image, so do the
-workers, whose sockets are in a folder that the image sees. A worker is a bare interpreter until its
-first stage; a future trainer imports its libraries in advance.
+Workers run on Snakemake's machine, so they serve only jobs that run there too (`cluster/node_workers.py` starts them on
+the nodes of a SLURM job). If these run in an image, so do the workers, whose sockets are in a folder that the image
+sees. A worker is a bare interpreter until its first stage; a future trainer imports its libraries in advance.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def start(
     runs: int = 1,
     without: Set[str] = frozenset(),
     program: Sequence[str] = (sys.executable, "-m", "rloo_pipeline"),
+    folder: Path | None = None,
 ) -> None:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
@@ -81,6 +82,7 @@ def start(
         runs: number of concurrent runs.
         without: roles that get no worker.
         program: the command `rloo`, such as one that runs it in an image.
+        folder: for the sockets, which only the user can enter; by default a new one in TMPDIR.
     """
     counts = worker_counts(config, cores, stages, runs)
     roles = {role: count for role, count in counts.items() if role not in without}
@@ -93,7 +95,7 @@ def start(
     trainers = {role for role in trainers if gpu_shares.ranks_of(role, config) == 1}  # else ranks import the libraries
     if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
         trainers = set()  # stage has chosen its slice
-    folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
+    folder = folder or Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}
     for role, count in roles.items():

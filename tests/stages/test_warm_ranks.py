@@ -14,6 +14,8 @@ from rloo_pipeline.workers import engine_cache, kept_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not forks.use_forks, reason="two ranks need two GPUs")]
 
+RANKS = "ranks"
+"""Name of the threads that wait for forks."""
 CHANGES = {"deepspeed": {"processes": 2, "zero_stage": 2}}
 
 
@@ -31,11 +33,9 @@ def cold(tmp_path_factory, tiny_model) -> Round:
 @pytest.fixture
 def warm(tmp_path, tiny_model, monkeypatch) -> Round:
     """A run whose ranks are forks of the tests' process, and not torchrun's children."""
-    threads: list[threading.Thread] = []
 
     def start(count: int, arguments: list[str]) -> list[str]:
-        threads.append(threading.Thread(target=forks.run_ranks, args=("rloo_pipeline", arguments, count)))
-        threads[-1].start()
+        threading.Thread(target=forks.run_ranks, args=("rloo_pipeline", arguments, count), name=RANKS).start()
         return ["sleep", "600"]
 
     monkeypatch.setattr(torchrun, "command", start)
@@ -43,8 +43,14 @@ def warm(tmp_path, tiny_model, monkeypatch) -> Round:
     monkeypatch.setattr(engine_cache, "_wrote", 0.0)
     yield Round(tmp_path / "run", tiny_model, **CHANGES)
     kept_ranks.close()
-    for thread in threads:
-        thread.join()
+    join()
+
+
+def join() -> None:
+    """Waits until the ranks have ended, before other commands become forks of the same process."""
+    for thread in threading.enumerate():
+        if thread.name == RANKS:
+            thread.join()
 
 
 def update(run: Round, number: int, monkeypatch) -> list[psutil.Process]:
@@ -77,21 +83,22 @@ def test_two_ranks_that_stay_write_the_bytes_of_ranks_that_start_in_each_update(
 @pytest.mark.parametrize("during", [False, True])
 def test_a_rank_killed_between_two_updates_or_in_one_changes_no_byte(warm, cold, monkeypatch, during) -> None:
     """No state of round 1 was written, so the update trains that again."""
-    victim = update(warm, 1, monkeypatch)[1]
+    other, victim = update(warm, 1, monkeypatch)
     train = warm.run / "rounds" / "00002" / "train.parquet"
     if during:
-        spent = sum(victim.cpu_times()[:2])
+        spent = sum(other.cpu_times()[:2])
+        victim.suspend()
 
         def kill() -> None:
-            wait_until(lambda: sum(victim.cpu_times()[:2]) > spent + 0.2)
+            wait_until(lambda: sum(other.cpu_times()[:2]) > spent + 0.05)  # it trains, and waits for the other rank
             victim.kill()
 
-        thread = threading.Thread(target=kill)
-        thread.start()
+        threading.Thread(target=kill).start()
     else:
         victim.kill()
     with pytest.raises(IncompatibleEngine):
         update(warm, 2, monkeypatch)
+    join()
     assert not train.exists()
     for outcome in warm.update_by_ranks(2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]
