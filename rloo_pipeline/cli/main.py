@@ -24,7 +24,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     if arguments.rank:
         server.serve_rank(main, arguments.socket, arguments.controller)
     else:
-        server.serve(main, arguments.socket, arguments.controller, arguments.preload)
+        server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own
@@ -35,7 +35,8 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
         option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
         option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
         option("--rank", action="store_true", help="be a rank of the worker that --controller names"),
-        option("--preload", type=int, metavar="THREADS", help="import what training needs at the start"),
+        option("--preload", type=int, metavar="THREADS", help="import the role's engine before its first stage"),
+        option("--after", metavar="ROLE", help="but not before the first stage of this role"),
     ),
 )
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"

@@ -21,6 +21,7 @@ from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import deepspeed_config, formats, policy_model
 from rloo_pipeline.training.packing import Sequences
@@ -69,7 +70,8 @@ class Engine:
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start and write them one by one."""
-        self.model = policy_model.load_trainable(policy, settings, configuration if self.split else None)
+        with announcing(f"loading {policy}"):
+            self.model = policy_model.load_trainable(policy, settings, configuration if self.split else None)
         with split_loading.gathered(self.model):
             module = TokenLogProbs(self.model, settings.temperature)
         self.form = module.form
@@ -77,11 +79,9 @@ class Engine:
         # In bfloat16 DeepSpeed collects garbage twice for each parameter group. Some optimizers have a group for each
         # tensor: that takes minutes if the collector looks at all objects each time.
         gc.freeze()
-        self.engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizers.build(module, settings),
-            config=configuration,
-        )
+        with announcing("starting DeepSpeed"):
+            optimizer = optimizers.build(module, settings)
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=configuration)
         gc.unfreeze()
         self.device: torch.device = self.engine.device
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
@@ -328,9 +328,10 @@ def import_libraries() -> ModuleType:
     """Imports everything that engines need, ahead of the first one in a warm worker; returns DeepSpeed."""
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = import_shims.import_deepspeed()
-    import_shims.prepare_transformers()
-    import_module("transformers.modeling_utils")
+    with announcing("importing DeepSpeed and transformers"):
+        deepspeed = import_shims.import_deepspeed()
+        import_shims.prepare_transformers()
+        import_module("transformers.modeling_utils")
     return deepspeed
 
 

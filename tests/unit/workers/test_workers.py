@@ -204,7 +204,7 @@ def test_the_first_stage_finds_its_worker_listening(tmp_path, monkeypatch) -> No
     finally:
         for worker in set(psutil.Process().children()) - already:
             worker.kill()
-    assert (tmp_path / "logs" / "sampler-0.log").read_text() == "rloo rollout --help: 0\n", "asked once"
+    assert (tmp_path / "logs" / "sampler-0.log").read_text().count("rloo rollout --help: 0\n") == 1, "asked once"
 
 
 @pytest.fixture
