@@ -2,8 +2,8 @@
 
 Snakemake starts a step on each node (`start`) that shares the node's resources with all other steps. It starts the
 workers there (`host`), as `manager.start` does on Snakemake's machine, and ends when its standard input ends, however
-Snakemake ends. The sockets are in a folder of the node with one name on all nodes but for the node's. A stage's step
-adds the name of its own node to RLOO_WORKERS (`snakemake_ext/steps.py`).
+Snakemake ends. The sockets are in a folder `NAME@NODE` of the node. A stage's step puts the name of its own node into
+RLOO_WORKERS (`snakemake_ext/steps.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, scratch
 from rloo_pipeline.workers import client, manager
 
 PATIENCE = 90.0
@@ -45,8 +44,8 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
         without: roles that get no worker.
         program: the command `rloo`, such as one that runs it in an image.
     """
-    folder = Path(tempfile.gettempdir()) / f"rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
-    plan = {"config": str(config), "folder": str(folder), "logs": str(logs), "stages": sorted(stages), "runs": runs}
+    folder = f"{tempfile.gettempdir()}/rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
+    plan = {"config": str(config), "folder": folder, "logs": str(logs), "stages": sorted(stages), "runs": runs}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_MEM_PER_")}
     cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     logs.mkdir(parents=True, exist_ok=True)
@@ -71,7 +70,7 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
     if devices.has_gpu():  # for stages by themselves, which share a GPU with what the workers keep there
         os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
         atexit.register(os.environ.pop, devices.WARM, None)
-    os.environ[client.FOLDER] = str(folder / os.environ.get("SLURMD_NODENAME", names[0]))
+    os.environ[client.FOLDER] = f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}"
     atexit.register(os.environ.pop, client.FOLDER, None)
 
 
@@ -105,12 +104,10 @@ def host(text: str) -> None:
     """
     plan = json.loads(text)
     name = os.environ["SLURMD_NODENAME"]
-    top = Path(plan["folder"])
-    top.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if top.stat().st_uid != os.getuid():
-        raise PermissionError(f"{top} is another user's")
-    folder = top / name
-    folder.mkdir(mode=0o700)
+    folder = Path(f"{plan['folder']}@{name}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)  # fails if there is one, which could be another user's
+    scratch.claim(folder)
     cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     program = [sys.executable, "-m", "rloo_pipeline"]
     where = Path(plan["logs"]) / name
@@ -118,6 +115,3 @@ def host(text: str) -> None:
     manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
     print(LISTENING, flush=True)
     sys.stdin.read()
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # of a test cluster, whose nodes share a disk
-        top.rmdir()

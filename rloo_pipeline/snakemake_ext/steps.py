@@ -28,7 +28,7 @@ cpus=${{OMP_NUM_THREADS:-1}} most=${{SLURM_CPUS_PER_TASK:-1}}
 [ "$cpus" -le "$most" ] || cpus=$most
 exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 --input=none {options} \\
     sh -c 'mkdir -p {folders} || exit
-        [ -z "${workers}" ] || {workers}="${{{workers}%/*}}/$SLURMD_NODENAME"
+        [ -z "${workers}" ] || {workers}="${{{workers}%@*}}@$SLURMD_NODENAME"
         exec bash "$@"' sh "$@"
 """
 

@@ -39,11 +39,12 @@ def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) 
     node_workers.start(job / "config.yaml", job / "logs", stages, 1, set(), program)
     steps = [psutil.Process(step.pid) for step in node_workers._steps]
     first = Path(os.environ[client.FOLDER])
-    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
-    sockets = {node: {file.name for file in (first.parent / node).glob("*.sock")} for node in ("node1", "node2")}
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    folders = {node: Path(str(first).replace("node1", node)) for node in ("node1", "node2")}
+    sockets = {node: {file.name for file in folder.glob("*.sock")} for node, folder in folders.items()}
     assert sockets == {"node1": {"scorer-0.sock", "trainer-0.sock"}, "node2": {"scorer-0.sock"}}, "updates run on one"
-    for node in sockets:
-        os.environ[client.FOLDER] = str(first.with_name(node))
+    for node, folder in folders.items():
+        os.environ[client.FOLDER] = str(folder)
         assert client.run_stage(["score", "--help"]) == 0
         assert (job / "logs" / node / "scorer-0.log").read_text() == "rloo score --help: 0\n"
     workers = [child for step in steps for child in step.children(recursive=True)]
@@ -51,5 +52,5 @@ def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) 
     for step in node_workers._steps:  # as when Snakemake is killed
         step.stdin.close()
     wait_until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
-    wait_until(lambda: not first.parent.exists())
+    wait_until(lambda: not any(folder.exists() for folder in folders.values()))
     node_workers.end()

@@ -59,7 +59,7 @@ def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Path(shells["score"]).name == "bash"
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
-    for before, now in (("", ""), ("/tmp/workers/node1", "/tmp/workers/node2")):
+    for before, now in (("", ""), ("/tmp/a@b@node1", "/tmp/a@b@node2")):
         monkeypatch.setenv("RLOO_WORKERS", before)
         call = [shells["score"], "-c", 'echo "it\'s $RLOO_STEP$RLOO_WORKERS"']
         outcome = subprocess.run(call, capture_output=True, text=True)
