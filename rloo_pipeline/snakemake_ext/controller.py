@@ -199,7 +199,7 @@ class Controller:
             )
         planning_speed.note_parameters(self._workflow.rules)
         if self.several_nodes:
-            steps.spread(self._workflow.rules, self._workflow.global_resources)
+            steps.spread(self._workflow.rules, self._workflow.global_resources, anywhere=self._overlaps())
         if self._on_this_machine():
             gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
@@ -262,7 +262,12 @@ class Controller:
             manager.start(first, cores, logs, stages, runs, without, program)
         elif first.workers != "never" and steps.have_whole_nodes(self._workflow.rules, self._workflow.global_resources):
             config = self._results / next(iter(self.runs.configs)) / "config.yaml"
+            without |= {"trainer"} if self._overlaps() else set()
             node_workers.start(config, logs, stages, runs, without, program)
+
+    def _overlaps(self) -> bool:
+        """True if updates run beside rollouts, on any node that is free."""
+        return any(config.rollout.lag for config in self.runs.configs.values())
 
     def _kept(self) -> str | None:
         """A sentence if a file would stay that does not match the configuration or the model."""

@@ -39,18 +39,19 @@ def nodes() -> int:
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
 
 
-def spread(rules: Iterable[Any], limits: Any) -> None:
+def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     """Makes Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short
     ones that do not ask for time (`runtime`).
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
         limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
+        anywhere: updates run on any node, and not only on the first, where a worker keeps the trainer.
     """
     limits["gpu_stages"] = (limits["gpu_stages"].value if "gpu_stages" in limits else 1) * nodes()
     for rule in rules:
         if "runtime" in rule.resources and "mpi" not in rule.resources:
-            options = [_gres(rule.resources), *_place(rule)]
+            options = [_gres(rule.resources), *([] if anywhere else _place(rule))]
             rule.resources["shell_exec"] = str(_shell([*filter(None, options)]).absolute())
 
 

@@ -77,6 +77,17 @@ def test_one_node_and_steps_are_left_alone(variables, monkeypatch) -> None:
     assert steps.nodes() == 1
 
 
+def test_updates_beside_rollouts_run_on_any_node(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    places = []
+    for anywhere in (False, True):
+        update = SimpleNamespace(shellcmd="rloo update", resources=Resources.from_mapping(RULES["update"]))
+        steps.spread([update], Resources.from_mapping({}), anywhere)
+        places.append("--nodelist=node1" in Path(update.resources["shell_exec"].raw).read_text())
+    assert places == [True, False]
+
+
 def test_without_a_limit_one_stage_has_all_gpus_of_its_node(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(steps, "nodes", lambda: 2)
