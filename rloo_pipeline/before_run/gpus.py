@@ -28,11 +28,12 @@ FIRST_START, LATER_STARTS = 73, 43
 """Seconds to vLLM's first token without and with its compile cache: 1.7 billion weights on an H200."""
 
 
-def findings(in_image: bool) -> Iterator[Finding]:
+def findings(in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
     """Runs all checks; does nothing on a machine without a GPU.
 
     Args:
         in_image: stages run in the image, so its own `apptainer test` runs the kernels.
+        vllm_cache: default folder of vLLM's cache for these stages; None for vLLM's own default.
     """
     if not devices.has_gpu():
         return
@@ -54,7 +55,7 @@ def findings(in_image: bool) -> Iterator[Finding]:
             yield Finding("packages", False, "those for CPUs are installed here", fix)
             return
         yield from map(kernel, KERNELS)
-    yield start(_vllm_cache())
+    yield start(Path(os.environ.get("VLLM_CACHE_ROOT", vllm_cache or cache_folder() / "vllm")))
 
 
 def links(topology: list[str]) -> str:
@@ -108,11 +109,6 @@ def kernel(name: str) -> Finding:
         return Finding(name, True, process.stdout.strip().splitlines()[-1])
     last = (process.stderr.strip().splitlines() or [f"ended with status {process.returncode}"])[-1]
     return Finding(name, False, f"does not run: {last}", NEEDED[name])
-
-
-def _vllm_cache() -> Path:
-    """The folder of vLLM's cache."""
-    return Path(os.environ.get("VLLM_CACHE_ROOT", cache_folder() / "vllm"))
 
 
 def start(cache: Path) -> Finding:

@@ -10,6 +10,8 @@ from rloo_pipeline.before_run import memory, model_inputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.training.deepspeed_config import effective_zero_stage
+from rloo_pipeline.workers import gpu_shares
 
 PROCESS = 4e9
 """Bytes of host memory that a worker with CUDA takes besides its engine. Not measured."""
@@ -62,5 +64,8 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
 def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     """Bytes of host memory that each engine takes while it is off its GPU."""
     weights = dims.parameters * float(BYTES[config.model.dtype])
-    of_trainer = memory.weight_bytes(config, dims) + memory.state(config, dims)
-    return {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": PROCESS + of_trainer}
+    ranks = config.deepspeed.processes
+    copies = 1 if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
+    of_trainer = ranks * (PROCESS + memory.weight_bytes(config, dims)) + copies * memory.state(config, dims)
+    waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
+    return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}

@@ -21,7 +21,10 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.workers import server
 
-    server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
+    if arguments.rank:
+        server.serve_rank(main, arguments.socket, arguments.controller)
+    else:
+        server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own
@@ -31,16 +34,31 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     (
         option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
         option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
+        option("--rank", action="store_true", help="be a rank of the worker that --controller names"),
         option("--preload", type=int, metavar="THREADS", help="import the role's engine before its first stage"),
         option("--after", metavar="ROLE", help="but not before the first stage of this role"),
     ),
 )
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"
+
+
+def _host(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import node_workers
+
+    node_workers.host(arguments.plan)
+
+
+HOST = Command(
+    "worker-host",
+    _host,
+    "Start the workers of a node of a SLURM job, for the Snakemake that started this.",
+    (option("plan", help="what to start, in JSON"),),
+)
 GROUPS = {
     "before a run": before_run.COMMANDS,
     "during a run": during_run.COMMANDS,
     "after a run": after_run.COMMANDS,
-    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER),
+    STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER, HOST),
 }
 """Headings of `rloo --help`, and the commands under each."""
 

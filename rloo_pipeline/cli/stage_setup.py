@@ -12,6 +12,7 @@ from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
+from rloo_pipeline.workers import engine_cache
 from rloo_pipeline.workers.gpu_shares import role_of
 
 INPUTS = (
@@ -77,7 +78,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
     """True if this process runs the stage: as its only process, or as one of its ranks.
 
-    Otherwise starts the ranks, with the same arguments, and waits for them.
+    Otherwise passes the arguments to ranks, which it starts unless this worker has some, and waits for them.
 
     Args:
         arguments: the command's arguments.
@@ -97,6 +98,10 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
         return True
     if section.nodes > 1:
         nodes.launch(section.nodes, processes, section.threads, arguments.output, argv)
+    elif engine_cache.is_enabled():
+        from rloo_pipeline.workers import kept_ranks
+
+        kept_ranks.run(processes, argv)
     else:
         from rloo_pipeline.runtime import torchrun
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -25,15 +26,19 @@ KINDS = ("cuda", "cpu")
 PACKAGE = "/opt/rloo/src/rloo_pipeline"
 """Path of this package in the image. The package of the host is bound over it, so an edit needs no new image."""
 
-CACHES = {
-    "XDG_CACHE_HOME": "",
-    "HF_HOME": "huggingface",
+COMPILED = {
     "VLLM_CACHE_ROOT": "vllm",
-    "TRITON_CACHE_DIR": "rloo_pipeline/triton",
-    "TORCHINDUCTOR_CACHE_DIR": "rloo_pipeline/inductor",
-    "TORCH_EXTENSIONS_DIR": "rloo_pipeline/torch_extensions",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
 }
-"""Variables with the cache folders of engines, and their default paths below the cache folder."""
+"""Variables with the folders of what engines compile, and their names in the folder of an image on a card. The engines
+rename finished files into place, so several nodes may write at once.
+"""
+CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
+"""All variables with cache folders, which are below the cache folder by default."""
+ENGINES = "rloo_pipeline/engines"
+"""The folder in the cache folder with what engines compile."""
 
 
 def image(config: Config, project: Path) -> str:
@@ -85,7 +90,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")
     if in_job:
         inherited = [bind for bind in inherited if Path(bind.partition(":")[0]).exists()]
-    cache_folders = dict(_cache_folders())
+    cache_folders = dict(_cache_folders(image))
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
         del os.environ["TMPDIR"]  # the folder of the node that submitted the job, which this node does not have
     os.environ.update(cache_folders)
@@ -99,15 +104,28 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
         os.environ.setdefault("APPTAINER_NV", "1")
 
 
-def _cache_folders() -> Iterator[tuple[str, str]]:
+def _cache_folders(image: str) -> Iterator[tuple[str, str]]:
     """Variables and paths of the cache folders, which it creates. Without them, engines would write to HOME, which is
     the working folder in the image.
     """
     root = caches.cache_folder()
+    compiled = compiled_folder(image)
     for name, subfolder in CACHES.items():
-        folder = root if name == "XDG_CACHE_HOME" else Path(os.environ.get(name, root / subfolder)).absolute()
+        default = compiled / subfolder if name in COMPILED else root / subfolder
+        chosen = os.environ.get(name, "") if name != "XDG_CACHE_HOME" else ""
+        # a job inherits the folder for the card of the node that submitted it
+        folder = default if not chosen or f"/{ENGINES}/" in chosen else Path(chosen).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         yield name, str(folder)
+
+
+def compiled_folder(image: str) -> Path:
+    """The folder for what the engines of an image compile on this machine's kind of card, or of CPU without one."""
+    file = Path(image)
+    # the first bytes of an image hold its UUID and the times of its parts; all of it would take seconds to read
+    identity = file.open("rb").read(1 << 16) if file.is_file() else image.encode()
+    card = re.sub(r"\W+", "-", devices.card()).strip("-")
+    return caches.cache_folder() / ENGINES / f"{hashlib.sha256(identity).hexdigest()[:12]}-{card}"
 
 
 def _outside_folders(config: Config) -> Iterator[str]:

@@ -34,6 +34,15 @@ def own_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def node_names() -> list[str]:
+    """Names of the nodes of the job in which this process runs, the first one first.
+
+    Raises:
+        UserError: SLURM does not answer.
+    """
+    return [*_run("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])]
+
+
 def job(number: str) -> SlurmJob | None:
     """A job that waits or runs; None where it has ended or never existed.
 

@@ -34,9 +34,12 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
 def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, with_image: bool) -> Iterator[Finding]:
     config = arguments.config
     yield from places.architecture()
+    vllm_cache = None
     if with_image:
-        yield from image.findings(containers.image(config, project))
-    yield from gpus.findings(with_image)
+        name = containers.image(config, project)
+        yield from image.findings(name)
+        vllm_cache = containers.compiled_folder(name) / containers.COMPILED["VLLM_CACHE_ROOT"]
+    yield from gpus.findings(with_image, vllm_cache)
     # as the run will fetch: in the image or not, else `stage-assets` runs again
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
     yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")

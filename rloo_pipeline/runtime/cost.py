@@ -7,15 +7,22 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.runtime import gpu_claims, ranks, scratch
+
+if TYPE_CHECKING:
+    import psutil
 
 LOGGER = "rloo.time"
 """Logger of the cost, which goes to the log file and not to the terminal."""
 
 _began: float | None = None
 _cpu_before = 0.0
+_others: Sequence[psutil.Process] = ()
+"""Running processes whose CPU seconds belong to this one: the ranks of a worker."""
 
 
 def begin(start: float) -> None:
@@ -31,6 +38,12 @@ def begin(start: float) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # Linux, proc(5): resets the peak of the resident set
 
 
+def count_processes(processes: Sequence[psutil.Process]) -> None:
+    """Counts the CPU seconds of these processes while they run, with those of their children that have ended."""
+    global _others
+    _others = processes
+
+
 def seconds_since_start() -> float:
     """Wall seconds since the stage began; outside a worker since this process began, including its imports."""
     import psutil
@@ -39,7 +52,7 @@ def seconds_since_start() -> float:
 
 
 def end() -> None:
-    """Logs the cost of a stage that succeeded; a rank exits at once instead.
+    """Logs the cost of a stage that succeeded. A rank only names its GPUs, and exits at once if no worker keeps it.
 
     The threads of gloo now and then abort the process during interpreter shutdown, after all files are written.
     """
@@ -49,16 +62,27 @@ def end() -> None:
         spent = (seconds_since_start(), _cpu() - _cpu_before, _peak_mb())
         logging.getLogger(LOGGER).info("took %.1f s, %.2f s of CPU, %.0f MB at most", *spent)
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    scratch.remove()
-    os._exit(0)
+    if _began is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        scratch.remove()
+        os._exit(0)
 
 
 def _cpu() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+    """CPU seconds of this process, of its children that have ended, and of its ranks."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.system + times.children_user + times.children_system + sum(map(_cpu_of, _others))
+
+
+def _cpu_of(process: psutil.Process) -> float:
+    """CPU seconds of another process; 0 if it has ended, since its parent then counts them."""
+    import psutil
+
+    try:
+        return float(sum(process.cpu_times()[:4]))  # user and system, and those of children
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _peak_mb() -> float:

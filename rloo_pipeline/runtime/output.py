@@ -27,9 +27,10 @@ class _PrintableFormatter(logging.Formatter):
 def standard_output_to(descriptor: int) -> Iterator[None]:
     """Redirects standard output and error to a descriptor during the block, and closes the descriptor.
 
-    `route_output` may redirect them again inside the block.
+    `route_output` may redirect them again inside the block; its copy of the terminal is closed too, since srun waits
+    until nobody has the output of a step open.
     """
-    saved = [os.dup(1), os.dup(2)]
+    saved, console = [os.dup(1), os.dup(2)], progress.console
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
@@ -41,6 +42,10 @@ def standard_output_to(descriptor: int) -> Iterator[None]:
         for number, original in zip((1, 2), saved, strict=True):
             os.dup2(original, number)
             os.close(original)
+        if progress.console is not console:
+            logging.getLogger("rloo").handlers.clear()
+            progress.console.file.close()
+            progress.console = console
 
 
 def route_output(log: Path | None) -> None:
@@ -56,7 +61,7 @@ def route_output(log: Path | None) -> None:
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
-        progress.console = Console(file=open(os.environ[progress.TERMINAL], "w", buffering=1))  # noqa: SIM115
+        progress.console = Console(file=open(os.environ[progress.TERMINAL], "a", buffering=1))  # noqa: SIM115
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)

@@ -21,15 +21,30 @@ def launch(processes: int, arguments: Sequence[str]) -> None:
     Raises:
         UserError: a rank failed.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
-    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:  # torchrun leaves its own folders behind
+    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:
         failed = Path(scratch) / "failed"
         outcome = subprocess.run(
-            [*command, "-m", "rloo_pipeline", *arguments],
-            env={**os.environ, progress.TERMINAL: terminal, "TMPDIR": scratch, ranks.FAILED: str(failed)},
+            command(processes, arguments),
+            env=os.environ | environment(Path(scratch), failed) | {progress.TERMINAL: terminal},
             check=False,
         )
         why = ranks.why_failed(failed, outcome.returncode)
     if outcome.returncode != 0:
         raise UserError(f"one of the {processes} ranks failed: {why}")
+
+
+def command(processes: int, arguments: Sequence[str]) -> list[str]:
+    """The command that runs `rloo ARGUMENTS` as `processes` ranks on this machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*torchrun, "-m", "rloo_pipeline", *arguments]
+
+
+def environment(scratch: Path, failed: Path) -> dict[str, str]:
+    """Variables of that command.
+
+    Args:
+        scratch: TMPDIR of torchrun, which leaves folders there.
+        failed: file to which the first rank that fails writes its error.
+    """
+    return {"TMPDIR": str(scratch), ranks.FAILED: str(failed)}

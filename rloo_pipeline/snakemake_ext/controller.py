@@ -27,7 +27,7 @@ from snakemake.persistence.file import FilePersistence as Persistence
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.before_run import inputs, slurm_checks, warm_engines
-from rloo_pipeline.cluster import containers, nodes
+from rloo_pipeline.cluster import containers, node_workers, nodes
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.errors import UserError
@@ -199,7 +199,7 @@ class Controller:
             )
         planning_speed.note_parameters(self._workflow.rules)
         if self.several_nodes:
-            steps.spread(self._workflow.rules, self._workflow.global_resources)
+            steps.spread(self._workflow.rules, self._workflow.global_resources, anywhere=self._overlaps())
         if self._on_this_machine():
             gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
@@ -242,18 +242,32 @@ class Controller:
             run_folders.mark_unfinished(self._results / run)
         for run, config in self.runs.configs.items():
             early_stop.forget(self._results / run, config.rounds)
-        if not self._workflow.local_exec or self.several_nodes:  # jobs are on other machines
+        if not self._workflow.local_exec:  # jobs are on other machines
             return
-        scratch.use(self._workflow.snakemake_tmp_dir)
-        os.environ[controller_watch.VARIABLE] = controller_watch.name()
+        if not self.several_nodes:
+            scratch.use(self._workflow.snakemake_tmp_dir)
+            os.environ[controller_watch.VARIABLE] = controller_watch.name()
         if "://" not in self.image or not self._in_image:  # which Apptainer would fetch again for each worker
-            rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
-            commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
-            stages = {argv[1] for argv in commands if argv[0] == "rloo"}
-            cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
-            without = warm_engines.left_out(self.runs.first)
-            program = nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
-            manager.start(self.runs.first, cores, logs, stages, len(self.runs.configs), without, program)
+            self._start_workers()
+
+    def _start_workers(self) -> None:
+        """Starts workers for the stages that will run, on this machine or on the nodes of this job."""
+        rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
+        commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
+        stages = {argv[1] for argv in commands if argv[0] == "rloo"}
+        cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
+        first, runs, without = self.runs.first, len(self.runs.configs), warm_engines.left_out(self.runs.first)
+        program = nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
+        if not self.several_nodes:
+            manager.start(first, cores, logs, stages, runs, without, program)
+        elif first.workers != "never" and steps.have_whole_nodes(self._workflow.rules, self._workflow.global_resources):
+            config = self._results / next(iter(self.runs.configs)) / "config.yaml"
+            without |= {"trainer"} if self._overlaps() else set()
+            node_workers.start(config, logs, stages, runs, without, program)
+
+    def _overlaps(self) -> bool:
+        """True if updates run beside rollouts, on any node that is free."""
+        return any(config.rollout.lag for config in self.runs.configs.values())
 
     def _kept(self) -> str | None:
         """A sentence if a file would stay that does not match the configuration or the model."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.cluster import containers, slurm
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.workers import client
 
 FOLDER = Path(".snakemake/rloo-steps")
 SHELL = """#!/bin/sh
@@ -25,8 +26,10 @@ unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
 export {step}=1
 cpus=${{OMP_NUM_THREADS:-1}} most=${{SLURM_CPUS_PER_TASK:-1}}
 [ "$cpus" -le "$most" ] || cpus=$most
-exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 --input=none {gres} \\
-    sh -c 'mkdir -p {folders} && exec bash "$@"' sh "$@"
+exec srun --quiet --exact --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --mem=0 --input=none {options} \\
+    sh -c 'mkdir -p {folders} || exit
+        [ -z "${workers}" ] || {workers}="${{{workers}%@*}}@$SLURMD_NODENAME"
+        exec bash "$@"' sh "$@"
 """
 
 
@@ -36,18 +39,32 @@ def nodes() -> int:
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
 
 
-def spread(rules: Iterable[Any], limits: Any) -> None:
+def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     """Makes Snakemake run the jobs of these rules as steps, except rules that call srun themselves (`mpi`) and short
     ones that do not ask for time (`runtime`).
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
         limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
+        anywhere: updates run on any node, and not only on the first, where a worker keeps the trainer.
     """
     limits["gpu_stages"] = (limits["gpu_stages"].value if "gpu_stages" in limits else 1) * nodes()
     for rule in rules:
         if "runtime" in rule.resources and "mpi" not in rule.resources:
-            rule.resources["shell_exec"] = str(_shell(_gres(rule.resources)).absolute())
+            options = [_gres(rule.resources), *([] if anywhere else _place(rule))]
+            rule.resources["shell_exec"] = str(_shell([*filter(None, options)]).absolute())
+
+
+def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
+    """True if a stage has all GPUs of its node, so that a worker there may take any of them for it."""
+    chosen = any("gres" in rule.resources and isinstance(rule.resources["gres"].raw, str) for rule in rules)
+    return not devices.has_gpu() or (limits["gpu_stages"].value == nodes() and not chosen)
+
+
+def _place(rule: Any) -> list[str]:
+    """The option of srun for the node of an update: that of the trainer that made the policy (node_workers.py)."""
+    is_update = str(rule.shellcmd).split()[:2] == ["rloo", "update"]
+    return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if is_update else []
 
 
 def _gres(resources: Any) -> str:
@@ -58,15 +75,16 @@ def _gres(resources: Any) -> str:
     return f"--gres={gres}" if isinstance(gres, str) else ""  # all GPUs that the job has on the node
 
 
-def _shell(gres: str) -> Path:
-    """Writes the script for one GPU option. Snakemake tells the kind of shell by the file's name."""
-    path = FOLDER / (re.sub(r"\W+", "-", gres).strip("-") or "all") / "bash"
+def _shell(options: list[str]) -> Path:
+    """Writes the script for some options of srun. Snakemake tells the kind of shell by the file's name."""
+    path = FOLDER / (re.sub(r"\W+", "-", " ".join(options)).strip("-") or "all") / "bash"
     # This process made them on the first node, perhaps on its own disk; the other nodes need them too.
     folders = [shlex.quote(os.environ[name]) for name in containers.CACHES if name in os.environ]
     inner = " ".join(['"${TMPDIR:-/tmp}"', *folders]).replace("'", "'\\''")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(SHELL.format(step=ranks.STEP, gres=shlex.quote(gres) if gres else "", folders=inner))
+    names = {"step": ranks.STEP, "workers": client.FOLDER}
+    temporary.write_text(SHELL.format(**names, options=shlex.join(options), folders=inner))
     temporary.chmod(0o755)
     temporary.replace(path)
     return path

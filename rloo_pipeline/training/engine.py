@@ -15,7 +15,7 @@ from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.policy import Policy, seal
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rloo_pipeline.training.kernels.lm_head import LossOf
+
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -224,11 +227,20 @@ class Engine:
         torch.distributed.all_reduce(summed)
         return summed.cpu()
 
+    def from_first(self, value: T) -> T:
+        """The first rank's value, on every rank."""
+        import torch
+
+        values: list[T] = [value]
+        if self.rank.world > 1:
+            torch.distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
     def save_policy(self, target: Path, **made_from: object) -> str:
         """Writes the policy as Hugging Face or PEFT files. Every rank takes part; the first one writes.
 
         Returns:
-            The policy's digest; "" on ranks that write nothing.
+            The policy's digest.
         """
         weights, digest = self.weights(), ""
         if self.rank.first:
@@ -238,8 +250,7 @@ class Engine:
         elif self.settings.zero_stage == 3:
             for _ in weights:  # each is put together by all ranks, for the first one
                 pass
-        self.barrier()
-        return digest
+        return self.from_first(digest)
 
     def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
         """Writes the policy's files to an empty folder."""

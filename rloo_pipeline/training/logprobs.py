@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import batch_forms, model_support
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
@@ -100,8 +100,14 @@ class TokenLogProbs(nn.Module):
             yield
 
     def leave_gpu(self) -> None:
-        """Moves the model to host memory."""
+        """Moves the model to host memory.
+
+        Raises:
+            IncompatibleEngine: ZeRO 3 has split the weights.
+        """
         if next(self.parameters()).is_cuda:
+            if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
+                raise IncompatibleEngine("weights that ZeRO 3 has split")
             self.to("cpu")
             torch.cuda.empty_cache()
 

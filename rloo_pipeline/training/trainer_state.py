@@ -65,9 +65,7 @@ class TrainerState:
         import torch
 
         rank = self.engine.rank
-        path = [str(files.temporary_path(target)) if rank.first else ""]
-        torch.distributed.broadcast_object_list(path, src=0)
-        temporary = Path(path[0])
+        temporary = self.engine.from_first(files.temporary_path(target) if rank.first else target)
         try:
             with translate_disk_full(target.parent):
                 digests: list[dict[str, str]] = [{} for _ in range(rank.world)]

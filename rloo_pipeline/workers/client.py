@@ -16,8 +16,10 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rloo_pipeline.stages.table import ROWS
 
@@ -126,6 +128,31 @@ def _request(path: str, argv: Sequence[str]) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a connection."""
+
+    process: int
+    user: int
+
+
+def peer(connection: socket.socket) -> Peer:
+    """The process at the other end, as the kernel knows it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Peer(*struct.unpack("3i", credentials)[:2])
+
+
+def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """A line, which may arrive in several pieces, and the descriptors sent with it; empty at the end."""
+    try:
+        text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        while text and not text.endswith(b"\n"):
+            piece = connection.recv(1 << 20)
+            text = text + piece if piece else b""
+    except ConnectionResetError:  # the other end died with something unread
+        return b"", []
+    return text, descriptors
 
 
 def with_short_path(use: Callable[[str], object], path: str) -> None:

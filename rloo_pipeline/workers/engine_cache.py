@@ -48,6 +48,11 @@ def keep(name: str, key: object, engine: Any) -> bool:
     return _enabled
 
 
+def holds_engine() -> bool:
+    """True if anything is kept."""
+    return bool(_engines)
+
+
 def take(name: str, key: object) -> Any | None:
     """Removes the engine `name` from the cache and returns it; None if it is missing.
 
@@ -71,16 +76,35 @@ def write_pending() -> None:
     global _pending, _wrote, _seconds
     if _pending is None:
         return
-    began = time.monotonic()
+    began, (_, target) = time.monotonic(), _pending
     if not _wrote or _seconds <= SHARE * (began - _wrote):
-        write, target = _pending
         try:
-            write(target)
+            write_now()
             _wrote = time.monotonic()
             _seconds = _wrote - began
             print(f"wrote {target} in {_seconds:.1f} s", flush=True)
         except Exception as error:
             print(f"{target} was not written: {error}", flush=True)
+    _pending = None
+
+
+def write_now() -> None:
+    """Writes what the last stage has left to write; in a rank, for which its worker decides when."""
+    global _pending
+    if _pending is not None:
+        write, target = _pending
+        write(target)
+    _pending = None
+
+
+def target() -> Path | None:
+    """The folder that `write_pending` would write."""
+    return None if _pending is None else _pending[1]
+
+
+def forget_pending() -> None:
+    """Writes nothing of what earlier stages have left to write."""
+    global _pending
     _pending = None
 
 

@@ -23,6 +23,20 @@ def role_of(stage: str) -> str:
     return {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
 
 
+def can_keep(role: str, config: Config, on_gpus: bool) -> bool:
+    """True if a worker can keep the engine of a role. With several ranks, they have to be on one node, and the engine
+    must be able to leave the GPUs; in one process, a worker tries.
+    """
+    section = config.deepspeed
+    leaves_gpus = section.zero_stage < 3 and section.offload.optimizer is None
+    return ranks_of(role, config) == 1 or (section.nodes == 1 and (leaves_gpus or not on_gpus))
+
+
+def ranks_of(role: str, config: Config) -> int:
+    """Number of ranks that torchrun starts for a role's stages; vLLM starts its own."""
+    return of_role(role, config) if role in ("logprobs", "trainer") else 1
+
+
 def of_role(role: str, config: Config) -> int:
     """Number of GPUs for a role's stages; a `scorer` has GPUs only if a reward function needs them."""
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)

@@ -36,7 +36,7 @@ def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Pat
     Raises:
         UserError: as `retraining.engine_after`.
     """
-    key = _key(config, round_, policy.digest, states)
+    key = _key(config, round_, policy.digest, _table(states, round_))
     kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None
     if kept is None:
         return RoundTrainer(*retraining.engine_after(config, round_, policy, states, prompts))
@@ -55,14 +55,14 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
         trainer: the trainer after a round.
         policy: the round's policy.
         states: folder with the run's trainer states.
-        about: facts for the state's manifest; on the first rank at least the round and the policy's digest.
+        about: facts for the state's manifest, at least the round and the policy's digest.
     """
     engine, round_ = trainer.engine, about["round"]
-    if engine.rank.first:
-        about = about | {"table": _table(states, round_)}
+    about = about | {"table": engine.from_first(_table(states, round_))}  # which only the first rank has written
     state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
     target = states / f"{round_:05d}"
-    kept = engine.can_wait and engine_cache.keep("trainer", _key(config, round_, about["policy"], states), trainer)
+    key = _key(config, round_, about["policy"], about["table"])
+    kept = engine.can_wait and engine_cache.keep("trainer", key, trainer)
     if kept and round_ < config.rounds:
         engine_cache.write_later(state.write, target)
         return
@@ -71,9 +71,9 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
         engine.close()
 
 
-def _key(config: Config, round_: int, digest: str, states: Path) -> tuple[object, ...]:
-    """Key of a kept trainer, from the policy and train.parquet that its update wrote."""
-    return TrainerSettings.from_config(config), config.model, config.deepspeed, round_, digest, _table(states, round_)
+def _key(config: Config, round_: int, policy: str, table: str | None) -> tuple[object, ...]:
+    """Key of a kept trainer, with the digests of the policy and of train.parquet that its update wrote."""
+    return TrainerSettings.from_config(config), config.model, config.deepspeed, round_, policy, table
 
 
 def _table(states: Path, round_: int) -> str | None:

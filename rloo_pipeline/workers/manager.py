@@ -1,8 +1,9 @@
 """Starts the workers of one Snakemake process, which end with it.
 
-Workers run on Snakemake's machine, so they serve only jobs that run there too; if these run in an image, so do the
-workers, whose sockets are in a folder that the image sees. Engines are imported in advance: those
-that sample while prompts are made, and trainers while the first completions are sampled.
+Workers run on Snakemake's machine, so they serve only jobs that run there too (`cluster/node_workers.py` starts them on
+the nodes of a SLURM job). If these run in an image, so do the workers, whose sockets are in a folder that the image
+sees. Engines are imported in advance: those that sample while prompts are made, and trainers while the first
+completions are sampled.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ PATIENCE = 60.0
 def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -> Mapping[str, int]:
     """Number of workers per role that can be busy at once.
 
-    Updates and log-probs with several processes get none, since torchrun starts their ranks. On a machine with GPUs,
-    the number of GPUs limits the workers of a role; engines of several roles take turns on a GPU.
+    On a machine with GPUs, the number of GPUs limits the workers of a role; engines of several roles take turns on a
+    GPU.
 
     Args:
         config: the run's configuration.
@@ -51,12 +52,10 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
         "scorer": at_once(config.scoring.workers),
         "observer": 1,
     }
-    if not config.deepspeed.splits_weights:
-        in_rounds = config.uses_reference or config.algorithm.teacher is not None
-        shards = config.rollout.shards if in_rounds else 1
-        roles["logprobs"] = at_once(config.deepspeed.threads, shards)
-    if config.deepspeed.processes == 1:
-        roles["trainer"] = at_once(config.deepspeed.threads, 1)
+    in_rounds = config.uses_reference or config.algorithm.teacher is not None
+    for role, jobs in (("logprobs", config.rollout.shards if in_rounds else 1), ("trainer", 1)):
+        if gpu_shares.can_keep(role, config, on_gpus=gpus > 0):
+            roles[role] = at_once(config.deepspeed.threads * gpu_shares.ranks_of(role, config), jobs)
     needed = {client.ROLES[stage] for stage in stages & client.ROLES.keys()}
     if gpus:
         shares = {role: gpu_shares.of_role(role, config) for role in ("sampler", "logprobs", "trainer")}
@@ -72,6 +71,7 @@ def start(
     runs: int = 1,
     without: Set[str] = frozenset(),
     program: Sequence[str] = (sys.executable, "-m", "rloo_pipeline"),
+    folder: Path | None = None,
 ) -> None:
     """Starts the workers for these stages and sets RLOO_WORKERS; each worker logs to a file in `logs`.
 
@@ -83,6 +83,7 @@ def start(
         runs: number of concurrent runs.
         without: roles that get no worker.
         program: the command `rloo`, such as one that runs it in an image.
+        folder: for the sockets, which only the user can enter; by default a new one in TMPDIR.
     """
     counts = worker_counts(config, cores, stages, runs)
     roles = {role: count for role, count in counts.items() if role not in without}
@@ -92,10 +93,11 @@ def start(
         os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
         atexit.register(os.environ.pop, devices.WARM, None)
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
+    preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}
     preloads |= {"sampler": config.vllm.threads}
     if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
         preloads = {}  # stage has chosen its slice
-    folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
+    folder = folder or Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}
     for role, count in roles.items():

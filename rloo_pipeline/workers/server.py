@@ -14,7 +14,6 @@ import os
 import select
 import shutil
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from rloo_pipeline.runtime import (
     output,
     scratch,
 )
-from rloo_pipeline.workers import client, engine_cache
+from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
 REQUEST_SECONDS = 10.0
 """Time limit for a request to arrive; a client sends it as soon as it is connected."""
@@ -65,11 +64,17 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if _peer(connection) != os.getuid():  # the folder keeps others out; this is the second lock
+                if client.peer(connection).user != os.getuid():  # the folder keeps others out; this is the second lock
                     continue
                 if not _answer(connection, run):
                     break
+    kept_ranks.close()
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+
+def serve_rank(run: Callable[[list[str]], None], path: Path, worker: int) -> None:
+    """Serves the worker that listens on `path`, as one of its ranks; the arguments are those of `serve`."""
+    kept_ranks.serve(lambda argv: _status(run, argv), path, worker)
 
 
 def _has_request(listener: socket.socket) -> bool:
@@ -89,20 +94,11 @@ def _import_engine(role: str, threads: int) -> None:
         engine.import_libraries()
 
 
-def _peer(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
-
-
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
     """Runs the requested stage. Returns whether the worker is fit for another one."""
     connection.settimeout(REQUEST_SECONDS)
     try:
-        text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 2)
-        while text and not text.endswith(b"\n"):  # arguments for many shards arrive in several pieces
-            piece = connection.recv(1 << 20)
-            text = text + piece if piece else b""
+        text, descriptors = client.receive(connection)
     except TimeoutError:
         text = b""
     if not text:
@@ -155,9 +151,12 @@ def _end_with(controller: int, folder: Path) -> None:
     """Removes the sockets and the temporary files and ends this process when `controller` has ended."""
 
     def end() -> None:
-        engine_cache.abandon()
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch.leave()
-        os._exit(0)
+        try:
+            kept_ranks.close()
+            engine_cache.abandon()
+            shutil.rmtree(folder, ignore_errors=True)
+            scratch.leave()
+        finally:
+            os._exit(0)
 
     controller_watch.end_with(controller, end)

@@ -67,6 +67,21 @@ def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
         assert cluster.files(pattern) == finished.files(pattern)
 
 
+def test_the_nodes_of_a_job_keep_their_engines_between_rounds(cluster, finished) -> None:
+    """Updates run on one node, whose trainer has made the policy before."""
+    cluster.at_round_1(finished, "policies/00001", "rounds", "logs")
+    target = ("--retries=0", *GO_ON, "--", "results/mini/policies/00002")
+    job = cluster.submit("--nodes=2", "--time=30", "--", "--sdm=apptainer", *target, workers="always")
+    assert cluster.outcome(job)["outcome"] == "done"
+    logs = cluster.folder / "results/mini/logs/workers"
+    done = [line.split()[1] for log in logs.glob("*/*.log") for line in log.read_text().splitlines() if ": 0" in line]
+    assert [done.count(stage) for stage in ("rollout", "reference", "update")] == [4, 4, 2]
+    assert len(list(logs.glob("*/trainer-0.log"))) == 1
+    assert len([log for log in logs.glob("*/sampler-0.log") if log.read_text()]) == 2
+    for pattern in ("rounds/*/rollouts/*", "rounds/*/train.parquet", "policies/*/*"):
+        assert cluster.files(pattern) == finished.files(pattern)
+
+
 def test_a_missing_rank_is_named(cluster, finished) -> None:
     """With less patience than the default of 45 s."""
     cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")

@@ -246,6 +246,14 @@ ROWS = (
     _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD["nvme"])),
     _mini("checkpointing", "activations computed twice", **_trainer(gradient_checkpointing=True)),
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
+    Row(
+        "two-ranks-warm",
+        "the mini configuration: an update on two GPUs under ZeRO 2, whose ranks stay for the next",
+        "whole_runs:warm_ranks",
+        minutes=12,
+        rehearse=DRY,
+        needs=("2 gpus",),
+    ),
     _mini("two-gpus-lag", "`rollout.lag: 1` with a GPU for each side", "2 gpus", changes={"rollout": {"lag": 1}}),
     _mini("two-gpus-sampler", "vLLM over two GPUs", "2 gpus", changes={"vllm": {"tensor_parallel_size": 2}}),
     Row(

@@ -26,6 +26,8 @@ ROOT = machine.ROOT
 MINI = ROOT / ".test" / "config" / "config.yaml"
 OLD_LOGPS = {"old_logps": "trainer"}
 """In 16 bits sampler and trainer differ by rounding."""
+STARTED = " ranks started in "
+"""A line of the log of an update whose ranks started in it."""
 PATIENCE = 600.0
 """Seconds until a stage that is to be killed has started."""
 
@@ -50,6 +52,18 @@ def mini(
     if reward_model:
         config["rewards"] = [*config["rewards"], _model_that_scores(folder / "scorer")]
     return _run(folder, config, dry, *(["--sdm", "apptainer"] if container else []))
+
+
+def warm_ranks(folder: Path, dry: bool = False) -> Figures:
+    """The mini configuration with updates on two GPUs, whose ranks stay for the second update."""
+    figures = mini(folder, {"deepspeed": {"processes": 2, "zero_stage": 2}}, dry)
+    if dry:
+        return figures
+    logs = [(folder / f"results/mini/logs/update/0000{round_}.log").read_text() for round_ in (1, 2)]
+    if STARTED not in logs[0] or STARTED in logs[1]:
+        raise RowError("the ranks of the first update are not those of the second", figures)
+    seconds = [float(log.rpartition(" took ")[2].split()[0]) for log in logs]
+    return figures | {"first update s": seconds[0], "second update s": seconds[1]}
 
 
 def demo(folder: Path, dry: bool = False) -> Figures:

@@ -28,6 +28,15 @@ def test_engines_that_the_memory_of_the_machine_does_not_hold_start_in_each_roun
     assert warm_engines._too_many(config, QWEN_7B, gigabytes * 1e9) == left_out
 
 
+def test_each_rank_of_a_trainer_waits_with_a_copy_of_the_weights() -> None:
+    def trainer(**deepspeed) -> float:
+        config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed=deepspeed))
+        return warm_engines.waiting_bytes(config, QWEN_7B).get("trainer", 0)
+
+    assert trainer(processes=4, zero_stage=2) - trainer() == 3 * (warm_engines.PROCESS + 2 * QWEN_7B.parameters)
+    assert not trainer(processes=4, zero_stage=3), "which is not kept"
+
+
 def test_auto_looks_at_the_model_and_always_does_not(tmp_path, monkeypatch) -> None:
     sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80, "vocab_size": 150_000}
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "intermediate_size": 28_672}))

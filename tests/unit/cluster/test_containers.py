@@ -113,6 +113,23 @@ def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
         assert folder.startswith(str(project / "home" / ".cache"))
 
 
+def test_what_engines_compile_is_kept_for_an_image_on_a_kind_of_card(project, monkeypatch) -> None:
+    def folders(card: str, text: str, **variables: str) -> dict[str, str]:
+        monkeypatch.setattr(devices, "card", lambda: card)
+        (project / "x.sif").write_text(text)
+        os.environ.update(variables)
+        containers.prepare(config(), "x.sif")
+        return {name: os.environ[name] for name in containers.COMPILED}
+
+    first = folders("NVIDIA H200", "one")
+    assert folders("NVIDIA H200", "one") == first
+    assert all(folder.endswith(f"-NVIDIA-H200/{containers.COMPILED[name]}") for name, folder in first.items())
+    others = [folders("NVIDIA H100 80GB HBM3", "one"), folders("NVIDIA H200", "another")]
+    assert all(len({one[name] for one in (first, *others)}) == 3 for name in first), "though a job inherits another's"
+    chosen = str(project / "mine")
+    assert folders("NVIDIA H200", "one", TRITON_CACHE_DIR=chosen) == first | {"TRITON_CACHE_DIR": chosen}
+
+
 def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> None:
     outside = tmp_path_factory.mktemp("outside")
     for name in ("model", "data", "more", "scratch", "rewards", "tasks"):

@@ -15,7 +15,8 @@ RULES = {
     "score": {"runtime": 60},
     "rollout": {"runtime": 120, "gpu_stages": 1},
     "reference": {"runtime": 120, "gpu_stages": 1, "gres": "gpu:1"},
-    "update": {"runtime": 240, "gpu_stages": 1, "mpi": "srun"},
+    "update": {"runtime": 240, "gpu_stages": 1},
+    "warmstart": {"runtime": 240, "gpu_stages": 1, "mpi": "srun"},
     "gate": {},
 }
 
@@ -30,7 +31,11 @@ def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", "/node's disk/hf")
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    rules = [SimpleNamespace(name=name, resources=Resources.from_mapping(requests)) for name, requests in RULES.items()]
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    rules = [
+        SimpleNamespace(name=name, shellcmd=f"rloo {name}", resources=Resources.from_mapping(requests))
+        for name, requests in RULES.items()
+    ]
     limits = Resources.from_mapping({"gpu_stages": 2})
     steps.spread(rules, limits)
     assert limits["gpu_stages"].value == 6
@@ -38,12 +43,13 @@ def shells(tmp_path, monkeypatch) -> dict[str, str | None]:
 
 
 def test_stages_ask_for_their_gpus_and_no_others(shells) -> None:
-    assert shells["update"] is None, "it calls srun by itself"
+    assert shells["warmstart"] is None, "it calls srun by itself"
     assert shells["gate"] is None, "it is done in a moment"
     scripts = {name: Path(path).read_text() for name, path in shells.items() if path}
     assert "--gres=none" in scripts["score"]
     assert "--gres=gpu:1" in scripts["reference"]
     assert "--gres" not in scripts["rollout"], "all of a node's"
+    assert ["--nodelist=node1" in scripts[name] for name in ("update", "rollout")] == [True, False], "of the trainer"
 
 
 def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
@@ -52,9 +58,13 @@ def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     executable(tmp_path, "mkdir", 'printf "%s\\n" "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert Path(shells["score"]).name == "bash"
-    outcome = subprocess.run([shells["score"], "-c", 'echo "it\'s $RLOO_STEP"'], capture_output=True, text=True)
-    assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stdout.splitlines()[-2:] == ["/node's disk/hf", "it's 1"]
+    monkeypatch.setenv("SLURMD_NODENAME", "node2")
+    for before, now in (("", ""), ("/tmp/a@b@node1", "/tmp/a@b@node2")):
+        monkeypatch.setenv("RLOO_WORKERS", before)
+        call = [shells["score"], "-c", 'echo "it\'s $RLOO_STEP$RLOO_WORKERS"']
+        outcome = subprocess.run(call, capture_output=True, text=True)
+        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.stdout.splitlines()[-2:] == ["/node's disk/hf", f"it's 1{now}"]
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_STEP_ID": "0"}])
@@ -65,6 +75,17 @@ def test_one_node_and_steps_are_left_alone(variables, monkeypatch) -> None:
         for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **variables}.items():
             monkeypatch.setenv(name, value)
     assert steps.nodes() == 1
+
+
+def test_updates_beside_rollouts_run_on_any_node(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    places = []
+    for anywhere in (False, True):
+        update = SimpleNamespace(shellcmd="rloo update", resources=Resources.from_mapping(RULES["update"]))
+        steps.spread([update], Resources.from_mapping({}), anywhere)
+        places.append("--nodelist=node1" in Path(update.resources["shell_exec"].raw).read_text())
+    assert places == [True, False]
 
 
 def test_without_a_limit_one_stage_has_all_gpus_of_its_node(tmp_path, monkeypatch) -> None:

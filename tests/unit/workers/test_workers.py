@@ -19,7 +19,7 @@ from helpers import wait_until
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.workers import client, engine_cache, manager, server
+from rloo_pipeline.workers import client, engine_cache, manager
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -255,7 +255,7 @@ def test_a_stage_ends_with_the_snakemake_that_started_it(silent) -> None:
 
 def test_workers_that_could_not_be_used_are_not_started() -> None:
     assert manager.worker_counts(config(workers="never"), 2, ALL) == {}
-    assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2}), 2, ALL)
+    assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2, "nodes": 2}), 2, ALL)
     assert manager.worker_counts(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
     assert manager.worker_counts(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 
@@ -315,9 +315,15 @@ def test_on_gpus_there_are_as_many_workers_as_gpus_for_them(monkeypatch) -> None
     assert manager.worker_counts(sharded, 8, ALL)["sampler"] == 3
     wide = config(rollout={"shards": 3}, vllm={"threads": 1, "tensor_parallel_size": 2})
     assert manager.worker_counts(wide, 8, ALL)["sampler"] == 2
+    ranks = config(deepspeed={"processes": 4, "zero_stage": 2})
+    assert manager.worker_counts(ranks, 8, ALL)["trainer"] == 1
+    for fixed in ({"zero_stage": 3}, {"zero_stage": 2, "offload": {"optimizer": "cpu"}}):
+        counts = manager.worker_counts(config(deepspeed={"processes": 4, **fixed}), 8, ALL)
+        assert "trainer" not in counts, "its ranks could not leave the GPUs"
+        assert ("logprobs" in counts) == (fixed["zero_stage"] < 3)
 
 
 def test_a_worker_sees_whose_process_asks() -> None:
     ours, other = socket.socketpair(socket.AF_UNIX)
     with ours, other:
-        assert server._peer(ours) == os.getuid()
+        assert client.peer(ours) == (os.getpid(), os.getuid())

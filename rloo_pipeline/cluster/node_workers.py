@@ -1,0 +1,117 @@
+"""Warm workers on the nodes of a SLURM job: `rloo submit --nodes N`, whose stages are steps on any of its nodes.
+
+Snakemake starts a step on each node (`start`) that shares the node's resources with all other steps. It starts the
+workers there (`host`), as `manager.start` does on Snakemake's machine, and ends when its standard input ends, however
+Snakemake ends. The sockets are in a folder `NAME@NODE` of the node. A stage's step puts the name of its own node into
+RLOO_WORKERS (`snakemake_ext/steps.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from rloo_pipeline.cluster import slurm
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import devices, scratch
+from rloo_pipeline.workers import client, manager
+
+PATIENCE = 90.0
+"""Seconds to wait until the workers of all nodes listen; stages before that start engines of their own."""
+LISTENING = "the workers listen"
+
+_steps: list[subprocess.Popen[bytes]] = []
+
+
+def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[str], program: Sequence[str]) -> None:
+    """Starts workers on all nodes of this job and sets RLOO_WORKERS.
+
+    Args:
+        config: config.yaml of the run; in an experiment, of the first one.
+        logs: folder for the workers' logs.
+        stages: stages that will run.
+        runs: number of concurrent runs.
+        without: roles that get no worker.
+        program: the command `rloo`, such as one that runs it in an image.
+    """
+    folder = f"{tempfile.gettempdir()}/rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
+    plan = {"config": str(config), "folder": folder, "logs": str(logs), "stages": sorted(stages), "runs": runs}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_MEM_PER_")}
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
+    logs.mkdir(parents=True, exist_ok=True)
+    names = slurm.node_names()
+    for name in names:
+        # an update goes where the trainer of the last one is: to the first node
+        here = plan | {"without": sorted({*without, *(["trainer"] if name != names[0] else [])})}
+        sizes = ["--nodes=1", "--ntasks=1", f"--nodelist={name}", f"--cpus-per-task={cpus}", "--mem=0"]
+        with (logs / f"{name}.log").open("a") as log:
+            _steps.append(
+                subprocess.Popen(
+                    ["srun", "--quiet", "--overlap", *sizes, *program, "worker-host", json.dumps(here)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
+                )
+            )
+    atexit.register(end)
+    _wait()
+    if devices.has_gpu():  # for stages by themselves, which share a GPU with what the workers keep there
+        os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
+        atexit.register(os.environ.pop, devices.WARM, None)
+    os.environ[client.FOLDER] = f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}"
+    atexit.register(os.environ.pop, client.FOLDER, None)
+
+
+def _wait() -> None:
+    """Waits until the workers of each node listen, or their step has ended."""
+    deadline = time.monotonic() + PATIENCE
+    for step in _steps:
+        assert step.stdout
+        while select.select([step.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (line := step.stdout.readline()) or LISTENING in line.decode():
+                break
+
+
+def end() -> None:
+    """Ends the workers on all nodes."""
+    for step in _steps:
+        assert step.stdin
+        with contextlib.suppress(OSError):
+            step.stdin.close()
+    for step in _steps:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            step.wait(10)
+    _steps.clear()
+
+
+def host(text: str) -> None:
+    """Starts the workers of this node and waits until standard input ends.
+
+    Args:
+        text: a plan of `start`, in JSON.
+    """
+    plan = json.loads(text)
+    name = os.environ["SLURMD_NODENAME"]
+    folder = Path(f"{plan['folder']}@{name}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)  # fails if there is one, which could be another user's
+    scratch.claim(folder)
+    cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
+    program = [sys.executable, "-m", "rloo_pipeline"]
+    where = Path(plan["logs"]) / name
+    stages, without = set(plan["stages"]), set(plan["without"])
+    manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
+    print(LISTENING, flush=True)
+    sys.stdin.read()

@@ -1,0 +1,272 @@
+"""The ranks of a worker whose stages have several: one torchrun starts them, and they stay for the next stage.
+
+The worker runs a stage as it would without ranks, up to where it would start them. Each rank has a connection to the
+worker. A request is a line of JSON with two descriptors, of the log and of the terminal: {"words", "folder", "fence",
+"started"} for a stage, or {"write": true} for the trainer state that the last stage has left to write, which all ranks
+write together. The answer is {"code", "kept", "later"}: the exit status (null if the engine does not fit the stage),
+whether the rank keeps an engine and has left the GPU, and the state that it can write.
+
+If a rank dies, all end, and the stage does its work itself. If one fails, all end, since the others may wait for it in
+a collective operation. A rank ends with its worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from rloo_pipeline.artifacts import fence
+from rloo_pipeline.config import JSON
+from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.runtime import controller_watch, cost, devices, output, process_end, progress, ranks, torchrun
+from rloo_pipeline.workers import client, engine_cache
+
+START_SECONDS = 300.0
+"""Time limit for all ranks to connect; they import next to nothing before."""
+BEHIND_SECONDS = 1800.0
+"""Longest time from the answer of the first rank to that of the last, as the time limit of a collective operation."""
+KILL_SECONDS = 10.0
+"""Longest wait for a killed rank, which the kernel may hold up while a file system or a driver does not answer."""
+GRACE = 1.0
+"""Seconds after a failure in which it may turn out that another rank died, which is then its cause."""
+
+_kept: KeptRanks | None = None
+
+
+def run(count: int, words: Sequence[str]) -> None:
+    """Runs `rloo WORDS` on the ranks that this worker keeps, and starts them if there are none.
+
+    Raises:
+        UserError: a rank failed.
+        IncompatibleEngine: a rank died, or keeps an engine that does not fit.
+    """
+    global _kept
+    if _kept is not None and _kept.count != count:
+        close()
+    _kept = _kept or KeptRanks(count)
+    try:
+        answers = _kept.run(words)
+    except BaseException:
+        close()
+        raise
+    if not all(answer.kept for answer in answers):
+        close()  # nothing stays, or something that cannot leave the GPU
+    elif target := answers[0].later:
+        engine_cache.write_later(_write, Path(target))
+
+
+def close() -> None:
+    """Ends the ranks, if there are any."""
+    global _kept
+    if _kept is not None:
+        _kept.close()
+        _kept = None
+
+
+def _write(_: Path) -> None:
+    """Has the ranks write the trainer state that they have left to write."""
+    assert _kept is not None
+    try:
+        _kept.ask({"write": True}, (1, 2))
+    except (UserError, IncompatibleEngine) as error:
+        close()
+        raise RuntimeError(f"{error}, so the ranks start anew") from error
+
+
+class RankAnswer(NamedTuple):
+    """Answer of a rank."""
+
+    code: int | None
+    kept: bool = False
+    later: str | None = None
+
+
+class KeptRanks:
+    """Ranks that wait for stages."""
+
+    def __init__(self, count: int) -> None:
+        """Starts `count` ranks.
+
+        Raises:
+            IncompatibleEngine: they do not connect.
+        """
+        self.count = count
+        self._folder = tempfile.TemporaryDirectory(prefix="rloo-ranks-", ignore_cleanup_errors=True)
+        self._failed = Path(self._folder.name) / "failed"
+        self._connections: list[socket.socket] = []
+        path = Path(self._folder.name) / "ranks.sock"
+        arguments = ["worker", "--rank", "--socket", str(path), "--controller", str(os.getpid())]
+        with socket.socket(socket.AF_UNIX) as listener:
+            client.with_short_path(listener.bind, str(path))
+            listener.listen(count)
+            listener.settimeout(0.2)
+            self._torchrun = subprocess.Popen(
+                torchrun.command(count, arguments),
+                env=os.environ | torchrun.environment(Path(self._folder.name), self._failed),
+                stdin=subprocess.DEVNULL,
+            )
+            self._processes = [psutil.Process(self._torchrun.pid)]
+            began = time.monotonic()
+            try:
+                self._accept(listener)
+            except BaseException:
+                self.close()
+                raise
+        print(f"{count} ranks started in {time.monotonic() - began:.1f} s", flush=True)
+        cost.count_processes(self._processes)
+
+    def _accept(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while len(self._connections) < self.count:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if self._torchrun.poll() is not None or time.monotonic() > deadline:
+                    raise IncompatibleEngine("ranks that did not start") from None
+                continue
+            peer = client.peer(connection)
+            if peer.user != os.getuid():
+                connection.close()
+                continue
+            self._connections.append(connection)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, which its connection shows
+                self._processes.append(psutil.Process(peer.process))
+
+    def run(self, words: Sequence[str]) -> list[RankAnswer]:
+        """Runs `rloo WORDS` on all ranks, which write to the log of this process.
+
+        Raises:
+            UserError: a rank failed.
+            IncompatibleEngine: a rank died, or keeps an engine that does not fit.
+        """
+        self._failed.unlink(missing_ok=True)
+        stage = {"words": list(words), "folder": os.getcwd(), "fence": os.environ.get(fence.VARIABLE)}
+        return self.ask(stage | {"started": time.time()}, (1, progress.console.file.fileno()))
+
+    def ask(self, request: JSON, descriptors: tuple[int, int]) -> list[RankAnswer]:
+        """Sends a request to all ranks and waits for their answers; raises as `run`."""
+        text = json.dumps(request).encode() + b"\n"
+        try:
+            for connection in self._connections:
+                socket.send_fds(connection, [text], descriptors)
+        except OSError:
+            raise IncompatibleEngine("a rank that has died") from None
+        answers = self._answers()
+        if any(answer.code is None for answer in answers):
+            raise IncompatibleEngine("ranks with another engine")
+        if code := max(answer.code or 0 for answer in answers):
+            raise UserError(f"one of the {self.count} ranks failed: {ranks.why_failed(self._failed, code)}")
+        return answers
+
+    def _answers(self) -> list[RankAnswer]:
+        """The answers of all ranks, the first rank's first; where one has failed, not all.
+
+        Raises:
+            IncompatibleEngine: a rank has died, or does not answer.
+        """
+        answers = dict[int, RankAnswer]()
+        waiting = list(self._connections)
+        while waiting:
+            failed = any(answer.code != 0 for answer in answers.values())
+            patience = GRACE if failed else BEHIND_SECONDS if answers else None
+            ready, _, _ = select.select(waiting, [], [], patience)
+            if not ready and failed:
+                break
+            if not ready:
+                raise IncompatibleEngine("a rank that does not answer")
+            for connection in ready:
+                text, _ = client.receive(connection)
+                if not text:
+                    raise IncompatibleEngine("a rank that has died")
+                number, *answer = json.loads(text)
+                answers[number] = RankAnswer(*answer)
+                waiting.remove(connection)
+        return [answers[number] for number in sorted(answers)]
+
+    def close(self) -> None:
+        """Kills the ranks and waits until they have ended."""
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._torchrun.wait()
+        for process in self._processes:
+            _wait_for(process.pid)
+        for connection in self._connections:
+            connection.close()
+        self._folder.cleanup()
+        cost.count_processes([])
+
+
+def _wait_for(process: int) -> None:
+    """Waits until a killed process has ended, even if no one reaps it."""
+    try:
+        handle = process_end.readable_after(process)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [], KILL_SECONDS)
+    os.close(handle)
+
+
+def serve(run_command: Callable[[list[str]], int], path: Path, worker: int) -> None:
+    """Serves the requests of a worker as one of its ranks; ends with it.
+
+    Args:
+        run_command: runs `rloo` with these arguments and returns its exit status.
+        path: socket on which the worker listens.
+        worker: process id of the worker.
+    """
+    controller_watch.end_with(worker, lambda: os._exit(1))
+    engine_cache.enable()
+    number = ranks.current().number
+    with socket.socket(socket.AF_UNIX) as connection:
+        client.with_short_path(connection.connect, str(path))
+        while True:
+            text, descriptors = client.receive(connection)
+            if not text:
+                return
+            request = json.loads(text)
+            answer = _write_state(*descriptors) if "write" in request else _run(run_command, request, *descriptors)
+            connection.sendall(json.dumps([number, *answer]).encode() + b"\n")
+
+
+def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, terminal: int) -> RankAnswer:
+    """Runs a stage on this rank."""
+    os.chdir(request["folder"])
+    os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
+    os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
+    engine_cache.forget_pending()  # the worker found that it was not due
+    try:
+        with output.standard_output_to(log):
+            cost.begin(request["started"])
+            code = run_command(request["words"])
+            kept = code == 0 and engine_cache.holds_engine() and (not devices.has_gpu() or engine_cache.leave_gpu())
+    except IncompatibleEngine:
+        return RankAnswer(None)
+    finally:
+        os.close(terminal)
+        os.environ.pop(fence.VARIABLE, None)
+    pending = engine_cache.target()
+    return RankAnswer(code, kept, str(pending) if pending else None)
+
+
+def _write_state(log: int, terminal: int) -> RankAnswer:
+    """Writes this rank's part of the trainer state; the last stage's until there is another one."""
+    os.close(terminal)
+    with output.standard_output_to(log):
+        try:
+            engine_cache.write_now()
+        except Exception as error:
+            ranks.tell_launcher(str(error))
+            return RankAnswer(1)
+    return RankAnswer(0, True)
