@@ -101,8 +101,11 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         yield estimator(config.algorithm.advantage)
         if config.algorithm.loss is not None:
             yield config.algorithm.loss
+    if "reward_model" in sections and config.reward_model is not None:
+        preferences = (config.reward_model.train, config.reward_model.eval)
+        yield from (source.generator for source in preferences if source is not None and source.generator)
     if "model" in sections:
-        sources = (config.model, config.algorithm.teacher)
+        sources = (config.model, config.algorithm.teacher, config.reward_model)
         yield from (source.build for source in sources if source is not None and source.build)
 
 

@@ -36,6 +36,8 @@ LATER = (
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("lora", "use_rslora", False),
+    ("limits", "pair_accuracy", [0.55, 0.5]),
+    ("limits", "reward_length", [0.8, None]),
     ("deepspeed", "offload", Offload().model_dump()),
 )
 """Keys that came later than others, and their defaults."""
@@ -124,6 +126,27 @@ class Config(RunKeys):
         return self.model_copy(update={"model": teacher.of(self.model)})
 
     @property
+    def of_reward_model(self) -> Self:
+        """The configuration of a run whose model is the one that the reward model starts from.
+
+        Raises:
+            UserError: the run trains no reward model.
+        """
+        if self.reward_model is None:
+            raise UserError("reward_model: not set, so there is none to train; set it")
+        return self.model_copy(update={"model": self.reward_model.of(self.model)})
+
+    def with_reward_model(self, folder: str) -> Self:
+        """The configuration with the folder of the run's own reward model in the options of the rewards that use it."""
+        rewards = [
+            reward.model_copy(update={"options": reward.options | {"model": folder}})
+            if reward.uses_own_model
+            else reward
+            for reward in self.rewards
+        ]
+        return self.model_copy(update={"rewards": rewards})
+
+    @property
     def arm_json(self) -> str:
         """The configuration that all runs of an experiment's arm share, as JSON: everything but name and seed."""
         return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
@@ -140,13 +163,16 @@ class Config(RunKeys):
         params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
-        lora = {"lora": params.get("update", {}).get("lora") or {}}
+        below = {
+            "lora": params.get("update", {}).get("lora") or {},
+            "limits": params.get("checks", {}).get("limits") or {},
+        }
         for section, key, default in LATER:  # a run without the key stays as it was before there was one
-            keys = (params | lora).get(section, {})
+            keys = (params | below).get(section, {})
             if key in keys and keys[key] == default:
                 del keys[key]
-        for section in ("dataset", "algorithm"):
-            if params.get(section) == {}:
+        for section in ("dataset", "algorithm", "reward_model"):
+            if not params.get(section, True):
                 del params[section]
         if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
             defaults = Deepspeed().model_dump(mode="json")

@@ -33,8 +33,9 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _models(config: Config) -> list[ModelSource]:
-    """The model and the teacher, if any."""
-    return [model for model in (config.model, config.algorithm.teacher) if model is not None]
+    """The model, the teacher and the model that a reward model starts from, if any."""
+    sources = (config.model, config.algorithm.teacher, config.reward_model)
+    return [model for model in sources if model is not None]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -48,7 +49,7 @@ def replaced(folder: Path) -> str | None:
     try:
         written = (folder / ASSETS).stat().st_mtime
         assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
-        models = [assets["model"], *([assets["teacher"]] if "teacher" in assets else [])]
+        models = [assets[name] for name in ("model", "teacher", "reward_model") if name in assets]
     except (OSError, ValueError, KeyError):  # what reads them says it
         return None
     local = [model for model in models if model["revision"] is None]

@@ -42,7 +42,10 @@ def stage_assets(config: Config, output: Path) -> None:
         if config.algorithm.teacher is not None:
             teacher, assets["teacher"] = _model(config.of_teacher, temporary, output, "algorithm.teacher")
             model_inputs.check_teacher(config, teacher, student)
-        names = {key: key.rpartition(".")[2] for key in sources}
+        if config.reward_model is not None and config.reward_model.own_source:
+            start, assets["reward_model"] = _model(config.of_reward_model, temporary, output, "reward_model")
+            model_inputs.check_reward_model(config, start)
+        names = {key: dataset_inputs.asset_name(key) for key in sources}
         assets |= {names[key]: _source(key, source, config.data_dir) for key, source in sources.items()}
         asset_files.write(temporary, assets, output, seed=config.seed)
     paths = "; ".join(f"{name} {assets[name]['path']}" for name in names.values())
