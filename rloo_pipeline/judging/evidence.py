@@ -73,7 +73,7 @@ class Evidence:
     held_out: Array | None
     """[tokens] log-probs of demonstrations that SFT does not train on; None without them."""
     preferences: Mapping[str, Any] | None
-    """What the stage `reward_model` measured on held-out preferences (`pair_checks.measures`); None without it."""
+    """Measures of the reward model on held-out preferences (`pair_checks.measures`); None if the run trains none."""
     num_generations: int
     """K of the rounds, which may differ from the probe's."""
     seed: int

@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array, seed: int) -> dict[str, Any]:
-    """What the rewards of held-out pairs say of a reward model; intervals are by prompt.
+    """Measures a reward model by its rewards of held-out pairs; intervals are by prompt.
 
     Args:
         chosen: [pairs] rewards.

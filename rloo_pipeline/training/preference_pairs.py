@@ -85,8 +85,8 @@ def _ids(pair: Preference, completion: Any, model: Policy) -> list[int]:
 
 def pad_of(model: Policy) -> int | None:
     """The padding token of a model, as `rewards.model` finds it."""
-    config = model.transformers_config.get_text_config()
-    return model.tokenizer.pad_token_id if config.pad_token_id is None else config.pad_token_id
+    pad: int | None = model.transformers_config.get_text_config().pad_token_id
+    return model.tokenizer.pad_token_id if pad is None else pad
 
 
 def split_held_out(
