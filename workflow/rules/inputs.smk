@@ -245,7 +245,9 @@ def checks_of_seed(wildcards):
 
 def reward_models_of_seed(wildcards):
     """Those that the runs of a seed train."""
-    return [of_run(run, "reward_model/checks.json") for run, config in of_seed(wildcards).items() if config.reward_model]
+    return [
+        of_run(run, "reward_model/checks.json") for run, config in of_seed(wildcards).items() if config.reward_model
+    ]
 
 
 def policies_of_seed(wildcards):
