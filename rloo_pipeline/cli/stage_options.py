@@ -38,6 +38,7 @@ def stage(
         log_probs: True if it computes log-probs without gradient, in as many processes as hold the weights.
     """
     function = name.replace("-", "_")
+    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]  # that one changes the configuration
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
@@ -55,7 +56,6 @@ def stage(
                 if run is not None:
                     run(config, arguments)
                 else:
-                    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]
                     call(f"rloo_pipeline.stages.{function}:{function}", taken, arguments, config)
         except UserError:
             raise
