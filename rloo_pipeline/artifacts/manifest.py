@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import announcing
 
 MANIFEST = "manifest.json"
 DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
+LARGE = 1 << 30
+"""Bytes of a file whose reading may take so long that it is said."""
 
 
 def digest(path: Path) -> str:
@@ -26,8 +30,10 @@ def digest(path: Path) -> str:
     import blake3
 
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    piece = memoryview(bytearray(min(PIECE, path.stat().st_size + 1)))
-    with path.open("rb", buffering=0) as file:
+    size = path.stat().st_size
+    piece = memoryview(bytearray(min(PIECE, size + 1)))
+    waits = announcing(f"reading {path} ({size / 1e9:.1f} GB)") if size > LARGE else nullcontext()
+    with waits, path.open("rb", buffering=0) as file:
         while count := file.readinto(piece):
             hasher.update(piece[:count])
     return hasher.hexdigest()

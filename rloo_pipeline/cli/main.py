@@ -21,7 +21,7 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.workers import server
 
-    server.serve(main, arguments.socket, arguments.controller, arguments.preload)
+    server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own
@@ -31,7 +31,8 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     (
         option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
         option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
-        option("--preload", type=int, metavar="THREADS", help="import what training needs at the start"),
+        option("--preload", type=int, metavar="THREADS", help="import the role's engine before its first stage"),
+        option("--after", metavar="ROLE", help="but not before the first stage of this role"),
     ),
 )
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"

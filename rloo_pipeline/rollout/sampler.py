@@ -22,7 +22,7 @@ from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
-from rloo_pipeline.runtime.progress import counting
+from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ class Sampler:
                 cpu_kernels.attend_within_images()
             if self.lora is not None:
                 cpu_kernels.leave_experts_to_cpus()
-        engine: LLM = vllm.LLM(**self.settings)
+        kernels = ", which compiles its kernels the first time" if on_gpu else ""
+        with announcing(f"starting vLLM{kernels}"):
+            engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
             cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
             logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
@@ -136,7 +138,8 @@ class Sampler:
             self.lora = None if self.lora is None else _lora_request(policy, 1)
         elif policy.digest != self.digest:
             self.digest = ""
-            self._load(self.llm, policy)
+            with announcing(f"loading {policy} into vLLM"):
+                self._load(self.llm, policy)
         if self.llm is not None:
             _reset_cache(self.llm)
         self.digest = policy.digest

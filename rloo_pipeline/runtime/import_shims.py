@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime.progress import announcing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,8 +72,9 @@ def import_vllm() -> ModuleType:
     """
     guard.require("vllm")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    replace_ranks()
-    return import_module("vllm")
+    with announcing("importing vLLM"):
+        replace_ranks()
+        return import_module("vllm")
 
 
 def replace_ranks() -> None:

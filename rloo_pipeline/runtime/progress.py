@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger("rloo")
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_OF_SILENCE = 10.0
 STYLE = "RLOO_PROGRESS"
 """Environment variable; with the value `lines`, progress is shown as lines on a terminal too."""
 TERMINAL = "RLOO_TERMINAL"
@@ -65,6 +67,29 @@ def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
         for item in items:
             yield item
             counter.advance()
+
+
+@contextmanager
+def announcing(doing: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Says what takes so long, if the block does: after 10 s, and then less and less often.
+
+    Args:
+        doing: the work, such as `starting vLLM`.
+        tell: shows a line, by default as `say` does.
+    """
+    ended, began = threading.Event(), time.monotonic()
+
+    def speak() -> None:
+        wait = SECONDS_OF_SILENCE
+        while not ended.wait(wait):
+            (tell or say)(f"{doing}: {time.monotonic() - began:.0f} s so far")
+            wait *= 2
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def say(message: str) -> None:

@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
+from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.snakemake_ext import (
     adoption,
     ancient_inputs,
@@ -83,6 +85,7 @@ class Controller:
         """The image that stages run in with `--sdm apptainer`: in a job the one that its run started with."""
         self._is_module = not workflow.modifier.is_main_snakefile()
         self._held = locks.Hold(False)
+        self._waits = ExitStack()
         self._config_copy: Path | None = None
         self._before: Mapping[str, Config] = {}
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
@@ -208,6 +211,7 @@ class Controller:
         Raises:
             UserError: the run cannot work as it is configured.
         """
+        self._waits.close()
         if not self._main:
             return
         if self._workflow.executor_plugin.name == "slurm":
@@ -290,6 +294,7 @@ class Controller:
         if message.startswith("Building DAG"):
             self._workflow.dag_settings.force_incomplete = True
             lost_metadata.ignore_damaged_records(self._workflow.persistence)
+            self._waits.enter_context(announcing("Snakemake builds the DAG", logger.info))
         if "Directory cannot be locked" in message and self._held.message:
             record.msg = f"Error: {self._held.message}"
         if message.startswith("Nothing to be done") and (kept := self._kept() or self._missing()):

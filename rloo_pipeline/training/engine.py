@@ -22,6 +22,7 @@ from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import deepspeed_config, formats, policy_model
 from rloo_pipeline.training.packing import Sequences
@@ -66,17 +67,16 @@ class Engine:
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start and write them one by one."""
-        self.model, module = self.load(configuration)
+        with announcing(f"loading {policy}"):
+            self.model, module = self.load(configuration)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
         # In bfloat16 DeepSpeed collects garbage twice for each parameter group. Some optimizers have a group for each
         # tensor: that takes minutes if the collector looks at all objects each time.
         gc.freeze()
-        self.engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizers.build(module, settings),
-            config=configuration,
-        )
+        with announcing("starting DeepSpeed"):
+            optimizer = optimizers.build(module, settings)
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=configuration)
         gc.unfreeze()
         self.device: torch.device = self.engine.device
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
@@ -324,9 +324,10 @@ def import_libraries() -> ModuleType:
     """Imports everything that engines need, ahead of the first one in a warm worker; returns DeepSpeed."""
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed = import_shims.import_deepspeed()
-    import_shims.prepare_transformers()
-    import_module("transformers.modeling_utils")
+    with announcing("importing DeepSpeed and transformers"):
+        deepspeed = import_shims.import_deepspeed()
+        import_shims.prepare_transformers()
+        import_module("transformers.modeling_utils")
     return deepspeed
 
 

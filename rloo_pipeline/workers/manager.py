@@ -1,8 +1,8 @@
 """Starts the workers of one Snakemake process, which end with it.
 
 Workers run on Snakemake's machine, so they serve only jobs that run there too; if these run in an image, so do the
-workers, whose sockets are in a folder that the image sees. A worker is a bare interpreter until its
-first stage; a future trainer imports its libraries in advance.
+workers, whose sockets are in a folder that the image sees. Engines are imported in advance: those
+that sample while prompts are made, and trainers while the first completions are sampled.
 """
 
 from __future__ import annotations
@@ -91,9 +91,10 @@ def start(
     if devices.has_gpu():
         os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
         atexit.register(os.environ.pop, devices.WARM, None)
-    trainers = {client.ROLES[stage] for stage in stages & {"reference", "teacher", "update"}}
+    preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
+    preloads |= {"sampler": config.vllm.threads}
     if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
-        trainers = set()  # stage has chosen its slice
+        preloads = {}  # stage has chosen its slice
     folder = Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}
@@ -102,8 +103,9 @@ def start(
             name = f"{role}-{number}"
             socket = folder / f"{name}.sock"
             command = [*program, "worker", "--socket", str(socket)]
-            if role in trainers:
-                command += ["--preload", str(config.deepspeed.threads)]
+            if role in preloads:
+                command += ["--preload", str(preloads[role])]
+                command += ["--after", "sampler"] if role != "sampler" and "sampler" in roles else []
             with (logs / f"{name}.log").open("a") as log:
                 processes[socket] = subprocess.Popen(
                     [*command, "--controller", str(os.getpid())],

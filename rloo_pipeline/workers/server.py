@@ -8,6 +8,7 @@ it, however that ends, and when a client is killed before its answer.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -20,22 +21,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
+from rloo_pipeline.runtime import (
+    controller_watch,
+    cost,
+    devices,
+    environment,
+    gpu_claims,
+    import_shims,
+    output,
+    scratch,
+)
 from rloo_pipeline.workers import client, engine_cache
 
 REQUEST_SECONDS = 10.0
 """Time limit for a request to arrive; a client sends it as soon as it is connected."""
 
 
-def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload: int | None = None) -> None:
+def serve(
+    run: Callable[[list[str]], None], path: Path, controller: int, threads: int | None = None, after: str | None = None
+) -> None:
     """Serves requests on `path` until the process `controller` ends.
 
     Args:
         run: runs `rloo` with these arguments and exits as the command does.
         path: socket in a folder that only the user can enter.
         controller: id of the Snakemake process.
-        preload: CPU threads of a trainer, whose libraries are imported while the first sampler starts; None for other
-            roles.
+        threads: CPU threads of an engine, whose libraries are imported before the first stage; None for no engine.
+        after: role whose first stage to wait for before that, so as not to take the cores that this stage needs.
     """
     _end_with(controller, path.parent)
     engine_cache.enable()
@@ -46,11 +58,10 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
         client.with_short_path(listener.bind, str(temporary))
         listener.listen()
         os.replace(temporary, path)  # so that a socket at `path` always has a listener
-        if preload:
-            from rloo_pipeline.training import engine
-
-            environment.use_threads(preload)
-            engine.import_libraries()
+        if threads:
+            while after and not (_has_request(listener) or any(path.parent.glob(f"{after}-*.lock"))):
+                pass
+            _import_engine(path.name.partition("-")[0], threads)
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -59,6 +70,23 @@ def serve(run: Callable[[list[str]], None], path: Path, controller: int, preload
                 if not _answer(connection, run):
                     break
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+
+
+def _has_request(listener: socket.socket) -> bool:
+    """True if a client connects within 0.2 s."""
+    return bool(select.select([listener], [], [], 0.2)[0])
+
+
+def _import_engine(role: str, threads: int) -> None:
+    """Imports what the first stage of this role would import, so that it finds it done."""
+    environment.use_threads(threads)
+    if role == "sampler":
+        import_shims.import_vllm()
+        importlib.import_module("vllm.entrypoints.llm")
+    else:
+        from rloo_pipeline.training import engine
+
+        engine.import_libraries()
 
 
 def _peer(connection: socket.socket) -> int:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from rloo_pipeline.snakemake_ext.controller import Controller
 def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
+    controller._waits = ExitStack()
     controller._main, controller._is_module, controller.several_nodes = True, is_module, False
     controller._before = {}
     controller._workflow = SimpleNamespace(
