@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloo_pipeline.demo import calculation
-from rloo_pipeline.demo.arithmetic import demonstrations, problems, split_of, work
+from rloo_pipeline.demo.arithmetic import demonstrations, preferences, problems, split_of, work
 from rloo_pipeline.demo.character_model import character_tokenizer, tiny_qwen3
 
 SPLITS = ["train", "dev", "test"]
@@ -112,3 +112,16 @@ def test_the_folder_loads_like_any_other_model(tmp_path: Path) -> None:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
     assert tokenizer.chat_template
+
+
+@pytest.mark.parametrize("signs", ["+", "-"])
+def test_a_rejected_solution_is_wrong_by_one_digit_and_the_chosen_one_right(signs: str) -> None:
+    rows, asked = preferences("train", 300, signs=signs), problems("train", 300, signs=signs)
+    for row, problem in zip(rows, asked, strict=True):
+        (work_, answer), (slipped, wrong) = (
+            re.findall("<think>(.*)</think>(.*)", row[name][0]["content"])[0] for name in ("chosen", "rejected")
+        )
+        assert answer == problem["answer"] != wrong
+        assert row["prompt"] == problem["prompt"]
+        if slipped:
+            assert sum(x != y for x, y in zip(work_, slipped, strict=True)) == 1
