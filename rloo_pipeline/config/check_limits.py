@@ -59,8 +59,8 @@ class CheckLimits(Section):
     overfitting: Limit = (1.5, None)
     """Maximum ratio of held-out perplexity to training perplexity."""
     pair_accuracy: Limit = (0.55, 0.5)
-    """Minimum lower end of the 95% interval of the accuracy of the run's reward model: the fraction of held-out pairs in
-    which `chosen` gets the higher reward. 0.5 is chance.
+    """Minimum lower end of the 95% interval of the accuracy of the run's reward model: the fraction of held-out pairs
+    in which `chosen` gets the higher reward. 0.5 is chance.
     """
     reward_length: Limit = (0.8, None)
     """Maximum absolute correlation of that model's rewards with the lengths of the held-out conversations."""
