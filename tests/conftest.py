@@ -125,11 +125,14 @@ def _no_group_of_processes_is_left_behind() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
-    """An untrained model of a few thousand weights with its tokenizer."""
+    """An untrained model of a few thousand weights with its tokenizer, and the record of its self-check."""
+    from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.demo.character_model import tiny_qwen3
+    from rloo_pipeline.training import self_check
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_qwen3(folder, 3, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
+    self_check.load_or_run(Policy(folder)).write(folder)
     return folder
 
 

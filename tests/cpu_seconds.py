@@ -9,7 +9,7 @@ import psutil
 
 
 def so_far() -> float:
-    """User and system seconds of this process, its children, and the forks of tests/forks.py."""
+    """User and system seconds of this process, its children, and the forks of tests/fork_server.py."""
     own = sum(os.times()[:4])
     if forks._server is None:
         return own

@@ -67,7 +67,7 @@ class RunKeys(Section):
     """The keys of `Config`."""
 
     run: str = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
-    """Name of the run. Its files are in results/<run>/."""
+    """Name of the run. Its files are in `results/<run>/`."""
     rounds: int = Field(ge=1, le=99_999)
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
     seed: int = Field(0, ge=0)
@@ -86,12 +86,12 @@ class RunKeys(Section):
     """
     report_to: Annotated[list[Tracker], ONE_NAME] = [TENSORBOARD]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
-    writes an offline folder results/<run>/wandb/ for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
-    set, otherwise to results/<run>/mlflow/.
+    writes an offline folder `results/<run>/wandb/` for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
+    set, otherwise to `results/<run>/mlflow/`.
     """
     functions: Literal["ask", "keep", "take"] = "ask"
     """How to treat a function of yours (reward, environment, tool, generator or estimator) that was edited after the
-    run began. A run copies the files into results/<run>/functions/, and its jobs use the copies. `ask`: end with an
+    run began. A run copies the files into `results/<run>/functions/`, and its jobs use the copies. `ask`: end with an
     error that says what would run again. `keep`: go on with the copies. `take`: copy the files anew and run again
     what depends on them.
     """

@@ -181,9 +181,35 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled
 
     shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), list(sampled.token_ids))
     params.skip_special_tokens = policy.special_ids(tokenizer).isdisjoint(shown)
+    if (text := _byte_text(tokenizer, prompt_ids, shown, params.skip_special_tokens)) is not None:
+        return text
     request: Any = SimpleNamespace(
         request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
     )
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
     detokenizer.update(shown, stop_terminated=False)
     return str(detokenizer.output_text)
+
+
+BROKEN = "\ufffd"
+"""Stands in a text for bytes that are not a character, or not yet."""
+
+
+def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
+    """The text that vLLM's detokenizer makes token by token, by one call of a tokenizer whose tokens are bytes.
+
+    Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
+    a prompt that ends within a character.
+    """
+    from tokenizers.decoders import ByteLevel
+
+    backend: Any = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(getattr(backend, "decoder", None), ByteLevel):
+        return None
+    if backend.decode(prompt_ids, skip_special_tokens=skip_special).endswith(BROKEN):
+        return None
+    text, count = BROKEN, len(ids) + 1
+    while text.endswith(BROKEN):
+        count -= 1
+        text = str(backend.decode(ids[:count], skip_special_tokens=skip_special))
+    return text

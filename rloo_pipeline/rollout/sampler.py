@@ -18,7 +18,16 @@ from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import adapters, cpu_kernels, cpu_limits, engine_size, gpu_limits, swap_check, weight_reload
+from rloo_pipeline.rollout import (
+    adapters,
+    cpu_kernels,
+    cpu_limits,
+    engine_process,
+    engine_size,
+    gpu_limits,
+    swap_check,
+    weight_reload,
+)
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import devices, import_shims, without_torchvision
@@ -90,6 +99,7 @@ class Sampler:
 
     def _start_engine(self) -> LLM:
         vllm = import_shims.import_vllm()
+        self.settings |= engine_process.prepare()
         on_gpu, shows_images = _on_gpu(), vision.takes_images(self.policy.config)
         if shows_images:
             without_torchvision.register_in_vllm(self.policy.config["architectures"][0])
@@ -103,7 +113,7 @@ class Sampler:
             if self.lora is not None:
                 cpu_kernels.leave_experts_to_cpus()
         kernels = ", which compiles its kernels the first time" if on_gpu else ""
-        with announcing(f"starting vLLM{kernels}"):
+        with announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
             cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
@@ -141,7 +151,7 @@ class Sampler:
             with announcing(f"loading {policy} into vLLM"):
                 self._load(self.llm, policy)
         if self.llm is not None:
-            _reset_cache(self.llm)
+            engine_process.reset_cache(self.llm)
         self.digest = policy.digest
 
     def _load(self, llm: LLM, policy: Policy) -> None:
@@ -156,7 +166,7 @@ class Sampler:
             adapters.load(llm, self.lora)
         else:
             weight_reload.reload_weights(llm, policy.folder)
-        _reset_cache(llm)
+        engine_process.reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if reply.cached:
             raise IncompatibleEngine("a cache of another policy's prompts")
@@ -168,7 +178,7 @@ class Sampler:
         """Puts the engine of a worker to sleep and shuts any other down; `sample` and `swap` bring it back."""
         if self.llm is None or self.sleeping:
             return
-        if "enable_sleep_mode" in self.settings and _sleeps(self.llm):
+        if "enable_sleep_mode" in self.settings and engine_process.sleeps(self.llm):
             self.sleeping = True
             return
         self.llm.llm_engine.engine_core.shutdown()
@@ -205,15 +215,17 @@ class Sampler:
         if turns.total:
             self.llm = self.llm or self._start_engine()
             self._wake_up()
-            self._play_with(self.llm, turns, label)
+            with engine_process.errors_told():
+                self._play_with(self.llm, turns, label)
         self.seconds = time.monotonic() - began
 
     def _play_with(self, llm: LLM, turns: Turns, label: str) -> None:
         engine = llm.llm_engine
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
-        with counting(label, turns.total) as counter:
+        with counting(label, turns.total) as counter, engine_process.frozen():
             while True:
-                running |= self._enqueue(llm, turns.requests(not running))
+                with engine_process.queued_together(llm, not running):
+                    running |= self._enqueue(llm, turns.requests(not running))
                 if not running:
                     break
                 for output in engine.step():
@@ -263,28 +275,6 @@ def _llm_settings(policy: Policy, engine: EngineSettings, max_model_len: int, se
     if engine_cache.is_enabled() and _on_gpu():
         settings["enable_sleep_mode"] = True
     return settings
-
-
-def _reset_cache(llm: LLM) -> None:
-    """Empties the caches of prefixes and of encoded images.
-
-    Raises:
-        IncompatibleEngine: vLLM refuses.
-    """
-    llm.llm_engine.reset_encoder_cache()
-    if not llm.reset_prefix_cache():
-        raise IncompatibleEngine("a cache in use")
-
-
-def _sleeps(llm: LLM) -> bool:
-    """Puts an engine to sleep; False if vLLM takes memory that another process has taken meanwhile for its own."""
-    try:
-        llm.sleep(level=1)
-    except (AssertionError, RuntimeError) as error:
-        if "Memory usage increased after sleeping" not in str(error):
-            raise
-        return False
-    return True
 
 
 def visible_gpu(parallel: int) -> VisibleGpu:

@@ -10,7 +10,6 @@ at every engine's start, and a C++ compiler on every node. `import_vllm` replace
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,13 +64,12 @@ def prepare_arrow() -> None:
 
 
 def import_vllm() -> ModuleType:
-    """Imports vLLM so that its engine runs in this process and reports 0 for the rank of each token.
+    """Imports vLLM so that an engine in this process reports 0 for the rank of each token.
 
     Raises:
         UserError: vLLM is not the version whose internals are used here and in rollout/.
     """
     guard.require("vllm")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with announcing("importing vLLM"):
         replace_ranks()
         return import_module("vllm")

@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import adapters, cpu_kernels, engine_size
+from rloo_pipeline.rollout import adapters, cpu_kernels, engine_process, engine_size
 from rloo_pipeline.rollout.sampler import visible_gpu
 from rloo_pipeline.runtime import devices, import_shims
 from rloo_pipeline.runtime.progress import say
@@ -44,6 +44,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     plain_model.check_tensors(policy)
     digest = policy.digest
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
+    os.environ.setdefault(engine_process.SWITCH, "0")
     import_shims.import_vllm()
     cpu_kernels.rotate_heads()
     load_tasks(section)

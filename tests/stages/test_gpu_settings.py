@@ -74,6 +74,7 @@ def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
         "enable_sleep_mode": True,
         "enable_return_routed_experts": True,
         "async_scheduling": False,
+        "scheduler_cls": "rloo_pipeline.rollout.engine_process.scheduler",
         "max_num_seqs": 1024,
         "kv_cache_memory_bytes": settings["kv_cache_memory_bytes"],
     }

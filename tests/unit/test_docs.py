@@ -52,3 +52,31 @@ def test_the_reserved_columns_are_listed() -> None:
     page = (ROOT / "docs" / "models_and_data.md").read_text()
     listed = page.partition("<!-- reserved -->")[2].partition("<!-- /reserved -->")[0]
     assert set(re.findall(r"`(\w+)`", listed)) == {*TABLE_COLUMNS} - {"prompt", "completion"}
+
+
+HTML = {
+    "br",
+    "code",
+    "details",
+    "div",
+    "figcaption",
+    "figure",
+    "p",
+    "span",
+    "sub",
+    "summary",
+    "sup",
+    "table",
+    "td",
+    "th",
+    "tr",
+}
+
+
+def test_no_page_has_a_placeholder_that_a_browser_takes_for_markup() -> None:
+    """`results/<run>/` outside of code is shown as results//."""
+    found = {}
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"```.*?```|`[^`\n]*`|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+        found[page.name] = [tag for tag in re.findall(r"<([a-z_]+)>", text) if tag not in HTML]
+    assert {name: tags for name, tags in found.items() if tags} == {}

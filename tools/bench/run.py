@@ -130,6 +130,16 @@ def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
 
 
+def host(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
+    """CPU seconds of the process that samples, for a million tokens, by an engine without a model."""
+    sides = {"": (), "_one_process": ("inside",), "_generate": ("bare",)}
+    outputs = {
+        name: script("host.py", folder, repeats, *options, VLLM_LOGGING_LEVEL="ERROR")
+        for name, options in sides.items()
+    }
+    return {f"host_cpu_seconds{name}": whole.last_line(output)["cpu"] for name, output in outputs.items()}
+
+
 def limits(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
     """An update's matrix products against `torch.matmul`; a decoding step's reads against the memory's bandwidth."""
     script("shapes.py", "large", folder)
@@ -212,6 +222,7 @@ def gpu(repeats: int, _: Path, __: argparse.Namespace) -> Numbers:
 PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "update": update,
     "rollout": rollout,
+    "host": host,
     "limits": limits,
     "demo": demo,
     "large": large,

@@ -174,7 +174,7 @@ ROWS = (
     ),
     Row(
         "sampling",
-        "vLLM's `generate` alone: start, tokens/s, the same tokens again and in smaller batches",
+        "vLLM's `generate` alone: start, tokens/s, the same tokens again and in smaller batches; then our sampler",
         "sampling_rows:bare",
         minutes=12,
         rehearse={"tiny": True},

@@ -1,5 +1,6 @@
 """The text that rewards see of a completion: special tokens that a model speaks, and none that ends or fills a turn."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ from tokenizers import AddedToken
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.demo.character_model import character_tokenizer
-from rloo_pipeline.rollout.requests import Request, SamplingConfig, completion_of, params_of
+from rloo_pipeline.demo.text_model import bpe_tokenizer
+from rloo_pipeline.rollout.requests import Request, SamplingConfig, _byte_text, completion_of, params_of
 from rloo_pipeline.runtime import import_shims
 
 TAGS = ("[THINK]", "[/THINK]")
@@ -46,3 +48,27 @@ def test_an_episode_shows_the_same_tokens(tokenizer) -> None:
     ids = tokenizer(f"4{tokenizer.eos_token}{SAID}")["input_ids"]
     shown = policy.shown_ids(tokenizer, [tokenizer.eos_token_id], ids)
     assert tokenizer.decode(shown, skip_special_tokens=False) == f"4{SAID}"
+
+
+def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
+    """Random ids, so that characters are broken anywhere, beside special tokens that are shown or left out."""
+    import_shims.import_vllm()
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    tokenizer = bpe_tokenizer(["naïve café, 日本語 and 😀 — and so on"] * 20, 300, 128)
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in TAGS], special_tokens=True)
+    draw, at_once = random.Random(0), 0
+    for seed in range(600):
+        prompt, ids = ([draw.randrange(5, len(tokenizer)) for _ in range(draw.randint(1, 12))] for _ in range(2))
+        params = params_of(Request(prompt, seed, SamplingConfig(1.0, 1.0, 0, None, 99)), [])
+        params.skip_special_tokens = seed % 2 == 0
+        request: Any = SimpleNamespace(
+            request_id="", prompt_token_ids=prompt, prompt_embeds=None, sampling_params=params
+        )
+        detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+        detokenizer.update(ids, stop_terminated=False)
+        text = _byte_text(tokenizer, prompt, ids, params.skip_special_tokens)
+        assert text in (None, detokenizer.output_text)
+        at_once += text is not None and "\ufffd" in text
+    assert at_once > 100, "texts with broken characters are among them"
+    assert _byte_text(character_tokenizer(), [5], [5], False) is None

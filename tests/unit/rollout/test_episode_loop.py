@@ -80,7 +80,7 @@ def rows_of(count, observation="") -> list[dict]:
 
 def sample_episodes(template, reader, model, count=12, observation="", **settings) -> list[dict]:
     """The columns of episodes with a model, of which one turn at a time is sampled, the last that came first."""
-    rollout = Rollout(**settings)
+    rollout = Rollout(**{"environment_workers": 1} | settings)
     rows = rows_of(count, observation)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
     with resets.pool_of(rollout) as pool:
@@ -262,7 +262,7 @@ def count(template, request) -> Completion:
 
 
 def replayed(rows, episodes, **settings):
-    with resets.pool_of(Rollout(**settings)) as pool:
+    with resets.pool_of(Rollout(**{"environment_workers": 1} | settings)) as pool:
         return Replay(pool, rows, episodes).run()
 
 

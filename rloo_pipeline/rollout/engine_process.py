@@ -1,0 +1,243 @@
+"""The process of vLLM's engine: one of its own on GPUs, this one on CPUs.
+
+In a process of its own the engine starts its next step while this process prepares requests and reads completions. By
+itself, vLLM sends each sampled token to this process, with three arrays for its log-prob, and most of the CPU time goes
+into that. So the scheduler keeps the tokens of a request until it is finished: one output per completion. It still
+answers after each step, so that the answers of tools are not kept waiting.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_pipeline.errors import IncompatibleEngine
+from rloo_pipeline.runtime import devices, guard, import_shims, scratch
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.v1.engine import EngineCoreOutput
+
+SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
+SEPARATE_ON_CPUS = False
+"""For tests and measurements; what `cpu_kernels` replaces is not replaced in other processes."""
+_folder: Path | None = None
+"""Has the sockets to the engine's process, and LAST_WORDS."""
+LAST_WORDS = "error"
+"""File with the error that ended the engine's process."""
+LONGEST = 50
+"""Characters of a folder in which that of the sockets can be: Linux takes 107 for a socket."""
+SECONDS = 10.0
+"""Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
+
+
+def prepare() -> dict[str, Any]:
+    """Sets the environment variables of an engine, before it starts; returns its settings.
+
+    On GPUs the user's value of SWITCH wins. The sockets are in a folder that only the user can enter, since who can
+    write to them can run code: weights are reloaded by functions that are sent to the engine.
+    """
+    global _folder
+    if devices.device_type() == "cuda":
+        os.environ.setdefault(SWITCH, "1")
+    else:
+        os.environ[SWITCH] = str(int(SEPARATE_ON_CPUS))
+    if _folder is not None:
+        (_folder / LAST_WORDS).unlink(missing_ok=True)
+    if is_separate() and _folder is None:
+        top = tempfile.gettempdir()
+        _folder = Path(tempfile.mkdtemp(prefix="rloo-", dir=top if len(top) < LONGEST else "/tmp"))
+        scratch.claim(_folder)
+        # a fork would hold the sockets of `gpu_claims`, and could not use CUDA if this process has
+        os.environ |= {"VLLM_RPC_BASE_PATH": str(_folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        os.environ |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+        process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
+        guard.require_callable(process, "run_engine_core", "(*args, dp_rank, local_dp_rank, **kwargs)")
+        process.run_engine_core = staticmethod(run)
+    logging.getLogger("vllm.config.scheduler").setLevel(logging.ERROR)  # warns of the scheduler
+    return {"scheduler_cls": f"{__name__}.{scheduler.__name__}"}
+
+
+def run(*arguments: Any, **options: Any) -> None:
+    """The engine's process: as vLLM's, but it ends with its parent, and leaves the error that ends it in LAST_WORDS."""
+    _end_with_parent()
+    process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
+    import_shims.replace_ranks()
+    try:
+        process.run_engine_core(*arguments, **options)
+    except Exception as error:
+        Path(os.environ["VLLM_RPC_BASE_PATH"], LAST_WORDS).write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """A block that uses an engine; an error that has ended its process is raised here with its own message.
+
+    Raises:
+        RuntimeError: the engine's process has ended with an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _folder is None:
+            raise
+        file, until = _folder / LAST_WORDS, time.monotonic() + SECONDS
+        while type(error).__name__ == "EngineDeadError" and not file.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if not file.exists():
+            raise
+        raise RuntimeError(f"vLLM's engine failed: {file.read_text()}") from error
+
+
+def is_separate() -> bool:
+    """True if engines run in processes of their own."""
+    return os.environ.get(SWITCH) == "1"
+
+
+@contextmanager
+def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
+    """A block in which requests are given to an engine, which starts none of them before the end if it is `idle`.
+
+    Otherwise it would depend on the time which requests are in its first steps.
+    """
+    if not (idle and is_separate()):
+        yield
+        return
+    llm.sleep(level=0)
+    yield
+    llm.wake_up(tags=["scheduling"])
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """A block in which the garbage collector leaves all present objects alone, since it took half of the CPU time.
+
+    For an engine in this process vLLM does so itself.
+    """
+    if not is_separate():
+        yield
+        return
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def reset_cache(llm: LLM) -> None:
+    """Empties the caches of prefixes and of encoded images.
+
+    Raises:
+        IncompatibleEngine: vLLM refuses.
+    """
+    llm.llm_engine.reset_encoder_cache()
+    if not llm.reset_prefix_cache():
+        raise IncompatibleEngine("a cache in use")
+
+
+def sleeps(llm: LLM) -> bool:
+    """Puts an engine to sleep; False if vLLM takes memory that another process has taken meanwhile for its own."""
+    try:
+        llm.sleep(level=1)
+    except Exception as error:  # AssertionError or RuntimeError; from another process Exception
+        if "Memory usage increased after sleeping" not in str(error):
+            raise
+        return False
+    return True
+
+
+def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:
+    """vLLM's scheduler for a configuration, with whole completions as outputs. Called in the engine's process."""
+    plain = copy(vllm_config.scheduler_config)
+    plain.scheduler_cls = None
+    kind: Any = plain.get_scheduler_cls()
+    guard.require_callable(kind, "update_from_output", "(self, scheduler_output, model_runner_output)")
+
+    class WholeCompletions(kind):  # type: ignore[misc]  # chosen by vLLM
+        """Returns the outputs of a request when it is finished."""
+
+        kept: dict[str, KeptTokens]
+
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+            """As vLLM's, but an unfinished request whose text and single log-probs nobody reads has no output."""
+            of_clients = super().update_from_output(scheduler_output, model_runner_output)
+            for outputs in of_clients.values():
+                outputs.outputs = [each for each in outputs.outputs if self._is_whole(each)]
+            return of_clients
+
+        def _is_whole(self, output: EngineCoreOutput) -> bool:
+            kept = self.kept.get(output.request_id)
+            if output.finish_reason is not None:
+                if kept is not None:
+                    del self.kept[output.request_id]
+                    kept.add(output)
+                    kept.join(output)
+                return True
+            if kept is None:
+                params = self.requests[output.request_id].sampling_params
+                if params is None or params.detokenize or params.logprobs != 0 or params.prompt_logprobs is not None:
+                    return True
+                kept = self.kept[output.request_id] = KeptTokens(output)
+            kept.add(output)
+            return False
+
+    made = WholeCompletions(*arguments, vllm_config=vllm_config, **options)
+    made.kept = {}
+    return made
+
+
+class KeptTokens:
+    """The outputs of an unfinished request."""
+
+    __slots__ = ("experts", "ids", "logps", "prefill")
+
+    def __init__(self, first: EngineCoreOutput) -> None:
+        """Takes what only the first output has."""
+        self.ids: list[int] = []
+        self.logps: list[float] = []
+        self.experts: list[Any] = []
+        self.prefill = first.prefill_stats
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Appends the tokens of an output with their log-probs and experts."""
+        self.ids += output.new_token_ids
+        if output.new_logprobs is not None:
+            self.logps += output.new_logprobs.logprobs[:, 0].tolist()
+        if output.routed_experts is not None:
+            self.experts.append(output.routed_experts)
+
+    def join(self, last: EngineCoreOutput) -> None:
+        """Puts everything into the last output."""
+        import numpy as np
+        from vllm.v1.outputs import LogprobsLists
+
+        ids, logps = np.array(self.ids, np.int32)[:, None], np.array(self.logps, np.float32)[:, None]
+        last.new_token_ids = self.ids
+        last.new_logprobs = LogprobsLists(ids, logps, np.zeros(len(ids), np.int32))
+        last.prefill_stats = self.prefill
+        if self.experts:
+            last.routed_experts = np.concatenate(self.experts)
+
+
+def _end_with_parent() -> None:
+    """Kills this process when the one that started it ends or replaces itself, however it does; vLLM does not."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()

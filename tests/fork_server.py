@@ -1,0 +1,238 @@
+"""The process from which commands of tests are forked, and what becomes of such a fork.
+
+It has imported the libraries, but not the modules of this package. `serve` runs the commands that arrive on a socket,
+each with its own environment, output and exit status. A Snakemake that was forked here has its workers forked here too.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import pickle
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import shape_checks
+from fork_client import Fork
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "rloo_pipeline"
+LIBRARIES = (
+    *("vllm.v1.worker.cpu_worker", "vllm.entrypoints.llm", "vllm.model_executor.layers.quantization.online.base"),
+    *("snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "smart_open", "yte"),
+    *("pyarrow.parquet", "datasets", "peft", "tensorboard.summary.writer.record_writer"),
+)
+WORKER = [sys.executable, "-m", PACKAGE, "worker"]
+"""What the command that starts a worker begins with."""
+STUB = """#!{python} -ISu
+import sys
+sys.path.append({tests!r})
+from fork_client import Fork
+sys.exit(Fork.of_this_process({address!r}).wait())
+"""
+"""The command `rloo` of jobs."""
+
+
+def serve(parent: int, listening: int) -> None:
+    """Runs the commands that arrive on the socket with this descriptor, until the parent has ended."""
+    from rloo_pipeline.user_code.worker import die_with
+
+    die_with(parent)
+    server, listener = os.getpid(), socket.socket(fileno=listening)
+    address = listener.getsockname().decode()
+    _import()
+    _hide_tests()
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not listener:
+                if key.fd in selector.get_map():  # else the command has just been answered for
+                    _answer_for(selector, *key.data)
+                continue
+            connection, _ = listener.accept()
+            with connection.makefile() as lines:
+                own_session, command = json.loads(lines.readline())
+            if child := os.fork():
+                ended = os.pidfd_open(child)
+                for place in [ended] if own_session else [ended, connection]:
+                    selector.register(place, selectors.EVENT_READ, (child, ended, connection))
+                continue
+            die_with(server)
+            for _, ended, other in {key.data for key in selector.get_map().values() if key.data}:
+                os.close(ended)
+                other.close()
+            selector.close()
+            connection.close()
+            listener.close()
+            if own_session:
+                os.setsid()
+            _become(*command, address=address)
+
+
+def _answer_for(selector: selectors.BaseSelector, child: int, ended: int, connection: socket.socket) -> None:
+    """Tells a client how its command ended; if the client has gone, ends the command."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if not pid:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    for place in {ended, connection.fileno()} & selector.get_map().keys():
+        selector.unregister(place)
+    os.close(ended)
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _fork_jobs(address: str) -> None:
+    """Makes this process, a Snakemake, ask the server for workers, and its jobs for what `rloo` runs."""
+
+    class Popen(subprocess.Popen):
+        """A process, or a worker as a fork."""
+
+        def __init__(self, command: Any, *arguments: Any, **options: Any) -> None:
+            self.fork = None
+            if list(command[: len(WORKER)]) != WORKER:
+                super().__init__(command, *arguments, **options)
+                return
+            files = [str(Path(options[name].name).absolute()) for name in ("stdout", "stderr")]
+            self.fork = Fork(address, [PACKAGE, command[3:], dict(os.environ), os.getcwd(), *files], own_session=True)
+
+        def poll(self) -> int | None:
+            return super().poll() if self.fork is None else self.fork.poll()
+
+    subprocess.Popen = Popen  # type: ignore[misc]
+    scripts = Path(sys.executable).parent
+    if shutil.which("rloo") not in (None, str(scripts / "rloo")):  # the test has one of its own
+        return
+    folder = Path(tempfile.mkdtemp(prefix="rloo-command-"))
+    atexit.register(shutil.rmtree, folder)
+    stub = folder / "rloo"
+    stub.write_text(STUB.format(python=sys.executable, tests=str(Path(__file__).parent), address=address))
+    stub.chmod(0o755)
+    os.environ["PATH"] = os.pathsep.join([str(folder), str(scripts), os.environ["PATH"]])
+
+
+def _import() -> None:
+    """Imports the libraries as this package does, then removes the modules of this package."""
+    from rloo_pipeline.runtime import import_shims
+    from rloo_pipeline.runtime.environment import prepare
+
+    prepare(None)
+    import_shims.import_vllm()
+    from rloo_pipeline.training import engine
+
+    engine.import_libraries()
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    _do_once()
+    _forget_package()
+    shape_checks.install()
+    gc.collect()
+    gc.freeze()  # else each collection in a fork copies the pages of all that is imported here
+
+
+def _do_once() -> None:
+    """Does here what each fork would do for itself: seconds of CPU at every start of vLLM."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from vllm.platforms import current_platform
+
+    get_checkpoint_conversion_mapping("qwen3")  # makes that of all models
+    current_platform.register_triton_kernel_overrides()  # looks for kernels in all modules
+    type(current_platform).register_triton_kernel_overrides = lambda *_: None
+    set_level = logging.Logger.setLevel
+
+    def set_other_level(self: logging.Logger, level: int | str) -> None:
+        if self.level != logging._checkLevel(level):  # else clears the cache of a thousand loggers, for nothing
+            set_level(self, level)
+
+    logging.Logger.setLevel = set_other_level
+
+
+def _forget_package() -> None:
+    """Removes the modules of this package."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+def _hide_tests() -> None:
+    """Takes this source tree off the path, since a command has a path of its own."""
+    hidden = {str(ROOT), str(Path(__file__).parent)}
+    sys.path[:] = [folder for folder in sys.path if folder not in hidden]
+
+
+def _become(
+    module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: str, address: str | None = None
+) -> None:
+    """Runs the command in this process and exits. With the address of a server, what Snakemake starts is forked too."""
+    for number, file in zip((1, 2), files, strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    own = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = own
+    sys.argv[:] = [module, *arguments]
+    importlib.invalidate_caches()
+    tempfile.tempdir = None
+    if address and module == "snakemake":
+        _fork_jobs(address)
+    code = 0
+    try:
+        if module.endswith(".py"):
+            sys.path.insert(0, str(Path(module).parent))
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _answer(file: Path) -> None:
+    """Calls the pickled function in `file` and writes its result there."""
+    function, values = pickle.loads(file.read_bytes())
+    file.write_bytes(pickle.dumps(function(*values)))
+
+
+def _run_once(parent: int, command: list[Any]) -> None:
+    """Runs a command in this new process, which ends with its parent."""
+    from rloo_pipeline.user_code.worker import die_with
+
+    die_with(parent)
+    _forget_package()
+    shape_checks.install()
+    _hide_tests()
+    _become(*command)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case "serve", parent, listening:
+            serve(int(parent), int(listening))
+        case "become", parent, command:
+            _run_once(int(parent), json.loads(command))
+        case [file]:
+            _answer(Path(file))

@@ -1,0 +1,87 @@
+"""An engine in a process of its own, as on GPUs, samples the bytes of one in this process, after swaps too."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import forks
+import pytest
+from helpers import has_ended, wait_until
+
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run import out_of_memory
+from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.rollout import engine_process, engine_size
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.holds_vllm]
+
+SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+REQUESTS = [
+    Request(
+        [4 + (place * 7) % 12 for place in range(20 + seed)], seed, SamplingConfig(1.0, 1.0, 0, None, 12 + seed % 5)
+    )
+    for seed in range(24)
+]
+
+
+def sampled(folders: list[Path], separate: bool) -> list[object]:
+    """The completions of each policy in turn, by one engine."""
+    engine_process.SEPARATE_ON_CPUS = separate
+    sampler = Sampler(Policy(folders[0]), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    assert engine_process.is_separate() == separate
+    completions: list[object] = []
+    for folder in folders:
+        sampler.swap(Policy(folder), 256)
+        completions += sampler.sample(REQUESTS, "completions")
+    sampler.leave_gpu()
+    return completions
+
+
+def test_the_bytes_do_not_depend_on_the_process_of_the_engine(tmp_path, monkeypatch) -> None:
+    for seed in (1, 2):
+        tiny_qwen3(tmp_path / str(seed), seed, **SIZES)
+    folders = [tmp_path / "1", tmp_path / "2", tmp_path / "1"]
+    inside = forks.call(sampled, folders, False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    assert sampled(folders, True) == inside
+    first, second, again = inside[: len(REQUESTS)], inside[len(REQUESTS) : -len(REQUESTS)], inside[-len(REQUESTS) :]
+    assert first == again != second
+
+
+START = """
+import sys, time
+from pathlib import Path
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.rollout import engine_process
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+if __name__ == "__main__":
+    engine_process.SEPARATE_ON_CPUS = True
+    sampler = Sampler(Policy(Path(sys.argv[1])), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    print("engine", *(one.pid for one in sampler.llm.llm_engine.engine_core.resources.engine_manager.processes))
+    sys.stdout.flush()
+    time.sleep(600)
+"""
+
+
+def test_an_engine_ends_when_the_process_that_started_it_is_killed(tmp_path) -> None:
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    (tmp_path / "start.py").write_text(START)
+    command = [sys.executable, str(tmp_path / "start.py"), str(tmp_path / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | forks.ENVIRONMENT) as process:
+        engine = next(int(line.split()[1]) for line in process.stdout if line.startswith("engine "))
+        process.kill()
+    wait_until(lambda: has_ended(engine))
+
+
+def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    settings = engine_size.cpu_settings
+    monkeypatch.setattr(engine_size, "cpu_settings", lambda *sizes: settings(*sizes) | {"kv_cache_memory_bytes": 9})
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    with pytest.raises(RuntimeError, match="vLLM's engine failed: ValueError: No available memory") as caught:
+        Sampler(Policy(tmp_path / "model"), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    assert out_of_memory.is_out_of_memory(caught.value)
