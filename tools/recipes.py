@@ -27,7 +27,7 @@ def described(file: str) -> str:
     [text] = re.findall(
         rf"^\| `{re.escape(file)}` \| (.*) \|$", (ROOT / "config" / "README.md").read_text(), re.MULTILINE
     )
-    return text
+    return str(text)
 
 
 def row(run: Path) -> str:

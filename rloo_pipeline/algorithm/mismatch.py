@@ -33,7 +33,7 @@ BAND = (0.5, 2.0)
 
 
 class Rejection(NamedTuple):
-    """Drops actions whose own weight, or whose completion's weight, is outside thresholds; None is no threshold."""
+    """Drops actions whose own weight, or whose completion's weight, is outside the thresholds, if any."""
 
     by: Level
     min: float | None

@@ -221,6 +221,15 @@ def seal(folder: Path, name: str, **made_from: object) -> str:
     return _digest(write_manifest(folder, policy=name, **made_from).digests)
 
 
+def sealed_digest(folder: Path) -> str:
+    """The digest of a model that `seal` was called for, whatever its folder's name.
+
+    Raises:
+        UserError: a file is missing, added or changed.
+    """
+    return _digest(verify_manifest(folder).digests)
+
+
 def _digest(digests: Mapping[str, str]) -> str:
     names = sorted(name for name in digests if name.endswith(DECIDING) and "/" not in name)
     return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()

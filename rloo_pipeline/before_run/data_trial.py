@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
 from rloo_pipeline.config import JSON, Config, distillation
 from rloo_pipeline.data import prompts_of_round
+from rloo_pipeline.data.preferences import preferences
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.data.tool_template import ToolTemplate
@@ -35,7 +36,8 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
     """
     config, parts = inputs.config, _parts(inputs)
     sources = dataset_inputs.sources(config)
-    names = [*(f"dataset.{name}" for name in reversed(config.dataset.parts)), dataset_inputs.DEMONSTRATIONS]
+    pairs = (dataset_inputs.PREFERENCES, dataset_inputs.HELD_OUT_PREFERENCES)
+    names = [*(f"dataset.{name}" for name in reversed(config.dataset.parts)), dataset_inputs.DEMONSTRATIONS, *pairs]
     for key in (name for name in names if name in sources):
         with problems_of(key) as problems:
             place = dataset_inputs.data_place(config, key, sources[key])
@@ -50,6 +52,9 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
                 distillation.require_teachers(config.algorithm.teacher, teachers, place)
             if key == dataset_inputs.DEMONSTRATIONS:
                 _check_demonstrations(inputs, parts, rows, place)
+                yield Finding(key, True, _columns(rows))
+            elif key in pairs:
+                deque(preferences(rows, place, config.dataset.system_prompt), maxlen=0)
                 yield Finding(key, True, _columns(rows))
             else:
                 yield from _part(inputs, parts, key, rows, place)

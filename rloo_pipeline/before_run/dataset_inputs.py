@@ -10,6 +10,8 @@ from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 
 DEMONSTRATIONS = "warmstart.sft.demonstrations"
+PREFERENCES = "reward_model.train"
+HELD_OUT_PREFERENCES = "reward_model.eval"
 
 
 def sources(config: Config) -> dict[str, Source]:
@@ -17,7 +19,16 @@ def sources(config: Config) -> dict[str, Source]:
     datasets = {f"dataset.{name}": source for name, source in config.dataset.parts.items()}
     if config.warmstart.sft is not None:
         datasets[DEMONSTRATIONS] = config.warmstart.sft.demonstrations
+    if config.reward_model is not None:
+        datasets[PREFERENCES] = config.reward_model.train
+        if config.reward_model.eval is not None:
+            datasets[HELD_OUT_PREFERENCES] = config.reward_model.eval
     return datasets
+
+
+def asset_name(key: str) -> str:
+    """The name of a source in assets.json."""
+    return key if key in (PREFERENCES, HELD_OUT_PREFERENCES) else key.rpartition(".")[2]
 
 
 def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
@@ -105,6 +116,10 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
     Raises:
         UserError: one is missing, or has a name that is reserved for the tables of a run.
     """
+    if key in (PREFERENCES, HELD_OUT_PREFERENCES):
+        for name in ("chosen", "rejected"):
+            check_column(name, names, "preferences need it", path)
+        return
     check_columns(names, config.dataset, path)
     if key == "dataset.train" and config.algorithm.teacher is not None and config.algorithm.teacher.models:
         check_column(distillation.COLUMN, names, "algorithm.teacher.models", path)

@@ -32,6 +32,10 @@ def findings(config: Config) -> Iterator[Finding]:
         with problems_of("teacher") as problems:
             model_inputs.model_folder(of_teacher, distillation.key_of(name))
         yield from problems
+    if config.reward_model is not None:
+        with problems_of("reward model") as problems:
+            model_inputs.model_folder(config.of_reward_model, "reward_model")
+        yield from problems
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

@@ -140,6 +140,16 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         )
 
 
+def check_reward_model(config: Config, model: Policy) -> None:
+    """Checks that a reward model can be trained from a causal language model.
+
+    Raises:
+        UserError: as `check_model`.
+    """
+    without_adapter = config.update.model_copy(update={"lora": None})
+    check_model(config.of_reward_model.model_copy(update={"update": without_adapter}), model)
+
+
 def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:
     """Checks that the model of a run with images is one of images that training covers.
 

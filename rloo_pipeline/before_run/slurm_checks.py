@@ -156,6 +156,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     """For each rule, the key that gives its engine's GPUs per node, and their number."""
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
+    training += ["reward_model"] if config.reward_model is not None else []
     if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
         training += ["checks", "trial_checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []

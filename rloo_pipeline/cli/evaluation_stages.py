@@ -13,10 +13,12 @@ from rloo_pipeline.cli.stage_options import (
     OUTPUT,
     POLICY,
     PROMPTS,
+    REWARD_MODEL,
     SUMMARY,
     path,
     stage,
     take_sampler,
+    with_reward_model,
 )
 from rloo_pipeline.cli.stage_setup import card_facts, run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
@@ -49,6 +51,8 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     fence.acquire(arguments.selection.absolute().parent, arguments.output)
     function_copies.use(chosen.run)
     take_sampler(config)
+    if any(reward.uses_own_model for reward in config.rewards):
+        config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
     with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
         evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
@@ -82,7 +86,7 @@ COMMANDS = (
     stage(
         "evaluate",
         "Sample and score the held-out prompts.",
-        *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME),
+        *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
         run=_evaluate,
         samples=True,
     ),

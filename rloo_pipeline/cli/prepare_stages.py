@@ -14,6 +14,7 @@ from rloo_pipeline.cli.stage_options import (
     ASSETS,
     POLICY,
     PROMPTS,
+    REWARD_MODEL,
     SHARD,
     path,
     stage,
@@ -33,13 +34,20 @@ def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
         warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
 
 
+def _reward_model(config: Config, arguments: argparse.Namespace) -> None:
+    if runs_here(arguments, config.deepspeed):
+        from rloo_pipeline.stages.reward_model import reward_model
+
+        reward_model(config, arguments.assets, arguments.model, arguments.output)
+
+
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.checks import checks
     from rloo_pipeline.stages.report_so_far import write_page
 
     inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probed)
     try:
-        checks(config, *inputs, arguments.trial, arguments.output)
+        checks(config, *inputs, arguments.trial, arguments.output, arguments.reward_model)
     except RefusedPolicyError:
         run = arguments.output.absolute().parents[1]
         write_page(whole_config(arguments).only("report"), run, "about the failed checks")
@@ -57,9 +65,15 @@ COMMANDS = (
         run=_warmstart,
     ),
     stage(
+        "reward-model",
+        "Train a reward model from preferences.",
+        *(ASSETS, path("model", "folder of the reward model to write")),
+        run=_reward_model,
+    ),
+    stage(
         "probe",
         "Sample and score probe prompts with policy 0.",
-        *(PROMPTS, POLICY),
+        *(PROMPTS, POLICY, REWARD_MODEL),
         option("--earlier", type=Path, nargs="?", help="probe of the untrained model; reused if that is policy 0"),
         samples=True,
     ),
@@ -67,14 +81,14 @@ COMMANDS = (
         "checks",
         "Check policy 0 by its probe; fails if RLOO could not learn from it.",
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
-        option("--trial", action="store_true", help="do not fail, because SFT may follow"),
+        *(REWARD_MODEL, option("--trial", action="store_true", help="do not fail, because SFT may follow")),
         run=_checks,
         log_probs=True,
     ),
     stage(
         "difficulty",
         "Measure how often policy 0 solves each training prompt of one shard.",
-        *(PROMPTS, POLICY, SHARD),
+        *(PROMPTS, POLICY, SHARD, REWARD_MODEL),
         samples=True,
     ),
 )

@@ -14,6 +14,7 @@ from rloo_pipeline.cli.stage_options import (
     PASS_RATES,
     POLICY,
     PROMPTS,
+    REWARD_MODEL,
     ROLLOUTS,
     ROUND,
     SHARD,
@@ -109,7 +110,7 @@ COMMANDS = (
     stage(
         "score",
         "Score one shard with the reward functions.",
-        *(PROMPTS, POLICY, ROLLOUTS),
+        *(PROMPTS, POLICY, ROLLOUTS, REWARD_MODEL),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
         option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
         option(
@@ -124,7 +125,7 @@ COMMANDS = (
     stage(
         "refill",
         "Sample and score further completions if too few groups of a round teach.",
-        *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES),
+        *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
         run=_refill,
         samples=True,

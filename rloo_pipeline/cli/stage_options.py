@@ -38,6 +38,7 @@ def stage(
         log_probs: True if it computes log-probs without gradient, in as many processes as hold the weights.
     """
     function = name.replace("-", "_")
+    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]  # that one changes the configuration
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
@@ -51,10 +52,11 @@ def stage(
         try:
             facts = lineage.decided(config, name, getattr(arguments, "only", None)) | card_facts(config, name)
             with tables.common_facts(**facts):
+                config = with_reward_model(config, getattr(arguments, "reward_model", None))
                 if run is not None:
                     run(config, arguments)
                 else:
-                    call(f"rloo_pipeline.stages.{function}:{function}", (*options, OUTPUT), arguments, config)
+                    call(f"rloo_pipeline.stages.{function}:{function}", taken, arguments, config)
         except UserError:
             raise
         except Exception as error:
@@ -65,6 +67,26 @@ def stage(
             raise
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
+
+
+def with_reward_model(config: Config, measured: Path | None) -> Config:
+    """The configuration with the run's own reward model in the options of the rewards that use it.
+
+    Args:
+        config: the stage's configuration.
+        measured: checks.json of the reward model, beside its folder; None if the run trains none.
+
+    Raises:
+        UserError: a file of the model is missing or damaged, or it is not the one of checks.json.
+    """
+    if measured is None or "rewards" not in vars(config):
+        return config
+    from rloo_pipeline.artifacts.files import read_artifact
+    from rloo_pipeline.artifacts.policy import sealed_digest
+
+    folder = measured.parent / "model"
+    read_artifact(measured, policy=sealed_digest(folder))
+    return config.with_reward_model(str(folder))
 
 
 def _open_policies(config: Config, arguments: argparse.Namespace) -> None:
@@ -111,6 +133,7 @@ ROLLOUTS = path("rollouts", "table of rollouts")
 CHECKS = option(
     "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
 )
+REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
 SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")

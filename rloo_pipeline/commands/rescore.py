@@ -47,7 +47,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     if not folders:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
-    new_config = config.model_copy(update={"rewards": list(rewards)})
+    own_model = str(run / "reward_model" / "model")
+    new_config = config.model_copy(update={"rewards": list(rewards)}).with_reward_model(own_model)
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
     compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:

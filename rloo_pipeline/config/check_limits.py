@@ -58,6 +58,12 @@ class CheckLimits(Section):
     """Maximum perplexity on held-out demonstrations."""
     overfitting: Limit = (1.5, None)
     """Maximum ratio of held-out perplexity to training perplexity."""
+    pair_accuracy: Limit = (0.55, 0.5)
+    """Minimum lower end of the 95% interval of the accuracy of the run's reward model: the fraction of held-out pairs
+    in which `chosen` gets the higher reward. 0.5 is chance.
+    """
+    reward_length: Limit = (0.8, None)
+    """Maximum absolute correlation of that model's rewards with the lengths of the held-out conversations."""
     scorable: Limit = (0.9, 0.01)
     """Minimum fraction of completions that get a reward."""
     mean_reward: Limit = (None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rloo_pipeline.config import distillation, lag
+from rloo_pipeline.config import distillation, lag, trained_reward
 from rloo_pipeline.config.algorithm import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
@@ -23,6 +23,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from distillation.problems(
         config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
     )
+    yield from trained_reward.problems(config.reward_model, config.rewards, config.dataset, config.deepspeed)
     yield from _optimizers(config)
     yield from _offload(config)
     yield from _images(config)

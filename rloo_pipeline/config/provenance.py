@@ -101,9 +101,11 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         yield estimator(config.algorithm.advantage)
         if config.algorithm.loss is not None:
             yield config.algorithm.loss
+    if "reward_model" in sections and config.reward_model is not None:
+        preferences = (config.reward_model.train, config.reward_model.eval)
+        yield from (source.generator for source in preferences if source is not None and source.generator)
     if "model" in sections:
-        sources = (config.model, *config.algorithm.teacher_sources)
-        yield from (source.build for source in sources if source.build)
+        yield from (source.build for source in config.model_sources if source.build)
 
 
 def _name(file: Path) -> str:

@@ -10,6 +10,9 @@ from pydantic import Field
 
 from rloo_pipeline.config.section import JSON, Section
 
+REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
+"""The reward function that scores with a reward model."""
+
 
 class Reward(Section):
     """One reward function. The reward of a completion is the weighted sum over all functions."""
@@ -66,6 +69,11 @@ class Reward(Section):
     def column(self) -> str:
         """Its name in tables and metrics."""
         return self.name or self.function.rpartition(":")[2]
+
+    @property
+    def uses_own_model(self) -> bool:
+        """True if it scores with the reward model that the run makes."""
+        return self.function == REWARD_MODEL and "model" not in self.options
 
     def decides(self) -> JSON:
         """The keys that scores depend on, without those that only decide if the stage fails."""

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import Self
 
 from rloo_pipeline.config import cross_checks, distillation
+from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
+from rloo_pipeline.errors import UserError
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -42,6 +44,8 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("rollout", "router_replay", False),
     ("rollout", "generation_kwargs", None),
     ("lora", "use_rslora", False),
+    ("limits", "pair_accuracy", [0.55, 0.5]),
+    ("limits", "reward_length", [0.8, None]),
     ("deepspeed", "offload", Offload().model_dump()),
 )
 """Keys that came later than others, and their defaults."""
@@ -129,6 +133,33 @@ class Config(RunKeys):
         }
 
     @property
+    def model_sources(self) -> list[ModelSource]:
+        """The model, the teachers, and the model that a reward model starts from."""
+        reward_models = [] if self.reward_model is None else [self.reward_model]
+        return [self.model, *self.algorithm.teacher_sources, *reward_models]
+
+    @property
+    def of_reward_model(self) -> Self:
+        """The configuration of a run whose model is the one that the reward model starts from.
+
+        Raises:
+            UserError: the run trains no reward model.
+        """
+        if self.reward_model is None:
+            raise UserError("reward_model: not set, so there is none to train; set it")
+        return self.model_copy(update={"model": self.reward_model.of(self.model)})
+
+    def with_reward_model(self, folder: str) -> Self:
+        """The configuration with the folder of the run's own reward model in the options of the rewards that use it."""
+        rewards = [
+            reward.model_copy(update={"options": reward.options | {"model": folder}})
+            if reward.uses_own_model
+            else reward
+            for reward in self.rewards
+        ]
+        return self.model_copy(update={"rewards": rewards})
+
+    @property
     def arm_json(self) -> str:
         """The configuration that all runs of an experiment's arm share, as JSON: everything but name and seed."""
         return self.model_copy(update={"run": "", "seed": 0}).model_dump_json()
@@ -149,13 +180,14 @@ class Config(RunKeys):
             "lora": params.get("update", {}).get("lora") or {},
             "mismatch": params.get("algorithm", {}).get("mismatch", {}),
             "teacher": params.get("algorithm", {}).get("teacher") or {},
+            "limits": params.get("checks", {}).get("limits") or {},
         }
         for section, key, default in LATER:  # a run without the key stays as it was before there was one
             keys = (params | nested).get(section, {})
             if key in keys and keys[key] == default:
                 del keys[key]
-        for section in ("dataset", "algorithm"):
-            if params.get(section) == {}:
+        for section in ("dataset", "algorithm", "reward_model"):
+            if not params.get(section, True):
                 del params[section]
         if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
             defaults = Deepspeed().model_dump(mode="json")

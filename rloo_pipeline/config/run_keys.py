@@ -17,6 +17,7 @@ from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Reward, Scoring
 from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.trained_reward import RewardModel
 from rloo_pipeline.config.training import Deepspeed, Update
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -110,6 +111,8 @@ class RunKeys(Section):
     """Resources of the sampling engine."""
     rewards: list[Reward] = Field(min_length=1)
     """Reward functions."""
+    reward_model: RewardModel | None = None
+    """Reward model to train from preferences before the rounds. Off by default."""
     scoring: Scoring = Scoring()
     """Processes for the reward functions."""
     algorithm: Algorithm = Algorithm()

@@ -46,21 +46,24 @@ class Group(NamedTuple):
 
 GROUPS: Mapping[str, Group] = {
     "assets": Group(("stage-assets",), (), ("assets",)),
+    "reward_model": Group(("reward-model",), ("assets",), ("reward_model",)),
     "prompts": Group(("prompts",), ("assets",), ("prompts",)),
-    "trial": Group(("probe", "checks"), ("prompts",), ("warmstart/trial",)),
+    "trial": Group(("probe", "checks"), ("prompts", "reward_model"), ("warmstart/trial",)),
     "warmstart": Group(("warmstart",), ("prompts", "trial"), ("policies/00000",)),
     "checks": Group(
         ("probe", "checks"),
-        ("warmstart",),
+        ("warmstart", "reward_model"),
         ("warmstart/probe.parquet", "warmstart/checks.json", "warmstart/checks.failed.json"),
     ),
-    "difficulty": Group(("difficulty",), ("warmstart",), ("warmstart/difficulty",)),
+    "difficulty": Group(("difficulty",), ("warmstart", "reward_model"), ("warmstart/difficulty",)),
     "rollout": Group(("rollout",), ("warmstart", "difficulty"), ("rounds/00001/rollouts", "rounds/00001/held_out")),
-    "score": Group(("score",), ("rollout",), ("rounds/00001/scores",)),
+    "score": Group(("score",), ("rollout", "reward_model"), ("rounds/00001/scores",)),
     "reference": Group(("reference",), ("rollout",), ("rounds/00001/reference",)),
     "teacher": Group(("teacher",), ("rollout",), ("rounds/00001/teacher",)),
     "evaluate": Group(
-        ("evaluate", "stage-harness", "harness"), ("warmstart",), ("evaluation/warmstart", "harness/tasks.json")
+        ("evaluate", "stage-harness", "harness"),
+        ("warmstart", "reward_model"),
+        ("evaluation/warmstart", "harness/tasks.json"),
     ),
 }
 """Files that runs can share: all of the warm start, and the first round up to its update."""
@@ -233,6 +236,7 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
         "trial": config.tries_model,
         "difficulty": config.measures_difficulty,
         "teacher": config.algorithm.teacher is not None,
+        "reward_model": config.reward_model is not None,
     }
     for group, (stages, after, _) in GROUPS.items():
         if not is_there.get(group, True):

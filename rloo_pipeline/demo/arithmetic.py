@@ -64,6 +64,44 @@ def demonstrations(
     return rows
 
 
+def preferences(
+    split: str, size: int, seed: int = 0, *, worked_share: float = 0.5, digits: int = 3, signs: str = "+-"
+) -> list[dict[str, Any]]:
+    """Returns preferences for `problems(split, size, seed)`: as `chosen` the right solution with its columns, as
+    `rejected` a wrong one, which has another digit in its answer, in one of its columns, or in both.
+
+    Args:
+        split: as in `problems`.
+        size: as in `problems`.
+        seed: as in `problems`.
+        worked_share: share of the wrong solutions that show columns.
+        digits: as in `problems`.
+        signs: as in `problems`.
+    """
+    rng = random.Random(f"preferences {split} {seed}")
+    rows = []
+    for a, sign, b in _problems(split, size, seed, digits, signs):
+        columns, answer = work(a, sign, b), str(_result(a, sign, b))
+        wrong = [columns if rng.random() < worked_share else "", answer]
+        for part in rng.choice([[0], [1], [0, 1]]) if wrong[0] else [1]:
+            wrong[part] = _with_another_digit(wrong[part], rng)
+        solutions = {"chosen": f"<think>{columns}</think>{answer}", "rejected": "<think>{}</think>{}".format(*wrong)}
+        answers = {name: message("assistant", solution) for name, solution in solutions.items()}
+        rows.append({"prompt": message("user", f"{a}{sign}{b}"), **answers})
+    return rows
+
+
+def _with_another_digit(text: str, rng: random.Random) -> str:
+    """The text with another digit in one place; of columns, in a result."""
+    columns = text.split(";")
+    number = rng.randrange(len(columns))
+    terms, equals, digits_ = columns[number].rpartition("=")
+    place = rng.randrange(len(digits_))
+    digit = rng.choice([one for one in "0123456789" if one != digits_[place]])
+    columns[number] = f"{terms}{equals}{digits_[:place]}{digit}{digits_[place + 1 :]}"
+    return ";".join(columns)
+
+
 def work(a: int, sign: str, b: int) -> str:
     """Returns the columns of `a ± b` from the right; `b` has at most the digits of `a`, and `b ≤ a` in a difference."""
     columns, carry = [], 0

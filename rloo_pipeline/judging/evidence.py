@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +72,8 @@ class Evidence:
     """[tokens] log-probs of demonstrations that SFT trains on; None without demonstrations."""
     held_out: Array | None
     """[tokens] log-probs of demonstrations that SFT does not train on; None without them."""
+    preferences: Mapping[str, Any] | None
+    """Measures of the reward model on held-out preferences (`pair_checks.measures`); None if the run trains none."""
     num_generations: int
     """K of the rounds, which may differ from the probe's."""
     seed: int

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rloo_pipeline.judging import engines, group_stats, probe_samples, special_tokens  # noqa: F401, registers checks
+from rloo_pipeline.judging import (  # noqa: F401, registers checks
+    engines,
+    group_stats,
+    pair_checks,
+    probe_samples,
+    special_tokens,
+)
 from rloo_pipeline.judging.evidence import Evidence
 from rloo_pipeline.judging.registry import CHECKS, Limit, Side
 

@@ -15,6 +15,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
 from rloo_pipeline.judging.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
+from rloo_pipeline.judging.win_rate import win_rate
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.training_prompts import training_prompts
@@ -42,6 +43,7 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
         "gain_p": gains["pass@1"]["p"],
         "gain_p_holm": gains["pass@1"]["p_holm"],
         "gains": gains,
+        "win_rates": win_rates_of(config, run),
         "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
         "tokens": {
@@ -114,6 +116,19 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
     gains = {name: gain(before[name], after[name], resamples, seed, drawn.get(name)) for name in before}
     corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
+
+
+def win_rates_of(config: Config, run: Path) -> dict[str, dict[str, Any] | None]:
+    """Win rate of the final policy against the warm start, by each reward whose scores are not just 0 and 1."""
+    samples, pair = config.evaluation.num_generations, read_pair(run)
+    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
+    rates = {}
+    for reward in config.rewards:
+        before, after = (scores_of(table, reward.column, samples) for table in pair)
+        if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
+            rate = win_rate(before, after, resamples, seed)
+            rates[reward.column] = rate and rate._asdict()
+    return rates
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:

@@ -46,7 +46,7 @@ class LoadedModel(NamedTuple):
 def reward_model(
     prompts: list[Any],
     completions: list[Any],
-    model: str,
+    model: str | None = None,
     revision: str | None = None,
     output: int | None = None,
     probability: bool = False,
@@ -67,7 +67,8 @@ def reward_model(
     Args:
         prompts: messages, or strings that the completion continues without a chat template or special tokens.
         completions: strings, or lists of the messages that follow the prompt.
-        model: folder of the model, or the Hub id of a model in the cache.
+        model: folder of the model, or the Hub id of a model in the cache; by default the one that the run trains from
+            preferences (`reward_model` in the configuration).
         revision: commit, tag or branch of a Hub model.
         output: index of the output that is the score; may be omitted where the model has one output.
         probability: return the sigmoid (one output) or the softmax (several) instead of the logit.
@@ -84,15 +85,20 @@ def reward_model(
     """
     import torch
 
+    if model is None:
+        raise UserError(
+            f"{REWARD}: no model; set the option model to a folder, such as that of a run's own reward model, "
+            "results/RUN/reward_model/model"
+        )
     loaded = _load(model, revision, dtype, device, trust_remote_code)
     column = _column(loaded.model, model, output)
     limit = min(max_length or loaded.limit, loaded.limit)
     ids: dict[int, list[int]] = {}
     refused: dict[int, str] = {}
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        shown = _shown(prompt, completion, strip_thinking)
+        read = shown(prompt, completion, strip_thinking)
         try:
-            encoded = _encoded(loaded.tokenizer, shown, model, chat_template_kwargs or {})
+            encoded = ids_of(loaded.tokenizer, read, model, chat_template_kwargs or {})
         except UnwritableTextError as error:  # a completion must not stop the run
             refused[row] = f"cannot read the conversation: {error}"
             continue
@@ -169,7 +175,7 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
     return output or 0
 
 
-def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
+def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
     """Prompt and completion as the model reads them: a text, or messages, with `[image]` for an image of the prompt."""
     text = text_of(completion)
     if strip_thinking:
@@ -181,7 +187,7 @@ def _shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
     return [*asked, *earlier, {**last, "content": text}]
 
 
-def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, Any]) -> list[int]:
+def ids_of(tokenizer: Any, read: Any, path: str, template_kwargs: Mapping[str, Any]) -> list[int]:
     """Token ids of a text, or of messages in the model's chat template. Special tokens that they spell are encoded as
     plain text; otherwise a policy could end its turn and write the user's.
     """
@@ -196,7 +202,7 @@ def _encoded(tokenizer: Any, shown: Any, path: str, template_kwargs: dict[str, A
             ) from error
 
     encoder = plain_text(tokenizer)
-    return encoder.ids_of_text(shown) if isinstance(shown, str) else encoder.ids(shown, rendered)
+    return encoder.ids_of_text(read) if isinstance(read, str) else encoder.ids(read, rendered)
 
 
 def _batches(ids: Mapping[int, list[int]], most: int) -> Iterator[list[int]]:

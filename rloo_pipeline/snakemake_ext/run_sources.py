@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.assets import ASSETS
 from rloo_pipeline.before_run import dataset_inputs
-from rloo_pipeline.config import Config, ModelSource
+from rloo_pipeline.config import Config
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -28,13 +28,8 @@ def local_files(config: Config) -> list[Path]:
             files.append(Path(config.data_dir or ".") / source.path)
         elif source.name:
             files += _files_in(Path(config.data_dir or ".") / source.name)
-    files += [Path(model.name_or_path) / "config.json" for model in _models(config) if model.name_or_path]
+    files += [Path(model.name_or_path) / "config.json" for model in config.model_sources if model.name_or_path]
     return [file for file in files if file.is_file()]
-
-
-def _models(config: Config) -> list[ModelSource]:
-    """The model and the teachers."""
-    return [config.model, *config.algorithm.teacher_sources]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -48,7 +43,9 @@ def replaced(folder: Path) -> str | None:
     try:
         written = (folder / ASSETS).stat().st_mtime
         assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
-        models = [place for name, place in assets.items() if name == "model" or name.startswith("teacher")]
+        models = [
+            place for name, place in assets.items() if name in ("model", "reward_model") or name.startswith("teacher")
+        ]
     except (OSError, ValueError, KeyError):  # what reads them says it
         return None
     local = [model for model in models if model["revision"] is None]
@@ -72,6 +69,6 @@ def _revisions(config: Config) -> Iterator[str | None]:
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision
-    for model in _models(config):
+    for model in config.model_sources:
         if model.name_or_path and not Path(model.name_or_path).is_dir():
             yield model.revision

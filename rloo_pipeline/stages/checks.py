@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
@@ -46,7 +46,14 @@ LARGEST_K = 64
 
 
 def checks(
-    config: Config, assets: Path, prompts: Path, policy: Policy, probed: Path, trial: bool, output: Path
+    config: Config,
+    assets: Path,
+    prompts: Path,
+    policy: Policy,
+    probed: Path,
+    trial: bool,
+    output: Path,
+    reward_model: Path | None = None,
 ) -> None:
     """Runs the checks on a policy and writes their verdicts; every rank of a split model calls this.
 
@@ -58,13 +65,15 @@ def checks(
         probed: its probe.
         trial: True if failed checks do not stop the run.
         output: checks.json.
+        reward_model: what that stage measured, if the run trains a reward model.
 
     Raises:
         RefusedPolicyError: a check fails and is not accepted.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(probed, "probe", policy=policy.digest)
-    evidence = gather(config, assets, prompts, policy, table)
+    preferences = None if reward_model is None else read_artifact(reward_model)
+    evidence = gather(config, assets, prompts, policy, table, preferences)
     if not ranks.current().first:
         return
     verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
@@ -93,8 +102,17 @@ def checks(
         )
 
 
-def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: pa.Table) -> Evidence:
-    """Collects what the checks need, from the probe and from forward passes of the trainer's model."""
+def gather(
+    config: Config,
+    assets: Path,
+    prompts: Path,
+    policy: Policy,
+    table: pa.Table,
+    preferences: dict[str, Any] | None = None,
+) -> Evidence:
+    """Collects what the checks need, from the probe and from forward passes of the trainer's model; `preferences` is
+    what the stage `reward_model` measured.
+    """
     samples = int(tables.footer(table)["num_generations"])
     prompt_ids = table["prompt_id"].to_pylist()[::samples]
     prompt_rows = PromptSet(prompts / "train").by_id(prompt_ids)
@@ -127,6 +145,7 @@ def gather(config: Config, assets: Path, prompts: Path, policy: Policy, table: p
         entropies=_flat(scored.entropies),
         demonstrations=trained,
         held_out=held_out,
+        preferences=preferences,
         num_generations=config.rollout.num_generations,
         seed=derive(config.seed, "bootstrap"),
     )

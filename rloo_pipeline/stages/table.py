@@ -105,6 +105,8 @@ _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
 _TEACHER = but("weight", "discount")
 """Keys of `algorithm.teacher` that say which model it is."""
+_STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
+"""Keys of `reward_model` that say where its training starts from, and with which data."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
@@ -122,7 +124,7 @@ ROWS = (
         phase="before",
         policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
-        | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER},
+        | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
         reads=(*_LENGTHS, "update"),
         watched=True,
         box=(0, 90),
@@ -139,6 +141,20 @@ ROWS = (
         reads=("evaluation",),
         watched=True,
         box=(1, 90),
+        after=("stage_assets",),
+        identifies=True,
+    ),
+    _row(
+        "reward_model",
+        "reward_model/checks.json",
+        phase="before",
+        when=lambda config, _: config.reward_model is not None,
+        policy="none",
+        decides=_whole("reproducible", "seed", "model", "reward_model")
+        | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
+        reads=(*_LENGTHS, "update"),
+        watched=True,
+        box=(1, -15),
         after=("stage_assets",),
         identifies=True,
     ),
@@ -256,7 +272,7 @@ ROWS = (
         next_policy_waits=True,
         watched=True,
         box=(4, 55),
-        after=("rollout",),
+        after=("rollout", "reward_model"),
         in_frame=True,
         identifies=True,
     ),

@@ -49,7 +49,8 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     result = self_check.load_or_run(model, config.dataset.shows_images)
     policy_model.check_adapter(model, config.update.lora)
     if config.warmstart.sft is not None and trains(config, trial):
-        sft(checkpointing.resolve(config, model, sft=True), config.warmstart.sft, model, assets, prompts, output)
+        section = config.warmstart.sft
+        sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
         return
     if config.model.quantization is None:  # else they are loaded here
         plain_model.check_tensors(model)

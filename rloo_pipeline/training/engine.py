@@ -15,10 +15,11 @@ from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.policy import Policy, seal
+from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
 from rloo_pipeline.runtime.progress import announcing
@@ -58,7 +59,6 @@ class Engine:
 
         from rloo_pipeline.training import nvme, optimizers, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
-        from rloo_pipeline.training.logprobs import TokenLogProbs
 
         deepspeed_config.disable_compiled_operations()
         self.rank = ranks.current()
@@ -71,9 +71,7 @@ class Engine:
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start and write them one by one."""
         with announcing(f"loading {policy}"):
-            self.model = policy_model.load_trainable(policy, settings, configuration if self.split else None)
-        with split_loading.gathered(self.model):
-            module = TokenLogProbs(self.model, settings.temperature)
+            self.model, module = self.load(configuration)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
         # In bfloat16 DeepSpeed collects garbage twice for each parameter group. Some optimizers have a group for each
@@ -99,6 +97,15 @@ class Engine:
         self.host_copies: dict[int, torch.UntypedStorage] = {}
         """Host memory for offloaded weights and optimizer (`offload.Copies`)."""
         devices.hold_gpu(self)
+
+    def load(self, configuration: JSON) -> tuple[Any, Any]:
+        """Loads the model, and the module that trains it, with DeepSpeed's configuration."""
+        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.logprobs import TokenLogProbs
+
+        model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
+        with split_loading.gathered(model):
+            return model, TokenLogProbs(model, self.settings.temperature)
 
     def seed_dropout(self, seed: int) -> None:
         """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""

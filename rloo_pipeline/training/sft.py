@@ -46,7 +46,7 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
         for step in range(section.steps):
-            rows = _rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
+            rows = rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
             losses.append(_step(engine, sequences, rows, config.deepspeed.max_tokens_per_micro_batch))
             counter.advance()
     engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
@@ -69,8 +69,8 @@ def _step(engine: Engine, sequences: Sequences, rows: Sequence[int], max_tokens:
     return engine.step(sequences, rows, max_tokens, loss_of, lambda _: None)
 
 
-def _rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
-    """Demonstrations of an optimizer step, taken from one seeded permutation per epoch, end to end."""
+def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
+    """Rows of an optimizer step, taken from one seeded permutation per epoch, end to end."""
     draws = range(step * size, (step + 1) * size)
     epochs = range(draws[0] // count, draws[-1] // count + 1)
     orders = {epoch: permutation(count, derive(seed, epoch)) for epoch in epochs}

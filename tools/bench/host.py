@@ -48,7 +48,14 @@ def main() -> None:
     engine_process.SEPARATE_ON_CPUS = "inside" not in options
     corpus = folder / "corpus.jsonl"
     corpus.write_text("\n".join(json.dumps({"text": f"{n} times {n} makes {n * n}, naïvely."}) for n in range(2000)))
-    sizes = {"hidden_size": 32, "layers": 1, "heads": 1, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "layers": 1,
+        "heads": 1,
+        "key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 64,
+    }
     if not (folder / "model").exists():
         text_qwen3(folder / "model", 0, corpus=str(corpus), columns=["text"], vocab_size=2000, context=1024, **sizes)
     config = load(ROOT / "config" / "config.yaml")

@@ -68,6 +68,22 @@ TEACHER = {
         "teacher": {"build": "rloo_pipeline.demo.character_model:tiny_qwen3"},
     }
 }
+PREFERENCES = {
+    "reward_model": {
+        "train": {
+            "generator": "rloo_pipeline.demo.arithmetic:preferences",
+            "options": {"split": "train", "size": 2000, "worked_share": 0.0},
+        },
+        "learning_rate": 0.003,
+    },
+    "rewards": [
+        {"function": "rloo_pipeline.rewards.model:reward_model", "batch": "all", "gpus": 1},
+        {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer", "weight": 0},
+    ],
+    "correct": {"reward": "answer"},
+    "evaluation": {"breakdown": []},
+    "checks": {"accept": ["pair_accuracy"]},
+}
 OFFLOAD = {
     "optimizer": {"optimizer": "cpu"},
     "all": {"optimizer": "cpu", "parameters": "cpu"},
@@ -226,6 +242,7 @@ ROWS = (
         for kind in IMAGES
     ),
     _mini("reward-model", "a reward model on the GPU", reward_model=True),
+    _mini("preferences", "a reward model that preferences train", changes=PREFERENCES),
     _mini("lag", "`rollout.lag: 1` on one GPU", changes={"rollout": {"lag": 1}}),
     _mini("refill", "`rollout.refill: 1`", changes=REFILL),
     _mini("teacher", "a teacher beside the rewards", changes=TEACHER),

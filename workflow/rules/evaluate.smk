@@ -3,6 +3,7 @@ rule evaluate:
         prompts=file("prompts"),
         policy=evaluated_policy,
         base=file("policies/00000"),
+        reward_model=reward_model,
     output:
         completions=f"{RUN}/evaluation/{{name}}/completions.parquet",
         greedy=f"{RUN}/evaluation/{{name}}/greedy.parquet",
@@ -22,6 +23,7 @@ rule evaluate:
         **made_by("evaluate"),
     shell:
         "rloo evaluate --prompts {input.prompts} --policy {input.policy} --name {wildcards.name}"
+        " --reward-model {input.reward_model}"
         " --output {output.completions} --greedy {output.greedy} --summary {output.summary} --log={log}"
 
 
@@ -47,6 +49,7 @@ rule evaluate_chosen:
         selection=SELECTION,
         prompts=lambda wildcards: [of_run(run, "prompts") for run in of_seed(wildcards)],
         policies=policies_of_seed,
+        reward_models=reward_models_of_seed,
     output:
         completions=f"{TEST}/{{seed}}/completions.parquet",
         greedy=f"{TEST}/{{seed}}/greedy.parquet",

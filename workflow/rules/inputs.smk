@@ -50,6 +50,13 @@ def diagnosis(wildcards, number):
     return ancient(RUNS.path(wildcards, f"rounds/{number:05d}/diagnosis.json")) if number > 0 else []
 
 
+def reward_model(wildcards):
+    """Digest and checks of the reward model that the run trains, if it does: stages that score wait for it, and run again
+    for another digest.
+    """
+    return RUNS.path(wildcards, "reward_model/checks.json") if RUNS.of(wildcards).reward_model else []
+
+
 def checks_of(wildcards):
     """The checks: the first update waits for them, and uses them to prove which policy sampled. They are `ancient`, so
     new checks do not train a round again. Rollouts do not wait for them, so a changed reward function does not sample
@@ -240,6 +247,13 @@ def of_seed(wildcards):
 def checks_of_seed(wildcards):
     """As `checks_of`, of the runs of a seed."""
     return [ancient(of_run(run, "warmstart/checks.json")) for run in of_seed(wildcards)]
+
+
+def reward_models_of_seed(wildcards):
+    """Those that the runs of a seed train."""
+    return [
+        of_run(run, "reward_model/checks.json") for run, config in of_seed(wildcards).items() if config.reward_model
+    ]
 
 
 def policies_of_seed(wildcards):

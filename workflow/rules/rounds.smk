@@ -39,6 +39,7 @@ rule score_alone:
         prompts=file("prompts"),
         policy=file("policies/00000"),  # for its tokenizer
         rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
+        reward_model=reward_model,
     output:
         f"{RUN}/rounds/{{round}}/scores/parts/{{reward}}/{{shard}}.parquet",
     log:
@@ -61,7 +62,7 @@ rule score_alone:
         source=source_alone,
     shell:
         "rloo score --only {wildcards.reward} --prompts {input.prompts} --policy {input.policy}"
-        " --rollouts {input.rollouts} --output {output} --log={log}"
+        " --rollouts {input.rollouts} --reward-model {input.reward_model} --output {output} --log={log}"
 
 
 rule score:
@@ -71,6 +72,7 @@ rule score:
         rollouts=file("rounds/{round}/rollouts/{shard}.parquet"),
         held_out=file("rounds/{round}/held_out/{shard}.parquet"),
         parts=scored_alone,
+        reward_model=reward_model,
     output:
         scores=f"{RUN}/rounds/{{round}}/scores/{{shard}}.parquet",
         held_out=f"{RUN}/rounds/{{round}}/scores/held_out/{{shard}}.parquet",
@@ -87,7 +89,8 @@ rule score:
         **made_by("score"),
     shell:
         "rloo score --prompts {input.prompts} --policy {input.policy} --rollouts {input.rollouts}"
-        " --parts {input.parts} --held-out {input.held_out} {output.held_out} --output {output.scores} --log={log}"
+        " --parts {input.parts} --held-out {input.held_out} {output.held_out} --reward-model {input.reward_model}"
+        " --output {output.scores} --log={log}"
 
 
 # With rollout.refill: further completions of a round where too few groups teach. It is no checkpoint, after which Snakemake
@@ -101,6 +104,7 @@ rule refill:
         pass_rates=pass_rates_of_policy,
         rollouts=shards_of("rollouts"),
         scores=shards_of("scores"),
+        reward_model=reward_model,
     output:
         rollouts=f"{RUN}/rounds/{{round}}/refill/rollouts.parquet",
         scores=f"{RUN}/rounds/{{round}}/refill/scores.parquet",
@@ -119,7 +123,8 @@ rule refill:
     shell:
         "rloo refill --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
         " --rollouts {input.rollouts} --scores {input.scores} --difficulty {input.difficulty}"
-        " --pass-rates {input.pass_rates} --output {output.rollouts} --output-scores {output.scores} --log={log}"
+        " --pass-rates {input.pass_rates} --reward-model {input.reward_model} --output {output.rollouts}"
+        " --output-scores {output.scores} --log={log}"
 
 
 # With dataset.select.weights: online. Rollouts of the policy that this round makes draw their prompts by it.

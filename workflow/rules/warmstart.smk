@@ -22,11 +22,36 @@ rule warmstart:
         "rloo warmstart --assets {input.assets} --prompts {input.prompts} --trial {input.trial} --output {output} --log={log}"
 
 
+rule reward_model:
+    input:
+        assets=file("assets"),
+    output:
+        model=directory(f"{RUN}/reward_model/model"),
+        checks=f"{RUN}/reward_model/checks.json",
+    log:
+        f"{RUN}/logs/reward_model.log",
+    benchmark:
+        f"{RUN}/benchmarks/reward_model.tsv"
+    container:
+        SPREAD_IMAGE
+    threads: by_run(lambda config: config.deepspeed.threads * config.deepspeed.processes)
+    resources:
+        **SPREAD_RESOURCES,
+        gpu_stages=1,
+        mem_mb=growing(8000),
+        runtime=growing(240),
+    params:
+        **made_by("reward-model"),
+    shell:
+        "rloo reward-model --assets {input.assets} --model {output.model} --output {output.checks} --log={log}"
+
+
 rule probe:
     input:
         prompts=file("prompts"),
         policy=file("policies/00000"),
         earlier=trial("probe.parquet"),
+        reward_model=reward_model,
     output:
         f"{RUN}/warmstart/probe.parquet",
     log:
@@ -43,7 +68,8 @@ rule probe:
     params:
         **made_by("probe"),
     shell:
-        "rloo probe --prompts {input.prompts} --policy {input.policy} --earlier {input.earlier} --output {output} --log={log}"
+        "rloo probe --prompts {input.prompts} --policy {input.policy} --earlier {input.earlier}"
+        " --reward-model {input.reward_model} --output {output} --log={log}"
 
 
 rule checks:
@@ -52,6 +78,7 @@ rule checks:
         prompts=file("prompts"),
         policy=file("policies/00000"),
         probe=file("warmstart/probe.parquet"),
+        reward_model=reward_model,
     output:
         report(f"{RUN}/warmstart/checks.json", caption="../report/checks.rst", category="Warm start"),
     log:
@@ -72,7 +99,7 @@ rule checks:
         how="",
     shell:
         "rloo checks --assets {input.assets} --prompts {input.prompts} --policy {input.policy} --probe {input.probe}"
-        " {params.how} --output {output} --log={log}"
+        " --reward-model {input.reward_model} {params.how} --output {output} --log={log}"
 
 
 # Pass rates of policy 0 on all training prompts, where dataset.select needs them.
@@ -80,6 +107,7 @@ rule difficulty:
     input:
         prompts=file("prompts"),
         policy=file("policies/00000"),
+        reward_model=reward_model,
     output:
         f"{RUN}/warmstart/difficulty/{{shard}}.parquet",
     log:
@@ -96,8 +124,8 @@ rule difficulty:
         # for the key of the cache, in which the shell command has no wildcards
         shard=lambda wildcards: wildcards.shard,
     shell:
-        "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard} --output {output}"
-        " --log={log}"
+        "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard}"
+        " --reward-model {input.reward_model} --output {output} --log={log}"
 
 
 # With `warmstart.train: auto` the model is checked before SFT; SFT runs only where these checks ask for it.
@@ -106,6 +134,7 @@ use rule probe as trial_probe with:
         prompts=file("prompts"),
         policy=file("assets"),
         earlier=[],
+        reward_model=reward_model,
     output:
         f"{RUN}/warmstart/trial/probe.parquet",
     log:
@@ -120,6 +149,7 @@ use rule checks as trial_checks with:
         prompts=file("prompts"),
         policy=file("assets"),
         probe=file("warmstart/trial/probe.parquet"),
+        reward_model=reward_model,
     output:
         f"{RUN}/warmstart/trial/checks.json",
     log:

@@ -25,7 +25,7 @@ def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft, optimizer)
     batch = memory.MicroBatch(65536, 65536, several=True) if sft else None
     edge = memory.total(memory.update(without, SHAPE, "cuda", batch)) / memory.ROOM
     for room, expected in ((edge * 0.999, True), (edge * 1.001, False)):
-        resolved = checkpointing.resolve_for(config, SHAPE, "cuda", room, sft)
+        resolved = checkpointing.resolve_for(config, SHAPE, "cuda", room, optimizer if sft else None)
         assert resolved.deepspeed.gradient_checkpointing is expected
         assert resolved.update == config.update
 

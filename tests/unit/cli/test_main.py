@@ -14,7 +14,6 @@ import pytest
 from rloo_pipeline import __main__ as entry
 from rloo_pipeline import snakemake_ext
 from rloo_pipeline.cli import main
-from rloo_pipeline.cli.stage_options import OUTPUT
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.workers import client
 
@@ -108,10 +107,8 @@ def called_by_name() -> list[tuple[str, int, list[str]]]:
             reference, options = command.run.args
             calls.append((reference, 0, [option.name for option in options]))
         elif (stage := inspect.getclosurevars(command.run).nonlocals).get("run", 0) is None:
-            options = (*stage["options"], OUTPUT)
-            calls.append(
-                (f"rloo_pipeline.stages.{stage['function']}:{stage['function']}", 1, [o.name for o in options])
-            )
+            reference = f"rloo_pipeline.stages.{stage['function']}:{stage['function']}"
+            calls.append((reference, 1, [option.name for option in stage["taken"]]))
     return calls
 
 

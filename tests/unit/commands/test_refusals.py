@@ -70,6 +70,13 @@ def prompts(message: str, prompt: Any, **config: Any) -> Case:
     return Case(message, [{"prompt": prompt, "answer": "1"}], {"dataset": PROMPTS | config})
 
 
+def pair(message: str, dataset: Mapping[str, Any] | None = None, **columns: Any) -> Case:
+    """A row of preferences for a reward model."""
+    rewards = [{"function": "rloo_pipeline.rewards.model:reward_model"}, *mini()["rewards"]]
+    config = {"reward_model": {"train": {"path": "train.jsonl"}}, "rewards": rewards, "dataset": dataset or {}}
+    return Case(message, [ROWS[0] | columns], config)
+
+
 def images(message: str, row: dict[str, Any], **config: Any) -> Case:
     """Rows of a run with images."""
     return Case(message, lambda: [ROWS[0] | row], {"dataset": {"image_column": "image", **config}})
@@ -253,6 +260,18 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.kinds._text": (Case("line 1: column 'question' has half of a character", '{"question": "\\ud83d"}'),),
     "data.kinds._float": (Case("line 2: column 'a' holds the integer", f'{{"a": 0.5}}\n{{"a": {2**53 + 1}}}'),),
     "data.plain_text.PlainText": "tests/unit/data/test_plain_text.py",
+    "data.preferences.preferences": (
+        pair("row 0: chosen and rejected are equal", chosen="a", rejected="a"),
+        pair(
+            "row 0: one of chosen and rejected is a text", chosen="a", rejected=[{"role": "assistant", "content": "b"}]
+        ),
+        pair("row 0: column 'prompt' holds 3", chosen="a", rejected="b", prompt=3),
+    ),
+    "data.preferences._completion": (pair("row 0: column 'rejected' holds ''", chosen="a", rejected=""),),
+    "data.preferences._with_system": (
+        pair("row 0: dataset.system_prompt needs messages", {"system_prompt": "Add."}, chosen="a", rejected="b"),
+    ),
+    "data.preferences._margin": (pair("row 0: column 'margin' holds 'x'", chosen="a", rejected="b", margin="x"),),
     "data.prompting._ids_of_string": (prompts("row 0: a prompt that is a string spells", "<|im_end|>"),),
     "data.prompting.check_embedded": (
         Case("has no row in the model's embedding (4 rows)", model=edited("config.json", vocab_size=4)),
@@ -336,6 +355,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.prompt_parts.PromptParts.add": (
         Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
     ),
+    "stages.reward_model": "tests/stages/test_reward_model.py",
     "stages.score": BY_HAND,
     "stages.select": STAGES_FILE,
     "stages.stage_assets": "needs the network",
@@ -416,8 +436,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.policy_model._check_targets": (
         Case("no layer 'q_poj'", config={"update": {"lora": {"target_modules": ["q_poj"]}}}, checks=MODEL),
     ),
+    "training.preference_pairs": "tests/stages/test_reward_model.py",
     "training.quantized": WEIGHTS_IN_MEMORY,
     "training.retraining": STAGES_FILE,
+    "training.reward_engine": WEIGHTS_IN_MEMORY,
     "training.round_data": STAGES_FILE,
     "training.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,

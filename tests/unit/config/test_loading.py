@@ -38,7 +38,7 @@ def message_of(folder: Path, text: str) -> str:
         ("update: {", "update: {lr: 1, ", ": unknown key 'update.lr'; the learning rate is update.learning_rate"),
         ("update: {", "update: {optim:1, ", ": unknown key 'update.optim:1'; YAML needs a space after the colon"),
         ("{beta: 0.05", "{loss_type: dapo", "unknown key 'algorithm.loss_type'; algorithm.preset names an algorithm"),
-        ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'update.learning_rate'?"),
+        ("seed: 1", "learning_rate: 1", ": unknown key 'learning_rate'; did you mean 'reward_model.learning_rate' or"),
         ("max_prompt_length", "max_promt_length", "did you mean 'max_prompt_length'?"),
         (
             "max_prompt_length",

@@ -4,14 +4,16 @@ import re
 
 from helpers import ROOT, mini
 
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, RewardModel
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.report.run_progress import SHOWN
 from rloo_pipeline.workers import client
 
-WITHOUT_A_WORKER = {"stage-assets", "stage-harness", "prompts", "warmstart", "harness", "select", "report"}
+WITHOUT_A_WORKER = {
+    *("stage-assets", "stage-harness", "prompts", "reward-model", "warmstart", "harness", "select", "report"),
+}
 """Stages that load no engine which the next job could use."""
 NOT_WATCHED = {"stage_harness", "pass_rates", "gate", "held_out", "track", "report_so_far", "select"}
 """Stages of a run that `rloo watch` leaves out: they take seconds."""
@@ -37,7 +39,8 @@ def stages_of_a_run() -> set[str]:
     config = Config(**mini(**EVERYTHING))
     on_gpu = config.deciding_reward.model_copy(update={"gpus": 1, "name": "on_gpu"})
     distilled = config.algorithm.model_copy(update={"teacher": Teacher(name_or_path="teacher")})
-    changes = {"rewards": [*config.rewards, on_gpu], "algorithm": distilled}
+    section = RewardModel(train=config.dataset.train)
+    changes = {"rewards": [*config.rewards, on_gpu], "algorithm": distilled, "reward_model": section}
     return {job.stage for job in all_jobs(config.model_copy(update=changes))}
 
 

@@ -9,10 +9,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rloo_pipeline.demo import calculation
-from rloo_pipeline.demo.arithmetic import demonstrations, problems, split_of, work
+from rloo_pipeline.demo.arithmetic import demonstrations, preferences, problems, split_of, work
 from rloo_pipeline.demo.character_model import character_tokenizer, tiny_qwen3
 
 SPLITS = ["train", "dev", "test"]
+SOLUTIONS = ["chosen", "rejected"]
 
 
 def operands(row: dict[str, Any]) -> frozenset[str]:
@@ -112,3 +113,13 @@ def test_the_folder_loads_like_any_other_model(tmp_path: Path) -> None:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
     assert tokenizer.chat_template
+
+
+@pytest.mark.parametrize("signs", ["+", "-"])
+def test_of_a_preference_one_solution_is_right_and_the_other_has_another_digit(signs: str) -> None:
+    rows, asked = preferences("train", 300, signs=signs), problems("train", 300, signs=signs)
+    for row, problem in zip(rows, asked, strict=True):
+        right, wrong = (re.findall("<think>(.*)</think>(.*)", row[name][0]["content"])[0] for name in SOLUTIONS)
+        assert (row["prompt"], right[1]) == (problem["prompt"], problem["answer"])
+        changed = [sum(map(str.__ne__, *parts)) for parts in zip(right, wrong, strict=True) if parts[1]]
+        assert set(changed) in ({1}, {0, 1})

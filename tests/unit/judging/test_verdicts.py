@@ -15,6 +15,13 @@ PROMPTS, SAMPLES = 40, 8
 LIMITS = CheckLimits().by_name("float32")
 TOKENS = TokenFacts(PROMPTS, 0, 0, PROMPTS, PROMPTS, "<|assistant|>", 0, 2, (2,), (2,), (2, "</s>"), ())
 
+PREFERENCES = {
+    "pairs": 200,
+    "accuracy": {"value": 0.8, "ci95": [0.74, 0.85]},
+    "margin": {"value": 1.5, "ci95": [1.2, 1.8]},
+    "length_correlation": -0.1,
+}
+
 
 def healthy(**changes) -> Evidence:
     """Half of the completions right in nearly every group, and no problem."""
@@ -36,6 +43,7 @@ def healthy(**changes) -> Evidence:
         "entropies": draw.random(500),
         "demonstrations": np.full(100, -0.5),
         "held_out": np.full(100, -0.6),
+        "preferences": PREFERENCES,
         "num_generations": SAMPLES,
         "seed": 1,
     }
@@ -60,6 +68,8 @@ SICK = {
     "perplexity": ("warn", {"demonstrations": np.full(10, -4.0)}),
     "perplexity_held_out": ("warn", {"held_out": np.full(10, -4.0)}),
     "overfitting": ("warn", {"demonstrations": np.full(10, -0.1), "held_out": np.full(10, -0.9)}),
+    "pair_accuracy": ("fail", {"preferences": PREFERENCES | {"accuracy": {"value": 0.53, "ci95": [0.46, 0.6]}}}),
+    "reward_length": ("warn", {"preferences": PREFERENCES | {"length_correlation": -0.9}}),
     "scorable": ("fail", {"rewards": np.full((PROMPTS, SAMPLES), np.nan)}),
     "pass_at_k": ("warn", {"right": NONE_RIGHT}),
     "all_right": ("warn", {"right": ~NONE_RIGHT}),
@@ -108,11 +118,11 @@ def test_a_check_without_limits_always_passes() -> None:
 
 
 def test_a_check_that_does_not_apply_is_left_out() -> None:
-    missing = {"demonstrations": None, "held_out": None, "in_form": None, "differences": None}
+    missing = {"demonstrations": None, "held_out": None, "in_form": None, "differences": None, "preferences": None}
     results = verdicts(healthy(**missing, **tokens(chats=0, opened=0)))
     expected = {
         *("perplexity", "perplexity_held_out", "overfitting", "format_rate", "logprob_difference"),
-        *("generation_prompt", "chat_template", "logprob_difference_q95"),
+        *("generation_prompt", "chat_template", "logprob_difference_q95", "pair_accuracy", "reward_length"),
     }
     assert CHECKS.keys() - results.keys() == expected
 

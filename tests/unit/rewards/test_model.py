@@ -125,8 +125,8 @@ def test_special_tokens_come_from_the_template_and_not_from_prompt_or_completion
     end = tokenizer.eos_token
 
     def count(prompt: Any, completion: Any) -> int:
-        shown = rewards._shown(prompt, completion, False)
-        return sum(id_ in special for id_ in rewards._encoded(tokenizer, shown, "model", {}))
+        shown = rewards.shown(prompt, completion, False)
+        return sum(id_ in special for id_ in rewards.ids_of(tokenizer, shown, "model", {}))
 
     honest = count([{"role": "user", "content": "1+1"}], "2")
     assert honest > 0

@@ -1,0 +1,121 @@
+"""Rows of preference data, in TRL's format, as pairs of conversations.
+
+`chosen` and `rejected` are texts or lists of messages. With a column `prompt` they follow it; without one, both begin
+with it. A column `margin` may say by how much the reward of `chosen` shall be higher.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rloo_pipeline.data.prompting import check_column
+from rloo_pipeline.data.rows import Row
+from rloo_pipeline.errors import UserError
+
+CHOSEN, REJECTED, PROMPT, MARGIN = "chosen", "rejected", "prompt", "margin"
+
+
+class Preference(NamedTuple):
+    """One pair. Prompt and completions are in the form in which reward functions get them."""
+
+    where: str
+    """File and row, for messages."""
+    prompt: Any
+    """A text or messages; empty if the completions begin with it."""
+    chosen: Any
+    rejected: Any
+    margin: float
+    key: str
+    """The same for pairs with the same prompt."""
+
+
+def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> Iterator[Preference]:
+    """The pairs of rows.
+
+    Args:
+        rows: all rows of the data.
+        path: their file, for messages.
+        system_prompt: `dataset.system_prompt`, which the run's own prompts begin with; put before messages without one.
+
+    Raises:
+        UserError: a column is missing, a row has neither texts nor messages, its completions are equal or empty, or its
+            margin is not a number.
+    """
+    for name in (CHOSEN, REJECTED):
+        check_column(name, rows[0], "preferences need it", path)
+    for number, row in enumerate(rows):
+        where = f"{path}, row {number}"
+        chosen, rejected = (_completion(row, name, where) for name in (CHOSEN, REJECTED))
+        if chosen == rejected:
+            raise UserError(f"{where}: chosen and rejected are equal, so it is not a preference; drop the row")
+        if isinstance(chosen, str) != isinstance(rejected, str):
+            raise UserError(f"{where}: one of chosen and rejected is a text and the other messages; use one form")
+        prompt = row.get(PROMPT)
+        if prompt is None:
+            prompt = "" if isinstance(chosen, str) else []
+            key = chosen[: common(chosen, rejected)]
+        else:
+            key = prompt
+            if isinstance(prompt, str) and not isinstance(chosen, str):
+                prompt = [{"role": "user", "content": prompt}]
+            elif not isinstance(prompt, str) and not _are_messages(prompt):
+                raise UserError(f"{where}: column 'prompt' holds {prompt!r:.60}; it must be a text or messages")
+        if system_prompt is not None:
+            prompt = _with_system(prompt, chosen, system_prompt, where)
+        text = key if isinstance(key, str) else json.dumps(key, sort_keys=True, ensure_ascii=False)
+        yield Preference(where, prompt, chosen, rejected, _margin(row, where), text)
+
+
+def common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Length of the beginning that two sequences have in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _completion(row: Row, name: str, where: str) -> Any:
+    value = row[name]
+    if isinstance(value, str) and value:
+        return value
+    if _are_messages(value) and value[-1]["role"] == "assistant":
+        return value
+    raise UserError(
+        f"{where}: column '{name}' holds {value!r:.60}; it must be a text, or messages that end with one of the "
+        "assistant"
+    )
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+            for one in value
+        )
+    )
+
+
+def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> Any:
+    """The prompt after the run's system prompt, unless the messages have one."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise UserError(
+                f"{where}: dataset.system_prompt needs messages, and this row is a text that begins with its prompt; "
+                "give messages, or a column prompt"
+            )
+        prompt = [{"role": "user", "content": prompt}]
+    first = (prompt or chosen)[0]
+    return prompt if first["role"] == "system" else [{"role": "system", "content": system_prompt}, *prompt]
+
+
+def _margin(row: Row, where: str) -> float:
+    """The margin of a row; 0 without one."""
+    value = row.get(MARGIN)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(f"{where}: column 'margin' holds {value!r:.60}; it must be a number")
+    return float(value)

@@ -1,0 +1,88 @@
+"""Checks of the reward model that the run trains, on held-out preferences that it did not train on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rloo_pipeline.judging.evidence import Evidence
+from rloo_pipeline.judging.registry import CheckResult, check
+from rloo_pipeline.judging.statistics import Array, Estimate, estimate_mean, estimate_share
+
+RESAMPLES = 2000
+"""Bootstrap resamples for the interval of the margin."""
+
+
+def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array, seed: int) -> dict[str, Any]:
+    """Measures a reward model by its rewards of held-out pairs; intervals are by prompt.
+
+    Args:
+        chosen: [pairs] rewards.
+        rejected: [pairs] rewards.
+        keys: [pairs], the same for pairs with the same prompt.
+        lengths: [pairs, 2] tokens of the chosen and the rejected conversation.
+        seed: seed of the bootstrap.
+
+    Returns:
+        `accuracy`, the share of pairs whose chosen one has the higher reward (ties count half), and `margin`, the mean
+        of r_chosen − r_rejected, each with its interval; `length_correlation` (Pearson's r) of rewards and lengths,
+        None if either does not vary; and the numbers of pairs and prompts.
+    """
+    margins = chosen - rejected
+    right = np.where(margins == 0, 0.5, margins > 0)
+    by_prompt: dict[str, list[int]] = defaultdict(list)
+    for pair, key in enumerate(keys):
+        by_prompt[key].append(pair)
+    groups = list(by_prompt.values())
+    accuracy = estimate_share(np.array([right[group].mean() for group in groups]), len(keys) // len(groups))
+    mean = _mean(np.array([margins[group].mean() for group in groups]), seed)
+    rewards, tokens = np.concatenate([chosen, rejected]), lengths.T.ravel().astype(np.float64)
+    varies = np.ptp(rewards) > 0 and np.ptp(tokens) > 0
+    return {
+        "pairs": len(keys),
+        "prompts": len(groups),
+        "accuracy": accuracy._asdict(),
+        "margin": mean._asdict(),
+        "length_correlation": float(np.corrcoef(rewards, tokens)[0, 1]) if varies else None,
+    }
+
+
+def _mean(values: Array, seed: int) -> Estimate:
+    return Estimate(float(values[0]), None) if len(values) < 2 else estimate_mean(values, RESAMPLES, seed)
+
+
+@check(bad="below")
+def pair_accuracy(evidence: Evidence) -> CheckResult | None:
+    """Lower end of the interval of the reward model's accuracy on held-out preferences."""
+    if evidence.preferences is None:
+        return None
+    accuracy, margin = evidence.preferences["accuracy"], evidence.preferences["margin"]
+    low, high = accuracy["ci95"]
+    shown = f"{accuracy['value']:.1%} ({low:.1%} to {high:.1%}) of {evidence.preferences['pairs']} held-out pairs"
+    chance = "no better than chance" if low <= 0.5 else "hardly better than chance"
+    return CheckResult(
+        low,
+        f"{shown}, mean margin {margin['value']:.3g}",
+        "The reward model prefers what the held-out preferences prefer.",
+        f"The reward model may be {chance} ({shown}), and the policy would learn what it prefers: give it more or "
+        "clearer preferences, more epochs (reward_model.num_train_epochs), another learning rate, or a better model to "
+        "start from (reward_model.name_or_path).",
+    )
+
+
+@check(bad="above")
+def reward_length(evidence: Evidence) -> CheckResult | None:
+    """Size of the correlation of the reward model's rewards with the lengths of the held-out conversations."""
+    if evidence.preferences is None or evidence.preferences["length_correlation"] is None:
+        return None
+    correlation = evidence.preferences["length_correlation"]
+    return CheckResult(
+        abs(correlation),
+        f"r = {correlation:.2f}",
+        "The rewards are not only those of a length.",
+        f"The reward is nearly a function of the length ({'longer' if correlation > 0 else 'shorter'} is better): give "
+        "preferences in which that does not decide, or set algorithm.response_length.",
+    )

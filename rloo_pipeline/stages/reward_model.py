@@ -1,0 +1,132 @@
+"""reward_model: preferences → a reward model (Bradley–Terry, on the engine of updates) and its checks.
+
+The reward model is trained from the run's model or another one, on all weights. The stage `checks` judges what is
+measured here on held-out preferences, so another limit trains nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rloo_pipeline.algorithm.preference_loss import bradley_terry
+from rloo_pipeline.artifacts import assets as asset_files
+from rloo_pipeline.artifacts import lineage
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run import checkpointing
+from rloo_pipeline.config import Config, RewardModel, Source, Update
+from rloo_pipeline.data.preferences import Preference, preferences
+from rloo_pipeline.data.rows import read_rows
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import pair_checks
+from rloo_pipeline.runtime import reproducible
+from rloo_pipeline.runtime.progress import counting, say
+from rloo_pipeline.seeds import derive
+from rloo_pipeline.training.preference_pairs import Pairs, split_held_out, tokenized
+from rloo_pipeline.training.reward_engine import RewardEngine
+from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.sft import rows_of_step
+
+
+def reward_model(config: Config, assets: Path, model: Path, output: Path) -> None:
+    """Trains the reward model and measures it on held-out preferences; every rank calls this.
+
+    Args:
+        config: the stage's configuration.
+        assets: folder that `stage-assets` wrote.
+        model: folder of the reward model to write.
+        output: checks.json.
+
+    Raises:
+        UserError: a row is not a preference, too few are left, or the model cannot be trained.
+    """
+    section = config.reward_model
+    if section is None:
+        raise UserError("reward_model: not set, so there is no reward model to train; set it")
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
+    folder = asset_files.model_of(assets, "reward_model" if section.own_source else "model")
+    start = Policy(folder, config.model.trust_remote_code)
+    trained, held_out = _pairs(config, section, assets, start)
+    config = checkpointing.resolve(config.of_reward_model, start, "adamw")
+    steps = max(1, len(trained.margins) * section.num_train_epochs // section.batch_size)
+    if section.warmup_steps >= steps:
+        raise UserError(
+            f"reward_model.warmup_steps ({section.warmup_steps}) leaves none of the {steps} optimizer steps of "
+            f"{len(trained.margins)} pairs after it; set fewer"
+        )
+    schedule = Update(
+        learning_rate=section.learning_rate,
+        lr_scheduler_type="linear",
+        lr_horizon_rounds=steps,
+        warmup_steps=section.warmup_steps,
+    )
+    engine = RewardEngine(
+        start, TrainerSettings.of_section(config, schedule, steps), derive(config.seed, "reward model")
+    )
+    losses = train(engine, section, trained, steps, config.deepspeed.max_tokens_per_micro_batch, config.seed)
+    with counting("held-out conversations", len(held_out.lengths)) as counter:
+        tokens = config.deepspeed.max_tokens_per_micro_batch
+        rewards = engine.logps(held_out.sequences, tokens, counter.advance)[:, 0].double().numpy()
+    digest = engine.save_policy(model, seed=config.seed, assets=lineage.assets_digest(assets))
+    if engine.rank.first:
+        measured = pair_checks.measures(
+            rewards[::2],
+            rewards[1::2],
+            held_out.keys,
+            np.array(held_out.lengths).reshape(-1, 2),
+            derive(config.seed, "reward model", "bootstrap"),
+        )
+        tail = losses[-max(1, len(losses) // 10) :]
+        last = sum(tail) / len(tail)
+        about = {"policy": digest, "trained_pairs": len(trained.margins), "steps": steps, "loss": last}
+        write_json(output, {**about, **measured})
+        say(
+            f"reward model: {steps} steps on {len(trained.margins)} pairs, loss from {losses[0]:.3f} to {last:.3f}; "
+            f"it prefers the chosen one in {measured['accuracy']['value']:.1%} of {measured['pairs']} held-out pairs"
+        )
+    engine.close()
+
+
+def train(
+    engine: RewardEngine, section: RewardModel, pairs: Pairs, steps: int, max_tokens: int, seed: int
+) -> list[float]:
+    """Takes the optimizer steps; returns the mean loss of each."""
+    order = derive(seed, "reward model", "order")
+    margins = torch.tensor(pairs.margins, dtype=torch.float32)
+    losses = []
+    with counting("reward model steps", steps) as counter:
+        for step in range(steps):
+            chosen = rows_of_step(len(pairs.margins), section.batch_size, step, order)
+
+            def loss_of(rows: Sequence[int], rewards: Tensor, *_: Tensor) -> Tensor:
+                values = rewards[:, 0]
+                of_pairs = margins[[row // 2 for row in rows[::2]]].to(values.device)
+                loss = bradley_terry(values[::2], values[1::2], of_pairs, section.center_rewards_coefficient)
+                return loss.sum() / section.batch_size
+
+            rows = [row for pair in chosen for row in (2 * pair, 2 * pair + 1)]
+            losses.append(engine.step(pairs.sequences, rows, max_tokens, loss_of, lambda _: None))
+            counter.advance()
+    return losses
+
+
+def _pairs(config: Config, section: RewardModel, assets: Path, model: Policy) -> tuple[Pairs, Pairs]:
+    """The pairs to train on and the held-out ones."""
+
+    def read(name: str, source: Source) -> tuple[list[Preference], str]:
+        path = asset_files.read(assets, name)[name]["path"]
+        return list(preferences(read_rows(source, path), path, config.dataset.system_prompt)), path
+
+    train, path = read("reward_model.train", section.train)
+    held_out = None if section.eval is None else read("reward_model.eval", section.eval)[0]
+    kept, held_out = split_held_out(train, held_out, config.seed, path)
+    say(f"preferences: {len(kept)} of {len(train)} to train on, {len(held_out)} with other prompts held out")
+    return (
+        tokenized(kept, model, section.max_length, f"{path} (reward_model.train)"),
+        tokenized(held_out, model, section.max_length, "held-out preferences"),
+    )

@@ -1,0 +1,122 @@
+"""A DeepSpeed engine around a reward model: a decoder with a linear head of one output, read at the last token.
+
+It trains in the packs of policies (`preference_pairs`), in which the two conversations of a pair share their beginning,
+and writes what transformers' AutoModelForSequenceClassification loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from rloo_pipeline.artifacts.model_files import check_loading_info
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import JSON, Dtype
+from rloo_pipeline.errors import UserError, one_line, raise_disk_full
+from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.training import dropout, self_check
+from rloo_pipeline.training.batch_forms import FORMS, Packed
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.packing import Pack, Sequences
+from rloo_pipeline.training.preference_pairs import pad_of
+
+if TYPE_CHECKING:
+    from rloo_pipeline.training.kernels.lm_head import LossOf
+
+HEAD = "score.weight"
+
+
+class RewardHead(nn.Module):
+    """A model for sequence classification as a function from a pack to rewards, or to a loss of them."""
+
+    def __init__(self, model: Any, form: Packed) -> None:
+        """Wraps a model that was loaded for this form of batch."""
+        super().__init__()
+        self.model = model
+        self.form = form
+        self.num_layers: int = model.config.get_text_config().num_hidden_layers
+
+    def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Float[Tensor, " sequences"] | Float[Tensor, ""]:
+        """The rewards in float32; with `loss_of` the loss of the rewards, [sequences, 1]."""
+        inputs = self.form.inputs(pack)
+        if self.form.name == Packed.name:
+            with attention.checked_forward(type(self.model).__name__, self.num_layers):
+                states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
+        else:
+            states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
+        last = states.flatten(0, 1).index_select(0, inputs.predicting)
+        rewards = linear(last.float(), self.model.score.weight.float()).squeeze(-1)
+        if loss_of is None:
+            return rewards
+        values, mask = pack.unpack(rewards)
+        return loss_of(range(len(values)), values, mask, torch.zeros_like(values))
+
+
+class RewardEngine(Engine):
+    """A reward model in training on this rank; rows 2i and 2i + 1 of its sequences are a pair, which stays together."""
+
+    def load(self, configuration: JSON) -> tuple[Any, Any]:  # noqa: ARG002, ZeRO 3 is refused
+        """Loads the causal language model with a new head."""
+        model, form = load_with_head(self.policy, self.settings.dtype)
+        if self.settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.enable_input_require_grads()
+        return model, RewardHead(model.train(), form)
+
+    def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """As for policies, by pairs, whose length is twice that of the longer conversation."""
+        longer = [max(map(len, sequences.completions[row : row + 2])) for row in range(0, len(sequences.prompts), 2)]
+        prompts = [list(prompt) for prompt in sequences.prompts[::2]]
+        rest = [[0] * (len(prompt) + 2 * length) for prompt, length in zip(prompts, longer, strict=True)]
+        pairs = super()._own_micro_batches(Sequences(prompts, rest), [row // 2 for row in rows[::2]], max_tokens)
+        return [[row for pair in batch for row in (2 * pair, 2 * pair + 1)] for batch in pairs]
+
+
+def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
+    """A causal language model with a random head of one output in place of its own, and the form of batch for it.
+
+    Raises:
+        UserError: transformers cannot load it so, its weights are not complete, or it is one of images.
+    """
+    import_shims.prepare_transformers()
+    from transformers import AutoModelForSequenceClassification
+
+    form = FORMS[self_check.load_or_run(policy).form]
+    attention.register()
+    policy.check()
+    try:
+        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
+            policy.base,
+            num_labels=1,
+            dtype=getattr(torch, dtype),
+            attn_implementation=form.attention,
+            trust_remote_code=policy.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise_disk_full(error)
+        raise UserError(
+            f"{policy.base}: transformers cannot make a model for sequence classification of it ({one_line(error)}); "
+            "name another one in reward_model.name_or_path"
+        ) from error
+    head = getattr(model, "score", None)
+    if type(head) is not nn.Linear or head.bias is not None or head.out_features != 1:
+        raise UserError(
+            f"{policy.base}: {type(model).__name__} has no head `score` of one output without bias; name a model of "
+            "another family in reward_model.name_or_path"
+        )
+    output = {name for name in loading_info["unexpected_keys"] if name.rpartition(".")[0] in ("lm_head", "embed_out")}
+    known = {"missing_keys": {HEAD}, "unexpected_keys": output}
+    check_loading_info(policy.base, {**loading_info, **{key: set(loading_info[key]) - of for key, of in known.items()}})
+    settings = model.config.get_text_config()
+    settings.pad_token_id = pad_of(policy)
+    dropout.remove(model)
+    return model, form

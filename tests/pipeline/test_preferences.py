@@ -1,0 +1,50 @@
+"""Preferences to a reward model to two rounds of RLOO with it: what runs again, and the same bytes after a kill."""
+
+import json
+
+import pytest
+from helpers import Project, mini
+
+pytestmark = pytest.mark.slow
+
+PREFERENCES = {
+    "reward_model": {
+        "train": {
+            "generator": "rloo_pipeline.demo.arithmetic:preferences",
+            "options": {"split": "train", "size": 300, "worked_share": 0.0},
+        },
+        "batch_size": 32,
+        "learning_rate": 0.003,
+    },
+    "rewards": [{"function": "rloo_pipeline.rewards.model:reward_model", "batch": "all"}, *mini()["rewards"]],
+    "correct": {"reward": "answer"},
+    "checks": {"accept": ["pair_accuracy"]},
+}
+KILLED_AT_ONCE = ("reward_model", "warmstart", "rounds", "policies/0000[12]", "trainer", "tensorboard", "evaluation")
+"""What a run lacks that was killed while the reward model trained."""
+
+
+@pytest.mark.long
+def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_same_bytes(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "2", **PREFERENCES)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini"
+    checks = {check["name"]: check for check in json.loads((run / "warmstart/checks.json").read_text())["checks"]}
+    measured = json.loads((run / "reward_model/checks.json").read_text())
+    assert checks["pair_accuracy"]["value"] == measured["accuracy"]["ci95"][0]
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["win_rates"]["reward_model"]["value"] <= 1
+    page = (run / "report.html").read_text()
+    assert "pair_accuracy" in page
+    assert "wins against the warm start by reward_model" in page
+    assert project.planned(**PREFERENCES) == set()
+    before = {pattern: project.files(pattern) for pattern in ("reward_model/**/*", "policies/**/*", "rounds/**/*")}
+    again = Project(tmp_path / "again").take(project, *KILLED_AT_ONCE, "summary.json", "report.html")
+    outcome = again.snakemake("--cores", "2", **PREFERENCES)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert {pattern: again.files(pattern) for pattern in before} == before
+    changed = PREFERENCES | {"reward_model": PREFERENCES["reward_model"] | {"learning_rate": 0.001}}
+    planned = project.planned(**changed)
+    assert {"reward_model/checks.json", "rounds/00001/scores/000.parquet", "warmstart/checks.json"} <= planned
+    assert not planned & {"policies/00000", "rounds/00001/rollouts/000.parquet", "prompts"}

@@ -1,0 +1,43 @@
+"""What held-out preferences say of a reward model, and which policy wins by its scores, are those of plain loops."""
+
+import numpy as np
+import pytest
+
+from rloo_pipeline.judging.pair_checks import measures
+from rloo_pipeline.judging.win_rate import win_rate
+
+NAN = float("nan")
+
+
+def test_accuracy_margin_and_length_are_those_of_a_loop_over_prompts() -> None:
+    draw = np.random.default_rng(0)
+    chosen, rejected = draw.normal(1, 1, 60), draw.normal(0, 1, 60)
+    rejected[0] = chosen[0]
+    keys, lengths = [str(pair // 2) for pair in range(60)], draw.integers(3, 40, (60, 2))
+    found = measures(chosen, rejected, keys, lengths, seed=1)
+    right = [0.5 if c == r else float(c > r) for c, r in zip(chosen, rejected, strict=True)]
+    assert (found["pairs"], found["prompts"]) == (60, 30)
+    assert found["accuracy"]["value"] == pytest.approx(sum(right) / 60)
+    low, high = found["accuracy"]["ci95"]
+    assert 0.5 < low < found["accuracy"]["value"] < high < 1
+    assert found["margin"]["value"] == pytest.approx((chosen - rejected).mean())
+    rewards, tokens = [*chosen, *rejected], [*lengths[:, 0], *lengths[:, 1]]
+    assert found["length_correlation"] == pytest.approx(np.corrcoef(rewards, tokens)[0, 1])
+
+
+def test_the_interval_of_rewards_that_know_nothing_begins_below_chance() -> None:
+    draw = np.random.default_rng(1)
+    found = measures(draw.normal(size=200), draw.normal(size=200), [str(n) for n in range(200)], np.ones((200, 2)), 0)
+    assert found["accuracy"]["ci95"][0] < 0.5
+    assert found["length_correlation"] is None
+
+
+def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() -> None:
+    before = np.array([[0.0, 1.0], [2.0, NAN], [NAN, NAN], [1.0, 1.0]])
+    after = np.array([[1.0, 2.0], [1.0, 3.0], [1.0, 1.0], [1.0, 0.0]])
+    rate = win_rate(before, after, 1000, 0)
+    by_prompt = [(1 + 0.5 + 1 + 1) / 4, (0 + 1) / 2, (0.5 + 0.5 + 0 + 0) / 4]
+    assert rate.value == pytest.approx(sum(by_prompt) / 3)
+    assert 0 <= rate.ci95[0] < rate.value < rate.ci95[1] <= 1
+    assert win_rate(before[2:3], after[2:3], 1000, 0) is None
+    assert win_rate(before, before, 1000, 0).value == 0.5
