@@ -131,8 +131,10 @@ def frozen() -> Iterator[None]:
         yield
         return
     gc.freeze()
-    yield
-    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def reset_cache(llm: LLM) -> None:
