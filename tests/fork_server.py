@@ -60,7 +60,8 @@ def serve(parent: int, listening: int) -> None:
     while True:
         for key, _ in selector.select():
             if key.fileobj is not listener:
-                if key.fd in selector.get_map():  # else the command has just been answered for
+                # else the command has just been answered for, and another one may have the descriptor
+                if selector.get_map().get(key.fd) is key:
                     _answer_for(selector, *key.data)
                 continue
             connection, _ = listener.accept()

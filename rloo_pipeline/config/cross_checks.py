@@ -118,6 +118,18 @@ def _generation(config: RunKeys) -> Iterator[str]:
             f"weights the gradient is biased; set algorithm.mismatch.correction: {correction} and "
             "algorithm.old_logps: trainer, or leave it out"
         )
+    reject = algorithm.mismatch.reject
+    lower = {"min": algorithm.mismatch.min, "reject.min": None if reject is None else reject.min}
+    for threshold in (threshold for threshold, value in lower.items() if value):
+        yield (
+            f"{name} masks tokens, and a weight is the probability that the mask leaves, however small; with "
+            f"algorithm.mismatch.{threshold} the gradient is biased; set that to null, or leave the mask out"
+        )
+    if algorithm.teacher is not None:
+        yield (
+            f"{name} masks tokens, and algorithm.teacher compares whole distributions: where the student is unlike the "
+            "teacher, it would learn to leave the mask; leave one of the two out"
+        )
     if algorithm.kl.target is not None:
         yield (
             f"{name} masks tokens, so the KL of the samples is not that of the policy that algorithm.kl.target steers; "

@@ -58,11 +58,11 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
             prompt = "" if isinstance(chosen, str) else []
             key = chosen[: common(chosen, rejected)]
         else:
-            key = prompt
             if isinstance(prompt, str) and not isinstance(chosen, str):
                 prompt = [{"role": "user", "content": prompt}]
             elif not isinstance(prompt, str) and not _are_messages(prompt):
                 raise UserError(f"{where}: column 'prompt' holds {prompt!r:.60}; it must be a text or messages")
+            key = prompt
         if system_prompt is not None:
             prompt = _with_system(prompt, chosen, system_prompt, where)
         text = key if isinstance(key, str) else json.dumps(key, sort_keys=True, ensure_ascii=False)

@@ -56,7 +56,7 @@ class Completion(NamedTuple):
     logps: list[float]
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
-    """`stop`, `length` or `abort`."""
+    """`stop` or `length`."""
     experts: list[int] | None = None
     """Experts, layer by layer, of every token of prompt and completion but the last; None unless requested."""
 
@@ -158,6 +158,7 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
 
     Raises:
         UserError: vLLM has made another prompt of the images than the model's processor.
+        RuntimeError: vLLM has given the completion up, such as one whose grammar it could not compile.
     """
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
         raise UserError(
@@ -166,11 +167,13 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
             "newlines beside images"
         )
     (sampled,) = output.outputs
+    if sampled.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
     ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == ids
     text = _text(tokenizer, params, output.prompt_token_ids, sampled)
     experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(ids) - 1)
-    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason or "abort", experts)
+    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason, experts)
 
 
 def _experts_of(chosen: Any, tokens: int) -> list[int] | None:

@@ -34,6 +34,34 @@ CASES = {
     ),
     "a mask as the old policy": ({"bad_words": ["x"]}, {"old_logps": "sampler"}, {}, ["bad_words", "old_logps"]),
     "a mask that steers beta": ({"min_tokens": 2}, WEIGHTED | {"kl": {"target": 3}}, {}, ["min_tokens", "kl.target"]),
+    "a mask with weights that are raised": (
+        {"min_tokens": 2},
+        {"mismatch": {"correction": "sequence_tis", "min": 0.1}},
+        {},
+        ["min_tokens", "mismatch.min", "biased"],
+    ),
+    "a mask with weights that are dropped": (
+        {"min_tokens": 2},
+        {"mismatch": {"correction": "sequence_tis", "reject": {"min": 0.9, "max": 1.1}}},
+        {},
+        ["min_tokens", "mismatch.reject.min", "biased"],
+    ),
+    "a mask with the thresholds of a lag": (
+        {"min_tokens": 2},
+        {"importance_sampling_level": "token"},
+        {"lag": 1},
+        ["min_tokens", "mismatch.min", "null"],
+    ),
+    "a mask with a teacher": (
+        {"min_tokens": 2},
+        {
+            "importance_sampling_level": "token",
+            "mismatch": {"correction": "token_tis"},
+            "teacher": {"name_or_path": "teacher"},
+        },
+        {},
+        ["min_tokens", "algorithm.teacher"],
+    ),
     "turns that end elsewhere": (
         {"stop": ["x"]},
         {},
@@ -68,6 +96,12 @@ def test_stops_change_no_distribution_and_go_with_every_algorithm() -> None:
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: next(iter(mask)))
 def test_masks_go_with_weights(mask) -> None:
     assert config(mask, WEIGHTED).rollout.masked_by == next(iter(mask))
+
+
+def test_a_mask_goes_with_a_lag_without_a_lower_threshold() -> None:
+    algorithm = {"importance_sampling_level": "token", "mismatch": {"min": None}}
+    section = config({"min_tokens": 2}, algorithm, {"lag": 1}).algorithm.mismatch
+    assert (section.correction, section.min) == ("token_mis", None)
 
 
 def test_a_run_without_the_key_has_the_parameters_that_it_had() -> None:

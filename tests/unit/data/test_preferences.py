@@ -38,6 +38,9 @@ def test_pairs_with_the_same_prompt_have_the_same_key() -> None:
         one, other = preferences([row, turned], "pairs.jsonl", None)
         assert one.key == other.key
         assert other.margin == 1.0
+    assert (
+        len({next(preferences([FORMS[form][0]], "pairs.jsonl", None)).key for form in FORMS if "messages" in form}) == 1
+    )
 
 
 def test_the_system_prompt_of_the_run_stands_before_messages_without_one() -> None:

@@ -44,6 +44,12 @@ def test_rewards_see_the_special_tokens_that_a_model_speaks_but_no_end_and_no_pa
     assert sampled(tokenizer, f"12{tokenizer.eos_token}", "stop") == "12"
 
 
+def test_a_completion_that_vllm_gave_up_is_an_error(tokenizer) -> None:
+    for reason in ("error", "abort", None):
+        with pytest.raises(RuntimeError, match=f"ended a completion with '{reason}'"):
+            sampled(tokenizer, "12", reason)
+
+
 def test_an_episode_shows_the_same_tokens(tokenizer) -> None:
     ids = tokenizer(f"4{tokenizer.eos_token}{SAID}")["input_ids"]
     shown = policy.shown_ids(tokenizer, [tokenizer.eos_token_id], ids)
