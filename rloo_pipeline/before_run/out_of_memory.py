@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import psutil
+
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory
@@ -88,7 +90,8 @@ def sentence(
         parts.append(f"{ENGINES[role]} wanted about {memory.total(terms) / GB:.1f} GB ({listed or 'process'})")
     if holders:
         parts.append("now " + ", ".join(f"{one.name} holds {one.used / GB:.1f} GB" for one in holders))
-    others = sum(one.used for one in holders if one.pid != os.getpid())
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}  # vLLM's engine is a child
+    others = sum(one.used for one in holders if one.pid not in own)
     parts.append(
         _sampler_fits(config, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)
     )

@@ -66,7 +66,7 @@ def prepare() -> dict[str, Any]:
         process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
         guard.require_callable(process, "run_engine_core", "(*args, dp_rank, local_dp_rank, **kwargs)")
         process.run_engine_core = staticmethod(run)
-    logging.getLogger("vllm.config.scheduler").setLevel(logging.ERROR)  # warns of the scheduler
+    _accept_scheduler()
     return {"scheduler_cls": f"{__name__}.{scheduler.__name__}"}
 
 
@@ -75,11 +75,17 @@ def run(*arguments: Any, **options: Any) -> None:
     _end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
     import_shims.replace_ranks()
+    _accept_scheduler()
     try:
         process.run_engine_core(*arguments, **options)
     except Exception as error:
         Path(os.environ["VLLM_RPC_BASE_PATH"], LAST_WORDS).write_text(f"{type(error).__name__}: {error}")
         raise
+
+
+def _accept_scheduler() -> None:
+    """Keeps vLLM from warning of the scheduler in this process."""
+    logging.getLogger("vllm.config.scheduler").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_a_trainer_is_told_what_it_wanted_and_what_would_fit() -> None:
     assert "would fit with " in text
     assert "vllm" not in text
     assert "end the other processes, or " in out_of_memory.sentence("trainer", config(), QWEN_7B, H200, [OTHER, OURS])
+
+
+def test_an_engine_in_a_process_of_its_own_is_no_other_process() -> None:
+    with subprocess.Popen(["sleep", "60"]) as engine:
+        held = GpuProcess(engine.pid, "process 42 (VLLM::EngineCore)", 125e9)
+        sentence = out_of_memory.sentence("sampler", config(), QWEN_7B, H200, [held, OURS])
+        engine.kill()
+    assert "process 42 (VLLM::EngineCore) holds 125.0 GB" in sentence
+    assert "end the other" not in sentence
+    assert "another GPU" not in sentence
 
 
 @pytest.mark.parametrize(("role", "key"), [("sampler", "vllm.kv_cache_gib"), ("trainer", "max_tokens_per_micro_batch")])
