@@ -2,7 +2,8 @@
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
 if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
-temperature 1, not a KL. Both log-probs come from the trainer's model, so they contain no difference between engines.
+temperature 1, not a KL; where `rollout.generation_kwargs` masks tokens, the mean is over what the masked policy
+samples, and no KL either. Both log-probs come from the trainer's model, so they contain no difference between engines.
 
 The trainer's log-probs under π also prove the evaluation: they must agree with the sampler's (`sampler_proof`). The
 stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.
@@ -72,10 +73,14 @@ def distance(
         "ci95": estimate.ci95,
         "kl": float(kl.sum() / sum(sequences.sampled())),
     }
+    if config.rollout.masked_by:
+        summary["masked_by"] = config.rollout.masked_by
     if ranks.current().first:
         write_json(output, summary)
     interval = " (95% interval {:.3g} to {:.3g})".format(*estimate.ci95) if estimate.ci95 else ""
     measure = "KL from policy 0" if settings.temperature else "log-ratio to policy 0 of greedy completions"
+    if config.rollout.masked_by:
+        measure = f"log-ratio to policy 0 of completions under {config.rollout.masked_by}"
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 

@@ -165,14 +165,18 @@ def test_the_command_to_reproduce_a_run_names_its_folder(
     assert f"from the files of {folder}." in text
 
 
-def test_the_log_ratio_of_greedy_completions_is_not_called_a_kl(tmp_path: Path, config: Config, page: str) -> None:
+def test_a_log_ratio_of_greedy_or_masked_completions_is_not_called_a_kl(
+    tmp_path: Path, config: Config, page: str
+) -> None:
     assert "KL from the warm start, nats per completion" in page
     run = make_run(tmp_path / "run", config)
     file = run / "evaluation" / "final" / "distance.json"
-    write_json(file, read_json(file) | {"temperature": 0.0})
-    text = Reader(render(config, run, summarize_run(config, run))).text
-    assert "log-ratio to the warm start, of greedy completions, nats per completion" in text
-    assert "KL from the warm start, nats per completion" not in text
+    far = read_json(file)
+    for changes, kind in (({"temperature": 0.0}, "greedy completions"), ({"masked_by": "min_tokens"}, "min_tokens")):
+        write_json(file, far | changes)
+        text = Reader(render(config, run, summarize_run(config, run))).text
+        assert re.search(f"log-ratio to the warm start, of (completions under )?{kind}, nats per completion", text)
+        assert "KL from the warm start, nats per completion" not in text
 
 
 def test_a_long_prompt_stands_on_the_page_once_and_shortened(tmp_path: Path, config: Config) -> None:
