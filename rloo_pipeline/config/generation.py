@@ -56,8 +56,8 @@ class GenerationKwargs(Section):
     """Number of tokens before which no token and no string ends a completion."""
     bad_words: list[str] = []
     """Words that are never sampled."""
-    allowed_token_ids: list[int] = []
-    """The only tokens that are sampled; name those that end a completion too."""
+    allowed_token_ids: list[int] = Field([], max_length=1024)
+    """The only tokens that are sampled, at most 1,024, as vLLM takes on GPUs; name those that end a completion too."""
     structured_outputs: JSON = {}
     """Form of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
 

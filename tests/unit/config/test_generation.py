@@ -18,6 +18,12 @@ CASES = {
     "an empty stop string": ({"stop": ["a", ""]}, {}, {}, ["stop", "empty string"]),
     "two forms": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, WEIGHTED, {}, ["regex, choice", "one of"]),
     "an unknown form": ({"structured_outputs": {"xml": "a"}}, WEIGHTED, {}, ["xml", "json, regex, choice, grammar"]),
+    "more allowed tokens than vLLM takes": (
+        {"allowed_token_ids": [*range(1025)]},
+        WEIGHTED,
+        {},
+        ["rollout.generation_kwargs.allowed_token_ids", "1024"],
+    ),
     "more tokens than there may be": ({"min_tokens": 49}, WEIGHTED, {}, ["min_tokens (49)", "(48)"]),
     "a mask without weights": (CHOICE, {}, {}, ["structured_outputs", "mismatch.correction: sequence_tis"]),
     "a mask without weights of tokens": (
