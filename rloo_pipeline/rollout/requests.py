@@ -202,11 +202,11 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled
 
 
 BROKEN = "\ufffd"
-"""Stands in a text for bytes that are not a character, or not yet."""
+"""Replaces bytes that are not a whole character."""
 
 
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
-    """The text that vLLM's detokenizer makes token by token, by one call of a tokenizer whose tokens are bytes.
+    """The text that vLLM's detokenizer would make token by token, from one call of a tokenizer whose tokens are bytes.
 
     Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
     a prompt that ends within a character.
