@@ -42,7 +42,7 @@ MAX_LOG_RATIO = 20.0
 
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
-"""Bound of a completion's log-ratio in `vespo`, as in its authors' code and TRL; the upper one is `MAX_LOG_RATIO`."""
+"""Lower bound of a completion's log-ratio in `vespo`, as in its authors' code and TRL; see also `MAX_LOG_RATIO`."""
 MOST_OFF_POLICY = 20.0
 """Bound of a ratio in `dppo_tv`, as in verl: its trust region bounds differences of probabilities, not ratios."""
 

@@ -67,7 +67,7 @@ def weights(
         correction: the kind of correction.
         low: lower threshold of the weight; None for no threshold.
         high: upper threshold of the weight; None for no threshold.
-        rejection: a second rule, which drops.
+        rejection: a second rule, which drops actions.
     """
     weight, outside = _corrected(logps, sampling_logps, mask, correction, low, high)
     by_token = correction.startswith("token")

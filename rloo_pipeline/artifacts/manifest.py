@@ -18,7 +18,7 @@ DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
 LARGE = 1 << 30
-"""Bytes of a file whose reading may take so long that it is said."""
+"""Bytes of a file above which its reading is announced, because it may take long."""
 
 
 def digest(path: Path) -> str:

@@ -222,7 +222,7 @@ def seal(folder: Path, name: str, **made_from: object) -> str:
 
 
 def sealed_digest(folder: Path) -> str:
-    """The digest of a model that `seal` was called for, whatever its folder's name.
+    """The digest of a model that `seal` has sealed, whatever its folder's name.
 
     Raises:
         UserError: a file is missing, added or changed.

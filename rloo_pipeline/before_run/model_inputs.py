@@ -84,7 +84,7 @@ def shape(config: Config) -> model_dims.ModelDims:
 
 
 def teacher_shape(config: Config) -> model_dims.ModelDims | None:
-    """The dimensions of the largest teacher; None without one, or where one is not on this machine yet.
+    """The dimensions of the largest teacher; None without a teacher, or if one is not on this machine yet.
 
     Raises:
         UserError: as `local_model`.

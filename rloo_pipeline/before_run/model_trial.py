@@ -97,7 +97,7 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def teacher(inputs: RunInputs) -> Iterator[Finding]:
-    """Teachers can score the model's tokens; one that a function builds is only looked up, since that takes long."""
+    """Teachers can score the model's tokens. If a function builds one, it is only looked up: building takes long."""
     if inputs.model is None:
         return
     for name, config in inputs.config.teachers.items():

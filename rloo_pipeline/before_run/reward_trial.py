@@ -46,7 +46,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
         if reward.gpus and not devices.has_gpu():
             yield _not_called(reward, "it needs a GPU, and there is none here")
         elif reward.uses_own_model:
-            yield _not_called(reward, "the run makes its model first")
+            yield _not_called(reward, "the run trains its model first")
         elif not samples:
             yield _not_called(reward, "there are no rows to call it with")
         for key in samples if not reward.uses_own_model and (not reward.gpus or devices.has_gpu()) else ():

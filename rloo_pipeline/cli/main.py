@@ -34,9 +34,9 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     (
         option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
         option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
-        option("--rank", action="store_true", help="be a rank of the worker that --controller names"),
+        option("--rank", action="store_true", help="serve as a rank of the worker with this --controller"),
         option("--preload", type=int, metavar="THREADS", help="import the role's engine before its first stage"),
-        option("--after", metavar="ROLE", help="but not before the first stage of this role"),
+        option("--after", metavar="ROLE", help="with --preload, wait for the first stage of this role"),
     ),
 )
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"
@@ -51,7 +51,7 @@ def _host(arguments: argparse.Namespace) -> None:
 HOST = Command(
     "worker-host",
     _host,
-    "Start the workers of a node of a SLURM job, for the Snakemake that started this.",
+    "Start workers on a node of a SLURM job, for the Snakemake that calls this.",
     (option("plan", help="what to start, in JSON"),),
 )
 GROUPS = {

@@ -77,7 +77,7 @@ def with_reward_model(config: Config, measured: Path | None) -> Config:
         measured: checks.json of the reward model, beside its folder; None if the run trains none.
 
     Raises:
-        UserError: a file of the model is missing or damaged, or it is not the one of checks.json.
+        UserError: a file of the model is missing or damaged, or checks.json is about another model.
     """
     if measured is None or "rewards" not in vars(config):
         return config

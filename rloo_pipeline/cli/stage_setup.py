@@ -78,7 +78,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
     """True if this process runs the stage: as its only process, or as one of its ranks.
 
-    Otherwise passes the arguments to ranks, which it starts unless this worker has some, and waits for them.
+    Otherwise passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
 
     Args:
         arguments: the command's arguments.

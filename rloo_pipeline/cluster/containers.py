@@ -32,13 +32,13 @@ COMPILED = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
 }
-"""Variables with the folders of what engines compile, and their names in the folder of an image on a card. The engines
-rename finished files into place, so several nodes may write at once.
+"""Variables for the folders of what engines compile, and the subfolder of each in `compiled_folder`. Engines rename
+finished files into place, so several nodes may write at once.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables with cache folders, which are below the cache folder by default."""
 ENGINES = "rloo_pipeline/engines"
-"""The folder in the cache folder with what engines compile."""
+"""Subfolder of the cache folder for what engines compile."""
 
 
 def image(config: Config, project: Path) -> str:
@@ -120,7 +120,7 @@ def _cache_folders(image: str) -> Iterator[tuple[str, str]]:
 
 
 def compiled_folder(image: str) -> Path:
-    """The folder for what the engines of an image compile on this machine's kind of card, or of CPU without one."""
+    """The folder for what the engines of an image compile on this machine's kind of card, or on its CPU."""
     file = Path(image)
     # the first bytes of an image hold its UUID and the times of its parts; all of it would take seconds to read
     identity = file.open("rb").read(1 << 16) if file.is_file() else image.encode()

@@ -37,12 +37,12 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
     """Starts workers on all nodes of this job and sets RLOO_WORKERS.
 
     Args:
-        config: config.yaml of the run; in an experiment, of the first one.
+        config: config.yaml of the run; in an experiment, of the first run.
         logs: folder for the workers' logs.
         stages: stages that will run.
         runs: number of concurrent runs.
         without: roles that get no worker.
-        program: the command `rloo`, such as one that runs it in an image.
+        program: command that runs `rloo`, for example in an image.
     """
     folder = f"{tempfile.gettempdir()}/rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
     plan = {"config": str(config), "folder": folder, "logs": str(logs), "stages": sorted(stages), "runs": runs}

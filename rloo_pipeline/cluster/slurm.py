@@ -35,7 +35,7 @@ def own_job() -> str | None:
 
 
 def node_names() -> list[str]:
-    """Names of the nodes of the job in which this process runs, the first one first.
+    """Names of the nodes of this process's job, in SLURM's order.
 
     Raises:
         UserError: SLURM does not answer.

@@ -87,13 +87,13 @@ class Algorithm(Section):
     sapo_temperature_neg: float = Field(1.05, gt=0)
     """The same where the advantage is not positive."""
     vespo_k_pos: float = Field(2.0, gt=0)
-    """k of `clip: vespo`, w^k e^(λ(1 − w)), where the advantage is not negative; small ratios weigh less with more."""
+    """k of `clip: vespo`, w^k e^(λ(1 − w)), if the advantage is not negative. A larger k weighs small ratios less."""
     vespo_lambda_pos: float = Field(3.0, gt=0)
-    """λ of `clip: vespo` where the advantage is not negative; large ratios weigh less with more."""
+    """λ of `clip: vespo` if the advantage is not negative. A larger λ weighs large ratios less."""
     vespo_k_neg: float = Field(3.0, gt=0)
-    """k where the advantage is negative."""
+    """k if the advantage is negative."""
     vespo_lambda_neg: float = Field(2.0, gt=0)
-    """λ where the advantage is negative."""
+    """λ if the advantage is negative."""
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",

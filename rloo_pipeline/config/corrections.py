@@ -48,7 +48,7 @@ class Reject(Section):
 
     def _problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
-            yield "drops by thresholds; set min or max"
+            yield "needs a threshold; set min or max"
         if self.min is not None and self.max is not None and self.min > self.max:
             yield f"min ({self.min:g}) exceeds max ({self.max:g})"
         if self.by == "sequence_mean" and (self.min is None or self.max is None or not self.min < 1 < self.max):
@@ -73,7 +73,7 @@ class Mismatch(Section):
     min: float | None = Field(None, ge=0)
     """Lower threshold of a weight. `sequence_mean_mis` needs both thresholds close to 1, for example 0.98 and 1.02."""
     reject: Reject | None = None
-    """A second rule, which drops what it judges by its own thresholds and leaves the weights of the rest, for example
+    """A second rule, which drops by thresholds of its own and keeps the weights of the rest, for example
     `{correction: token_tis, reject: {by: sequence_mean, min: 0.98, max: 1.02}}`.
     """
 
@@ -98,8 +98,8 @@ class Mismatch(Section):
             )
         if correction != "none" and clip == "vespo":
             yield (
-                f"mismatch.correction: {correction} weights losses, and clip: vespo reshapes the whole weight of a "
-                "completion; set old_logps: sampler, with which that is the weight of the sampler's policy"
+                f"mismatch.correction: {correction} weights losses, and clip: vespo already weights whole "
+                "completions; set old_logps: sampler, so that its weight corrects for the sampler"
             )
         if correction != "none" and old_logps == "sampler":
             yield (

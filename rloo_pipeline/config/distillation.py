@@ -24,7 +24,8 @@ class Teacher(ModelSource):
     """
 
     models: dict[str, ModelSource] = {}
-    """Several teachers by name, in place of one; the column `teacher` of the training rows has the name for each row.
+    """Several teachers by name, instead of one. The column `teacher` of the training rows names the teacher for
+    each row.
     """
     weight: float = Field(1.0, gt=0)
     """Factor of the reverse KL, in reward per nat."""
@@ -40,7 +41,7 @@ class Teacher(ModelSource):
             yield f"models names the teachers; leave out {', '.join(ModelSource.model_fields)} beside it"
         for name in self.models:
             if not NAME.fullmatch(name):
-                yield f"models: the name '{name}' has other characters than letters, digits, '-' and '_'; change it"
+                yield f"models: the name '{name}' has characters other than letters, digits, '-' and '_'; change it"
 
     @property
     def sources(self) -> dict[str, ModelSource]:
@@ -80,7 +81,7 @@ def require_teachers(teacher: Teacher | None, names: Iterable[object], place: st
         if name not in teacher.models:
             raise UserError(
                 f"{place}: the column '{COLUMN}' has {name!r:.40}, which is not one of algorithm.teacher.models "
-                f"({', '.join(teacher.models)}); correct it, or name that teacher"
+                f"({', '.join(teacher.models)}); correct it, or add that teacher"
             )
 
 

@@ -44,7 +44,7 @@ REFUSED = {
 
 
 class GenerationKwargs(Section):
-    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations. Not with tools. All but `stop` and
+    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations without tools. All but `stop` and
     `stop_token_ids` mask tokens and need importance weights. See docs/algorithms.md.
     """
 
@@ -53,11 +53,11 @@ class GenerationKwargs(Section):
     stop_token_ids: list[int] = []
     """Further tokens that end a completion. Rewards do not see them."""
     min_tokens: int = Field(0, ge=0)
-    """Number of tokens before which no token and no string ends a completion."""
+    """Minimum number of tokens before a token or string can end a completion."""
     bad_words: list[str] = []
     """Words that are never sampled."""
     allowed_token_ids: list[int] = Field([], max_length=1024)
-    """The only tokens that are sampled, at most 1,024, as vLLM takes on GPUs; name those that end a completion too."""
+    """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a completion."""
     structured_outputs: JSON = {}
     """Form of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
 

@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.config import STAGES, Config, estimator
+from rloo_pipeline.config import STAGES, Config, estimator, syntax
 from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
@@ -55,6 +55,7 @@ def source_digest(stage: str, config: Config) -> str:
     }
     if "harness" in stage:
         digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
+    syntax.keep()
     total = hashlib.sha256()
     for name, digest in sorted(digests):
         total.update(f"{name} {digest}\n".encode())
@@ -113,11 +114,6 @@ def _name(file: Path) -> str:
     return str(file.relative_to(PACKAGE)) if file.is_relative_to(PACKAGE) else file.name
 
 
-@cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_bytes())
-
-
 def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
     """Each file, with True if its text is digested instead of its syntax tree: files that are not Python, and all files
     of the user if one of them may read docstrings or source.
@@ -127,7 +123,7 @@ def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
         getattr(node, "attr", getattr(node, "id", None))
         for file in user_files
         if file.suffix == ".py"
-        for node in ast.walk(_tree(source(file)))
+        for node in ast.walk(ast.parse(source(file).read_bytes()))
     }
     for file in closure:
         yield file, file.suffix != ".py" or (file in user_files and not names.isdisjoint(READS_TEXT))
@@ -135,39 +131,7 @@ def _with_text_flag(closure: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
 
 @cache
 def _digest(file: Path, as_text: bool) -> str:
-    content = file.read_bytes() if as_text else normal_form(_tree(file)).encode()
-    return hashlib.sha256(content).hexdigest()
-
-
-def normal_form(tree: ast.AST) -> str:
-    """A syntax tree as text, without positions, empty fields and string statements (docstrings)."""
-    parts: list[str] = []
-
-    def add(node: object, parent: object) -> None:
-        if isinstance(node, ast.AST):
-            parts.append(f"{type(node).__name__}(")
-            for name, value in ast.iter_fields(node):
-                if value is not None and value != [] and name != "kind":
-                    parts.append(f"{name}=")
-                    add(value, node)
-            parts.append(")")
-        elif isinstance(node, list):
-            for inner in node:
-                if not _has_no_effect(inner, parent):
-                    add(inner, node)
-                    parts.append(",")
-        else:
-            parts.append(repr(node))
-
-    add(tree, None)
-    return "".join(parts)
-
-
-def _has_no_effect(node: object, parent: object) -> bool:
-    """True if a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
-    if isinstance(parent, ast.JoinedStr):
-        return isinstance(node, ast.Constant) and node.value == ""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if as_text else syntax.facts(file).digest
 
 
 def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
@@ -202,15 +166,15 @@ def _closure(start: Path, roots: tuple[Path, ...] = (), copies: str = "") -> fro
 def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path]:  # noqa: ARG001 - a key of the cache
     """Files of this package that a file imports anywhere in its code; of a user's file also those below `roots`."""
     names, relative = set[str](), set[tuple[Path, str]]()
-    for node in _executed(_tree(source(file))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            package = file.parents[node.level - 1]
-            module = f"{package.name}.{node.module}" if node.module else package.name
-            relative |= {(package.parent, f"{module}.{alias.name}") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    for level, module, imported in syntax.facts(source(file)).imports:
+        if level:
+            package = file.parents[level - 1]
+            below = f"{package.name}.{module}" if module else package.name
+            relative |= {(package.parent, f"{below}.{name}") for name in imported}
+        elif module:
+            names |= {module, *(f"{module}.{name}" for name in imported)}
+        else:
+            names |= {*imported}
     own = [name.split(".")[1:] for name in names if name.startswith(f"{PACKAGE.name}.")]
     files = {_file_of(PACKAGE, parts) for parts in own if not WITHOUT_EFFECT & {parts[0], ".".join(parts[:2])}}
     if not file.is_relative_to(PACKAGE) and not _is_installed(file, roots):
@@ -218,7 +182,7 @@ def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path
         for folder, name in (*relative, *product(roots, others)):
             parts = name.split(".")
             files |= {_file_of(folder, parts[:length]) for length in range(1, len(parts) + 1)}
-    return frozenset(imported for imported in files if imported is not None)
+    return frozenset(found for found in files if found is not None)
 
 
 def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
@@ -228,18 +192,6 @@ def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
     root = next((root for root in roots if file.is_relative_to(root)), file.parent)
     package = f"\n{file.relative_to(root).parts[0]}/"
     return any(package in f"\n{record.read_text(encoding='utf-8')}" for record in root.glob("*.dist-info/RECORD"))
-
-
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a tree except those under `if TYPE_CHECKING:`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield other
-                yield from _executed(other)
-        else:
-            yield child
-            yield from _executed(child)
 
 
 def _file_of(folder: Path, parts: list[str]) -> Path | None:

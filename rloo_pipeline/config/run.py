@@ -123,7 +123,7 @@ class Config(RunKeys):
 
     @property
     def teachers(self) -> dict[str, Self]:
-        """The configurations of runs whose models are the teachers, by the teachers' names; a single one has an empty
+        """The configuration of a run of each teacher as its model, by the teacher's name; a single one has an empty
         name.
         """
         section = self.algorithm.teacher

@@ -19,7 +19,7 @@ class RewardModel(ModelSource):
 
     train: Source
     """Preferences in TRL's format: columns `chosen` and `rejected`, with the prompt in both or in a column `prompt`, as
-    text or messages; and optionally `margin`, by which the reward of `chosen` shall be higher.
+    text or messages; and optionally `margin`, by which the reward of `chosen` should be higher.
     """
     eval: Source | None = None
     """Held-out preferences for the checks. Default: those of a tenth of the prompts of `train`, drawn by the seed."""
@@ -30,10 +30,10 @@ class RewardModel(ModelSource):
     learning_rate: float = Field(1e-5, gt=0)
     """Peak learning rate, which decays linearly to 0."""
     warmup_steps: int = Field(0, ge=0)
-    """As `update.warmup_steps`, fewer than there are steps."""
+    """As `update.warmup_steps`. It must be less than the number of steps."""
     max_length: int = Field(1024, ge=1)
-    """Maximum length of a conversation in tokens. A pair with a longer one is dropped, as in TRL; the log says how many
-    are.
+    """Maximum length of a conversation in tokens. Pairs with a longer one are dropped, as in TRL; the log says how
+    many.
     """
     center_rewards_coefficient: float = Field(0.0, ge=0)
     """Weight of (r_chosen + r_rejected)² in the loss, which keeps rewards near 0 (arXiv 2312.09244)."""
@@ -48,7 +48,7 @@ class RewardModel(ModelSource):
         return self.name_or_path is not None or self.build is not None
 
     def of(self, model: Model) -> Model:
-        """The section `model` of a run whose model would be the one that training starts from."""
+        """The section `model` of a run of the model that training starts from."""
         source = self.model_dump(include=set(ModelSource.model_fields)) if self.own_source else {}
         return model.model_copy(update={**source, "quantization": None})
 

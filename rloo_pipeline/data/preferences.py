@@ -1,7 +1,7 @@
 """Rows of preference data, in TRL's format, as pairs of conversations.
 
-`chosen` and `rejected` are texts or lists of messages. With a column `prompt` they follow it; without one, both begin
-with it. A column `margin` may say by how much the reward of `chosen` shall be higher.
+`chosen` and `rejected` are texts or lists of messages. If there is a column `prompt`, they continue it; otherwise both
+begin with the prompt. An optional column `margin` says by how much the reward of `chosen` should be higher.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Preference(NamedTuple):
     rejected: Any
     margin: float
     key: str
-    """The same for pairs with the same prompt."""
+    """Equal for pairs with the same prompt."""
 
 
 def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> Iterator[Preference]:
@@ -38,7 +38,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
     Args:
         rows: all rows of the data.
         path: their file, for messages.
-        system_prompt: `dataset.system_prompt`, which the run's own prompts begin with; put before messages without one.
+        system_prompt: `dataset.system_prompt`, which begins the run's own prompts; put before messages that have none.
 
     Raises:
         UserError: a column is missing, a row has neither texts nor messages, its completions are equal or empty, or its
@@ -52,7 +52,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
         if chosen == rejected:
             raise UserError(f"{where}: chosen and rejected are equal, so it is not a preference; drop the row")
         if isinstance(chosen, str) != isinstance(rejected, str):
-            raise UserError(f"{where}: one of chosen and rejected is a text and the other messages; use one form")
+            raise UserError(f"{where}: one of chosen and rejected is a text and the other is not; use one form")
         prompt = row.get(PROMPT)
         if prompt is None:
             prompt = "" if isinstance(chosen, str) else []
@@ -82,8 +82,7 @@ def _completion(row: Row, name: str, where: str) -> Any:
     if _are_messages(value) and value[-1]["role"] == "assistant":
         return value
     raise UserError(
-        f"{where}: column '{name}' holds {value!r:.60}; it must be a text, or messages that end with one of the "
-        "assistant"
+        f"{where}: column '{name}' holds {value!r:.60}; it must be a text, or messages that end with the assistant's"
     )
 
 

@@ -67,8 +67,8 @@ def demonstrations(
 def preferences(
     split: str, size: int, seed: int = 0, *, worked_share: float = 0.5, digits: int = 3, signs: str = "+-"
 ) -> list[dict[str, Any]]:
-    """Returns preferences for `problems(split, size, seed)`: as `chosen` the right solution with its columns, as
-    `rejected` a wrong one, which has another digit in its answer, in one of its columns, or in both.
+    """Returns preferences for `problems(split, size, seed)`. `chosen` is the right solution with its columns,
+    `rejected` a wrong one, with another digit in its answer, in one of its columns, or in both.
 
     Args:
         split: as in `problems`.
@@ -92,7 +92,7 @@ def preferences(
 
 
 def _with_another_digit(text: str, rng: random.Random) -> str:
-    """The text with another digit in one place; of columns, in a result."""
+    """The text with one digit changed; in columns, a digit of a result."""
     columns = text.split(";")
     number = rng.randrange(len(columns))
     terms, equals, digits_ = columns[number].rpartition("=")

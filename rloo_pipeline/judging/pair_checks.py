@@ -1,4 +1,4 @@
-"""Checks of the reward model that the run trains, on held-out preferences that it did not train on."""
+"""Checks of the reward model that the run trains, on held-out preferences."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
     Args:
         chosen: [pairs] rewards.
         rejected: [pairs] rewards.
-        keys: [pairs], the same for pairs with the same prompt.
+        keys: [pairs], equal for pairs with the same prompt.
         lengths: [pairs, 2] tokens of the chosen and the rejected conversation.
         seed: seed of the bootstrap.
 
     Returns:
-        `accuracy`, the share of pairs whose chosen one has the higher reward (ties count half), and `margin`, the mean
+        `accuracy`, the share of pairs in which `chosen` has the higher reward (ties count half), and `margin`, the mean
         of r_chosen − r_rejected, each with its interval; `length_correlation` (Pearson's r) of rewards and lengths,
         None if either does not vary; and the numbers of pairs and prompts.
     """
@@ -66,7 +66,7 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         low,
         f"{shown}, mean margin {margin['value']:.3g}",
-        "The reward model prefers what the held-out preferences prefer.",
+        "The reward model agrees with the held-out preferences.",
         f"The reward model may be {chance} ({shown}), and the policy would learn what it prefers: give it more or "
         "clearer preferences, more epochs (reward_model.num_train_epochs), another learning rate, or a better model to "
         "start from (reward_model.name_or_path).",
@@ -75,14 +75,14 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
 
 @check(bad="above")
 def reward_length(evidence: Evidence) -> CheckResult | None:
-    """Size of the correlation of the reward model's rewards with the lengths of the held-out conversations."""
+    """Absolute correlation of the reward model's rewards with the lengths of the held-out conversations."""
     if evidence.preferences is None or evidence.preferences["length_correlation"] is None:
         return None
     correlation = evidence.preferences["length_correlation"]
     return CheckResult(
         abs(correlation),
         f"r = {correlation:.2f}",
-        "The rewards are not only those of a length.",
+        "Length does not explain the rewards.",
         f"The reward is nearly a function of the length ({'longer' if correlation > 0 else 'shorter'} is better): give "
-        "preferences in which that does not decide, or set algorithm.response_length.",
+        "preferences in which length does not decide, or set algorithm.response_length.",
     )

@@ -10,11 +10,11 @@ from rloo_pipeline.judging.statistics import Array, Estimate, estimate_mean
 def win_rate(before: Array, after: Array, resamples: int, seed: int) -> Estimate | None:
     """Chance that a completion of one policy scores higher than one of the other for the same prompt; ties count half.
 
-    Of each prompt it is the mean over all pairs of scored completions, and the interval is by prompt.
+    The rate of a prompt is the mean over all pairs of its scored completions; the interval is over prompts.
 
     Args:
-        before: [prompts, samples] scores of the other policy, NaN for none.
-        after: likewise of the policy.
+        before: [prompts, samples] scores of the other policy, NaN where there is none.
+        after: [prompts, samples] scores of the policy, likewise.
         resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
 SEPARATE_ON_CPUS = False
-"""For tests and measurements; what `cpu_kernels` replaces is not replaced in other processes."""
+"""For tests and measurements only: other processes do not have the replacements of `cpu_kernels`."""
 _folder: Path | None = None
-"""Has the sockets to the engine's process, and LAST_WORDS."""
+"""Folder of the sockets to the engine's process, and of LAST_WORDS."""
 LAST_WORDS = "error"
 """File with the error that ended the engine's process."""
 LONGEST = 50
-"""Characters of a folder in which that of the sockets can be: Linux takes 107 for a socket."""
+"""Longest path, in characters, in which to make the folder of the sockets; Linux allows 107 for a socket's path."""
 SECONDS = 10.0
 """Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
 
@@ -46,8 +46,8 @@ SECONDS = 10.0
 def prepare() -> dict[str, Any]:
     """Sets the environment variables of an engine, before it starts; returns its settings.
 
-    On GPUs the user's value of SWITCH wins. The sockets are in a folder that only the user can enter, since who can
-    write to them can run code: weights are reloaded by functions that are sent to the engine.
+    On GPUs the user's value of SWITCH wins. The sockets are in a folder that only the user can enter, since
+    anyone who can write to them can run code: weights are reloaded by functions that are sent to the engine.
     """
     global _folder
     if devices.device_type() == "cuda":
@@ -71,7 +71,7 @@ def prepare() -> dict[str, Any]:
 
 
 def run(*arguments: Any, **options: Any) -> None:
-    """The engine's process: as vLLM's, but it ends with its parent, and leaves the error that ends it in LAST_WORDS."""
+    """Runs vLLM's engine process, which here ends with its parent, and writes an error that ends it to LAST_WORDS."""
     _end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
     import_shims.replace_ranks()
@@ -90,7 +90,7 @@ def _accept_scheduler() -> None:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """A block that uses an engine; an error that has ended its process is raised here with its own message.
+    """Runs a block that uses an engine. An error that ended the engine's process is raised here with its own message.
 
     Raises:
         RuntimeError: the engine's process has ended with an error.
@@ -115,9 +115,9 @@ def is_separate() -> bool:
 
 @contextmanager
 def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
-    """A block in which requests are given to an engine, which starts none of them before the end if it is `idle`.
+    """Runs a block that gives requests to an engine. An `idle` engine starts none of them before the block ends.
 
-    Otherwise it would depend on the time which requests are in its first steps.
+    Otherwise timing would decide which requests are in its first steps.
     """
     if not (idle and is_separate()):
         yield
@@ -129,9 +129,9 @@ def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """A block in which the garbage collector leaves all present objects alone, since it took half of the CPU time.
+    """Runs a block in which the garbage collector ignores all present objects, since it took half of the CPU time.
 
-    For an engine in this process vLLM does so itself.
+    If the engine is in this process, vLLM does so itself.
     """
     if not is_separate():
         yield
@@ -155,7 +155,7 @@ def reset_cache(llm: LLM) -> None:
 
 
 def sleeps(llm: LLM) -> bool:
-    """Puts an engine to sleep; False if vLLM takes memory that another process has taken meanwhile for its own."""
+    """Puts an engine to sleep. False if it fails because vLLM counts memory that another process took meanwhile."""
     try:
         llm.sleep(level=1)
     except Exception as error:  # AssertionError or RuntimeError; from another process Exception
@@ -178,7 +178,7 @@ def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:
         kept: dict[str, KeptTokens]
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-            """As vLLM's, but an unfinished request whose text and single log-probs nobody reads has no output."""
+            """As vLLM's, but without outputs of unfinished requests whose tokens nobody reads one by one."""
             of_clients = super().update_from_output(scheduler_output, model_runner_output)
             for outputs in of_clients.values():
                 outputs.outputs = [each for each in outputs.outputs if self._is_whole(each)]
@@ -211,7 +211,7 @@ class KeptTokens:
     __slots__ = ("experts", "ids", "logps", "prefill")
 
     def __init__(self, first: EngineCoreOutput) -> None:
-        """Takes what only the first output has."""
+        """Keeps the fields that only the first output has."""
         self.ids: list[int] = []
         self.logps: list[float] = []
         self.experts: list[Any] = []
@@ -239,7 +239,7 @@ class KeptTokens:
 
 
 def _end_with_parent() -> None:
-    """Kills this process when the one that started it ends or replaces itself, however it does; vLLM does not."""
+    """Kills this process when its parent ends or replaces itself for any reason; vLLM does not."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

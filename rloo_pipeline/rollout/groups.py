@@ -119,7 +119,7 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
 
 
 def kwargs_of(rollout: Rollout) -> JSON:
-    """The further parameters of vLLM of rollouts and evaluations."""
+    """vLLM's further parameters for rollouts and evaluations."""
     return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rloo_pipeline.artifacts import policy, tables
@@ -111,8 +111,8 @@ class SamplingConfig(NamedTuple):
     top_k: int
     min_p: float | None
     max_completion_length: int
-    kwargs: Mapping[str, Any] = MappingProxyType({})
-    """Further parameters of vLLM, from `rollout.generation_kwargs`."""
+    kwargs: Mapping[str, Any] | None = None
+    """Further parameters of vLLM, from `rollout.generation_kwargs`; None for none."""
 
 
 NEVER = -100.0
@@ -125,7 +125,7 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
     from vllm.sampling_params import StructuredOutputsParams
 
     sampling = request.sampling
-    further = dict(sampling.kwargs)
+    further = dict(sampling.kwargs or {})
     ends = [*stop_ids, *further.pop("stop_token_ids", ())]
     structure = further.pop("structured_outputs", None)
     return SamplingParams(
@@ -205,11 +205,11 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled
 
 
 BROKEN = "\ufffd"
-"""Stands in a text for bytes that are not a character, or not yet."""
+"""Replaces bytes that are not a whole character."""
 
 
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
-    """The text that vLLM's detokenizer makes token by token, by one call of a tokenizer whose tokens are bytes.
+    """The text that vLLM's detokenizer would make token by token, from one call of a tokenizer whose tokens are bytes.
 
     Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
     a prompt that ends within a character.

@@ -39,7 +39,7 @@ def begin(start: float) -> None:
 
 
 def count_processes(processes: Sequence[psutil.Process]) -> None:
-    """Counts the CPU seconds of these processes while they run, with those of their children that have ended."""
+    """Counts the CPU seconds of these processes while they run, including their children that have ended."""
     global _others
     _others = processes
 

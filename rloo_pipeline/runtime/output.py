@@ -28,7 +28,7 @@ def standard_output_to(descriptor: int) -> Iterator[None]:
     """Redirects standard output and error to a descriptor during the block, and closes the descriptor.
 
     `route_output` may redirect them again inside the block; its copy of the terminal is closed too, since srun waits
-    until nobody has the output of a step open.
+    until no process has the output of a step open.
     """
     saved, console = [os.dup(1), os.dup(2)], progress.console
     for number in (1, 2):

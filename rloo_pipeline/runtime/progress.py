@@ -71,7 +71,7 @@ def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 
 @contextmanager
 def announcing(doing: str, tell: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Says what takes so long, if the block does: after 10 s, and then less and less often.
+    """Says what a long block is doing: after 10 s, and then at intervals that double.
 
     Args:
         doing: the work, such as `starting vLLM`.

@@ -41,7 +41,7 @@ def command(processes: int, arguments: Sequence[str]) -> list[str]:
 
 
 def environment(scratch: Path, failed: Path) -> dict[str, str]:
-    """Variables of that command.
+    """Environment variables for `command`.
 
     Args:
         scratch: TMPDIR of torchrun, which leaves folders there.

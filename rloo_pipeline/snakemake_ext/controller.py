@@ -308,7 +308,7 @@ class Controller:
         if message.startswith("Building DAG"):
             self._workflow.dag_settings.force_incomplete = True
             lost_metadata.ignore_damaged_records(self._workflow.persistence)
-            self._waits.enter_context(announcing("Snakemake builds the DAG", logger.info))
+            self._waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
         if "Directory cannot be locked" in message and self._held.message:
             record.msg = f"Error: {self._held.message}"
         if message.startswith("Nothing to be done") and (kept := self._kept() or self._missing()):

@@ -46,7 +46,7 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
         limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
-        anywhere: updates run on any node, and not only on the first, where a worker keeps the trainer.
+        anywhere: True if updates run on any node, not only on the first, where a worker keeps the trainer.
     """
     limits["gpu_stages"] = (limits["gpu_stages"].value if "gpu_stages" in limits else 1) * nodes()
     for rule in rules:
@@ -62,7 +62,7 @@ def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
 
 
 def _place(rule: Any) -> list[str]:
-    """The option of srun for the node of an update: that of the trainer that made the policy (node_workers.py)."""
+    """The option of srun for an update's node: the one with the trainer that made the policy (node_workers.py)."""
     is_update = str(rule.shellcmd).split()[:2] == ["rloo", "update"]
     return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if is_update else []
 
@@ -76,7 +76,7 @@ def _gres(resources: Any) -> str:
 
 
 def _shell(options: list[str]) -> Path:
-    """Writes the script for some options of srun. Snakemake tells the kind of shell by the file's name."""
+    """Writes the script for some options of srun. Snakemake knows the kind of shell by the file's name."""
     path = FOLDER / (re.sub(r"\W+", "-", " ".join(options)).strip("-") or "all") / "bash"
     # This process made them on the first node, perhaps on its own disk; the other nodes need them too.
     folders = [shlex.quote(os.environ[name]) for name in containers.CACHES if name in os.environ]

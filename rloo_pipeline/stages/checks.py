@@ -65,7 +65,7 @@ def checks(
         probed: its probe.
         trial: True if failed checks do not stop the run.
         output: checks.json.
-        reward_model: what that stage measured, if the run trains a reward model.
+        reward_model: checks.json of the stage `reward_model`, if the run has one.
 
     Raises:
         RefusedPolicyError: a check fails and is not accepted.

@@ -39,14 +39,14 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
 
 
 class Scorer(NamedTuple):
-    """A model that never changes, and what it scores."""
+    """A model that never changes, and the rows that it scores."""
 
     config: Config
     """The configuration of a run of this model."""
     policy: Policy
     """The model."""
     rows: Sequence[int] | None = None
-    """Rows of the shard; None for all, by a model that a worker keeps."""
+    """Rows of the shard; None for all, with a model that a worker keeps."""
 
 
 def write_logps(

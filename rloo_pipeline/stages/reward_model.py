@@ -1,7 +1,7 @@
 """reward_model: preferences → a reward model (Bradley–Terry, on the engine of updates) and its checks.
 
-The reward model is trained from the run's model or another one, on all weights. The stage `checks` judges what is
-measured here on held-out preferences, so another limit trains nothing again.
+Training starts from the run's model or another one, and changes all weights. The stage `checks` judges what is measured
+here on held-out preferences, so a new limit does not train again.
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ def stage_assets(config: Config, output: Path) -> None:
 def _model(
     config: Config, temporary: Path, output: Path, key: str = "model", name: str = "model"
 ) -> tuple[Policy, dict[str, str | None]]:
-    """A model where it is now, and its path and revision in assets.json; None for an unknown revision.
+    """A model where it is now, with its path and revision for assets.json; None for an unknown revision.
 
     Args:
         config: the configuration of a run of this model.
         temporary: folder to build in.
-        output: folder that `temporary` will be.
+        output: folder that `temporary` becomes.
         key: its key, for messages.
         name: its folder in `temporary`, if it is built.
     """

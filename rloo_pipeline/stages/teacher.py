@@ -28,7 +28,7 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 
     Raises:
-        UserError: the configuration has no teacher, a file of it is damaged, or a prompt names an unknown one.
+        UserError: the configuration has no teacher, one of its files is damaged, or a prompt names an unknown teacher.
     """
     if not config.teachers:
         raise UserError("algorithm.teacher: not set, so there is no teacher; set it")
@@ -44,7 +44,7 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
 def _rows_by_teacher(config: Config, rollouts: Path, prompts: Path | None) -> dict[str, list[int]]:
     """The rows of a shard that each teacher scores."""
     if prompts is None:
-        raise UserError("--prompts: the run has several teachers, and the prompts name them; name the folder")
+        raise UserError("--prompts: missing, but the prompts name each row's teacher; name their folder")
     prompt_ids = round_tables.read_rollouts(rollouts)["prompt_id"].to_pylist()
     row_of = PromptSet(prompts / "train").by_id(list(dict.fromkeys(prompt_ids)))
     names = [row_of[prompt_id].get(distillation.COLUMN) for prompt_id in prompt_ids]

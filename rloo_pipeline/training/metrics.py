@@ -23,7 +23,7 @@ from rloo_pipeline.training.objective import Record
 
 Metrics = dict[str, float | int | None]
 OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "kl", "outside_band")
-"""Metrics below `sampling/` that compare two engines, and so have no value where the sampler masks tokens."""
+"""Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
 
 
 def staleness(rollouts: pa.Table, round_: int) -> int:

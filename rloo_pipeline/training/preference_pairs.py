@@ -1,8 +1,8 @@
 """Preferences as token ids for the trainer: a chosen and a rejected conversation, which share their beginning.
 
-The reward of a conversation is that at its last token. A pack leaves out the last token of a completion, which nothing
-follows, and has values where a token is predicted. So each conversation gets one more token, the only one that counts
-as sampled: the position that would predict it is that of the conversation's last token.
+The reward of a conversation is read at its last token. A pack leaves out the last token of a completion, which predicts
+nothing, and has one value for each predicted token. So each conversation gets one more token, the only one that counts
+as sampled: the conversation's last token predicts it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
     """The chosen conversation of pair i in row 2i, the rejected one in row 2i + 1."""
     margins: list[float]
     keys: list[str]
-    """One per pair, the same for pairs with the same prompt."""
+    """One per pair, equal for pairs with the same prompt."""
     lengths: list[int]
     """Tokens of each conversation, by row."""
 
@@ -38,7 +38,7 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
     Args:
         pairs: preferences.
         model: for its tokenizer.
-        max_length: most tokens of a conversation.
+        max_length: maximum number of tokens of a conversation.
         label: what the pairs are, for messages.
 
     Raises:
@@ -53,7 +53,7 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
             while ids and ids[-1] == pad:  # transformers reads the reward before trailing padding
                 ids.pop()
         if not chosen or not rejected or chosen == rejected:
-            why = "are equal as the model reads them" if chosen == rejected else "are not both texts with tokens"
+            why = "are equal as the model reads them" if chosen == rejected else "do not both have tokens"
             raise UserError(f"{pair.where}: chosen and rejected {why}; drop the row")
         if max(len(chosen), len(rejected)) > max_length:
             continue
@@ -69,7 +69,7 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
         say(f"{label}: dropped {dropped} of {len(pairs)} pairs, which exceed reward_model.max_length ({max_length})")
     if not margins:
         raise UserError(
-            f"{label}: no pair of {len(pairs)} is within reward_model.max_length ({max_length} tokens); raise it"
+            f"{label}: none of {len(pairs)} pairs is within reward_model.max_length ({max_length} tokens); raise it"
         )
     masks = [[False] * (len(completion) - 1) + [True] for completion in completions]
     return Pairs(Sequences(prompts, completions, masks), margins, keys, lengths)

@@ -70,7 +70,7 @@ class RewardEngine(Engine):
         return model, RewardHead(model.train(), form)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """As for policies, by pairs, whose length is twice that of the longer conversation."""
+        """As for policies, but by pair; both conversations count with the length of the longer one."""
         longer = [max(map(len, sequences.completions[row : row + 2])) for row in range(0, len(sequences.prompts), 2)]
         prompts = [list(prompt) for prompt in sequences.prompts[::2]]
         rest = [[0] * (len(prompt) + 2 * length) for prompt, length in zip(prompts, longer, strict=True)]
@@ -82,7 +82,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     """A causal language model with a random head of one output in place of its own, and the form of batch for it.
 
     Raises:
-        UserError: transformers cannot load it so, its weights are not complete, or it is one of images.
+        UserError: transformers cannot load it this way, weights are missing, or it is a model for images.
     """
     import_shims.prepare_transformers()
     from transformers import AutoModelForSequenceClassification
@@ -104,7 +104,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise_disk_full(error)
         raise UserError(
-            f"{policy.base}: transformers cannot make a model for sequence classification of it ({one_line(error)}); "
+            f"{policy.base}: transformers cannot load it for sequence classification ({one_line(error)}); "
             "name another one in reward_model.name_or_path"
         ) from error
     head = getattr(model, "score", None)

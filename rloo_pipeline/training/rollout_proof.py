@@ -55,7 +55,7 @@ class RolloutProof:
         self.bound = sampler_proof.bound(policy, config.model.dtype, config.rollout.temperature, checks)
         self.remedy = sampler_proof.remedy(rollouts[0].parent)
         self.masked = config.rollout.masked_by is not None
-        """True if the sampler's log-probs are of a distribution with masked tokens, so that `by_pass` compares."""
+        """True if the sampler's log-probs are of a distribution with masked tokens, so `by_pass` compares them."""
         self.is_done = False
 
     def by_older_policy(self, rollouts: pa.Table, prompts: Path | None) -> None:

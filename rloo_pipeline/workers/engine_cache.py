@@ -89,7 +89,7 @@ def write_pending() -> None:
 
 
 def write_now() -> None:
-    """Writes what the last stage has left to write; in a rank, for which its worker decides when."""
+    """Writes what the last stage has left to write. A rank calls it when its worker says so."""
     global _pending
     if _pending is not None:
         write, target = _pending
@@ -103,7 +103,7 @@ def target() -> Path | None:
 
 
 def forget_pending() -> None:
-    """Writes nothing of what earlier stages have left to write."""
+    """Drops what earlier stages have left to write."""
     global _pending
     _pending = None
 

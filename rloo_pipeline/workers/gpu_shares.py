@@ -25,7 +25,7 @@ def role_of(stage: str) -> str:
 
 def can_keep(role: str, config: Config, on_gpus: bool) -> bool:
     """True if a worker can keep the engine of a role. With several ranks, they have to be on one node, and the engine
-    must be able to leave the GPUs; in one process, a worker tries.
+    must be able to leave the GPUs; with one process, a worker tries.
     """
     section = config.deepspeed
     leaves_gpus = section.zero_stage < 3 and section.offload.optimizer is None

@@ -39,7 +39,7 @@ BEHIND_SECONDS = 1800.0
 KILL_SECONDS = 10.0
 """Longest wait for a killed rank, which the kernel may hold up while a file system or a driver does not answer."""
 GRACE = 1.0
-"""Seconds after a failure in which it may turn out that another rank died, which is then its cause."""
+"""Seconds to wait after a failure, in case it turns out that another rank died and caused it."""
 
 _kept: KeptRanks | None = None
 
@@ -261,7 +261,7 @@ def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, termi
 
 
 def _write_state(log: int, terminal: int) -> RankAnswer:
-    """Writes this rank's part of the trainer state; the last stage's until there is another one."""
+    """Writes this rank's part of the trainer state that the last stage left."""
     os.close(terminal)
     with output.standard_output_to(log):
         try:

@@ -83,7 +83,7 @@ def start(
         runs: number of concurrent runs.
         without: roles that get no worker.
         program: the command `rloo`, such as one that runs it in an image.
-        folder: for the sockets, which only the user can enter; by default a new one in TMPDIR.
+        folder: folder for the sockets, which only the user can enter; by default a new one in TMPDIR.
     """
     counts = worker_counts(config, cores, stages, runs)
     roles = {role: count for role, count in counts.items() if role not in without}

@@ -45,8 +45,8 @@ def serve(
         run: runs `rloo` with these arguments and exits as the command does.
         path: socket in a folder that only the user can enter.
         controller: id of the Snakemake process.
-        threads: CPU threads of an engine, whose libraries are imported before the first stage; None for no engine.
-        after: role whose first stage to wait for before that, so as not to take the cores that this stage needs.
+        threads: CPU threads of an engine whose libraries to import before the first stage; None to import none.
+        after: role whose first stage begins before that import, so that it finds its cores free.
     """
     _end_with(controller, path.parent)
     engine_cache.enable()
@@ -83,7 +83,7 @@ def _has_request(listener: socket.socket) -> bool:
 
 
 def _import_engine(role: str, threads: int) -> None:
-    """Imports what the first stage of this role would import, so that it finds it done."""
+    """Imports in advance what the first stage of this role needs."""
     environment.use_threads(threads)
     if role == "sampler":
         import_shims.import_vllm()

@@ -37,7 +37,7 @@ def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_sa
     assert 0 <= summary["win_rates"]["reward_model"]["value"] <= 1
     page = (run / "report.html").read_text()
     assert "pair_accuracy" in page
-    assert "wins against the warm start by reward_model" in page
+    assert "win rate against the warm start by reward_model" in page
     assert project.planned(**PREFERENCES) == set()
     before = {pattern: project.files(pattern) for pattern in ("reward_model/**/*", "policies/**/*", "rounds/**/*")}
     again = Project(tmp_path / "again").take(project, *KILLED_AT_ONCE, "summary.json", "report.html")

@@ -153,7 +153,7 @@ def test_pairs_that_are_equal_too_long_or_too_few_are_refused(tiny_model) -> Non
     equal, other = preferences(rows, "pairs", None)
     with pytest.raises(UserError, match="row 1: chosen and rejected are equal as the model reads them"):
         tokenized([equal._replace(where="pairs, row 1", chosen="ab", rejected="cd")], Policy(tiny_model), 9, "pairs")
-    with pytest.raises(UserError, match="no pair of 1 is within"):
+    with pytest.raises(UserError, match="none of 1 pairs is within"):
         tokenized([other], Policy(tiny_model), 1, "pairs")
     with pytest.raises(UserError, match="pairs: 2 prompts are too few"):
         split_held_out([equal, other], None, 0, "pairs")

@@ -71,7 +71,7 @@ def test_each_completion_is_scored_by_the_teacher_that_its_prompt_names(tmp_path
 REFUSED = {
     "models names the teachers; leave out": {"name_or_path": "x"},
     "models names the teachers": {"revision": "main"},
-    "has other characters than letters": {"models": {"a/b": {"name_or_path": "x"}}},
+    "has characters other than letters": {"models": {"a/b": {"name_or_path": "x"}}},
     "exactly one of name_or_path and build": {"models": {"sums": {}}},
 }
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers import mini
 
-from rloo_pipeline.config import STAGES, Config, provenance
+from rloo_pipeline.config import STAGES, Config, provenance, syntax
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.config.provenance import normal_form
+from rloo_pipeline.config.syntax import normal_form
 
 TEXT = """
 import math
@@ -95,7 +95,7 @@ def config(function: str) -> Config:
 
 def fresh_digest(function: str) -> str:
     """The digest of `score` with a reward, after files were edited."""
-    for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+    for cached in (syntax.facts, provenance._digest, provenance._closure, provenance._imports):
         cached.cache_clear()
     return provenance.source_digest("score", config(function))
 
@@ -171,6 +171,7 @@ def test_the_users_task_files_count_for_the_benchmarks_alone(tmp_path) -> None:
 
     def digests() -> list[str]:
         provenance._digest.cache_clear()
+        syntax.facts.cache_clear()
         return [provenance.source_digest(stage, with_tasks) for stage in stages]
 
     before = digests()
@@ -205,3 +206,31 @@ def test_the_digest_of_a_stage_has_no_code_without_effect_on_its_result() -> Non
         assert "rollout/cpu_kernels.py" in closure(stage), "replaced kernels decide values"
     assert closure("reference") >= {"training/kernels/attention.py", "training/layout.py", "training/policy_model.py"}
     assert {stage for stage in STAGES if "trackers/events.py" in closure(stage)} == set()
+
+
+def test_what_was_read_of_a_file_is_kept_for_its_content_and_read_anew_where_that_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+
+    def digest_in_a_new_process() -> str:
+        for cached in (syntax.facts, syntax._kept, syntax._file):
+            cached.cache_clear()
+        digest = syntax.facts(file).digest
+        syntax.keep()
+        return digest
+
+    parsed = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text: parsed.append(text) or parse(text))
+    first = digest_in_a_new_process()
+    assert digest_in_a_new_process() == first
+    assert len(parsed) == 1
+    [cache] = (tmp_path / "rloo_pipeline").iterdir()
+    cache.write_text(cache.read_text().replace(first, first[::-1]))
+    assert digest_in_a_new_process() == first
+    assert len(parsed) == 2
+    file.write_text(MINE + "ONE = 1")
+    assert digest_in_a_new_process() != first
+    for cached in (syntax.facts, syntax._kept, syntax._file):
+        cached.cache_clear()

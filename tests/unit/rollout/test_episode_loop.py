@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
 from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
+from rloo_pipeline.user_code.pool import EnvironmentPool
 
 SAMPLING = SamplingConfig(1.0, 1.0, 0, None, 120)
 TOOLS = """
@@ -39,10 +42,31 @@ def written(file: Path, text: str) -> str:
     return f"{file}:calculator"
 
 
-@pytest.fixture
-def calculator(tmp_path) -> str:
+@pytest.fixture(scope="module")
+def calculator(tmp_path_factory) -> str:
     """A tool that answers at once."""
-    return written(tmp_path / "tools.py", TOOLS.format(seconds=0))
+    return written(tmp_path_factory.mktemp("tools") / "tools.py", TOOLS.format(seconds=0))
+
+
+POOLS: dict[str, EnvironmentPool] = {}
+"""Pools of processes for tools and environments, which take seconds to start, by their configuration."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools() -> Iterator[None]:
+    yield
+    with ExitStack() as stack:
+        for pool in POOLS.values():
+            stack.push(pool)
+    POOLS.clear()
+
+
+def pool_of(rollout: Rollout) -> EnvironmentPool:
+    """One pool for all episodes with the same tools and environment."""
+    key = str((rollout.tools, rollout.environment, rollout.environment_workers))
+    if key not in POOLS:
+        POOLS[key] = resets.pool_of(rollout).__enter__()
+    return POOLS[key]
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +107,15 @@ def sample_episodes(template, reader, model, count=12, observation="", **setting
     rollout = Rollout(**{"environment_workers": 1} | settings)
     rows = rows_of(count, observation)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
-    with resets.pool_of(rollout) as pool:
-        episodes = Episodes(EpisodeContext(rollout, pool, reader), rows, requests)
-        running: list = []
-        while True:
-            running += episodes.requests(not running)
-            if not running:
-                break
-            place, request = running.pop()
-            assert request.sampling.max_completion_length >= 1
-            episodes.take(place, model(template, request))
+    episodes = Episodes(EpisodeContext(rollout, pool_of(rollout), reader), rows, requests)
+    running: list = []
+    while True:
+        running += episodes.requests(not running)
+        if not running:
+            break
+        place, request = running.pop()
+        assert request.sampling.max_completion_length >= 1
+        episodes.take(place, model(template, request))
     return [episode.columns() for episode in episodes.episodes]
 
 
@@ -262,8 +285,7 @@ def count(template, request) -> Completion:
 
 
 def replayed(rows, episodes, **settings):
-    with resets.pool_of(Rollout(**{"environment_workers": 1} | settings)) as pool:
-        return Replay(pool, rows, episodes).run()
+    return Replay(pool_of(Rollout(**{"environment_workers": 1} | settings)), rows, episodes).run()
 
 
 def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_path) -> None:

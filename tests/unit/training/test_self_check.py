@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,11 +50,13 @@ def times(monkeypatch, no_results) -> list[str]:
 def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afterwards(
     tiny_model, tmp_path, times, monkeypatch
 ) -> None:
-    model = policy_model.load(Policy(tiny_model), "float32")
-    policy_model.load(Policy(tiny_model), "bfloat16")
+    unchecked = Path(shutil.copytree(tiny_model, tmp_path / "unchecked"))
+    (unchecked / self_check.RECORD).unlink()
+    model = policy_model.load(Policy(unchecked), "float32")
+    policy_model.load(Policy(unchecked), "bfloat16")
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
-    policy_model.save(model, model.state_dict(), tmp_path, tiny_model)
+    policy_model.save(model, model.state_dict(), tmp_path, unchecked)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})
     policy_model.load(Policy(tmp_path), "float32")

@@ -15,7 +15,8 @@ from rloo_pipeline.workers import engine_cache, kept_ranks
 
 def run(words: list[str]) -> int:
     """Runs a stage; only rank 1 fails or dies, while the other waits as in a collective operation."""
-    print(f"rank {ranks.current().number} of {os.getpid()}: {' '.join(words)}", flush=True)
+    line = f"rank {ranks.current().number} of {os.getpid()}: {' '.join(words)}\n"
+    os.write(1, line.encode())  # at once, since the ranks share the file
     match words[0], ranks.current().number:
         case "keep", _:
             engine_cache.keep("engine", 1, object())

@@ -27,6 +27,7 @@ def ask(monkeypatch, capfd):
     monkeypatch.setattr(torchrun, "command", command)
     monkeypatch.setattr(engine_cache, "_pending", None)
     monkeypatch.setattr(engine_cache, "SHARE", 1e9)
+    BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
 
     def processes(*words: str) -> dict[str, int]:
         capfd.readouterr()
@@ -39,8 +40,13 @@ def ask(monkeypatch, capfd):
     kept_ranks.close()
 
 
+BEFORE: set[int] = set()
+"""Processes that other tests have started."""
+
+
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Processes that these tests have started."""
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in BEFORE]
 
 
 def test_ranks_that_keep_an_engine_run_the_next_stage_and_write_what_they_left(ask, tmp_path, capfd) -> None:

@@ -1,0 +1,143 @@
+"""The imports of a Python file, and a digest of its code.
+
+To parse this package takes most of the time in which Snakemake starts. So the facts of a file are kept in the user's
+cache, under the SHA-256 of its content.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from rloo_pipeline.runtime.caches import cache_folder
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of statements that hold statements."""
+MOST = 2000
+"""Files of which facts are kept: enough for some versions of this package."""
+
+
+class Facts(NamedTuple):
+    """Facts of one file."""
+
+    digest: str
+    """SHA-256 (hex) of `normal_form`."""
+    imports: list[tuple[int, str, list[str]]]
+    """The level of each relative import (0 for others), its module (empty for `import a, b`), and the names."""
+
+
+_new: dict[str, Facts] = {}
+
+
+@cache
+def facts(file: Path) -> Facts:
+    """The facts of a file.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    content = file.read_bytes()
+    key = hashlib.sha256(content).hexdigest()
+    if key in _kept():
+        return _kept()[key]
+    tree = ast.parse(content)
+    digest = hashlib.sha256(normal_form(tree).encode()).hexdigest()
+    return _new.setdefault(key, Facts(digest, list(_imports(tree))))
+
+
+def keep() -> None:
+    """Writes what is new into the user's cache, if that can be written."""
+    if not _new:
+        return
+    both = {**_kept(), **_new}
+    text = json.dumps(dict(list(both.items())[-MOST:]))
+    temporary = _file().with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        temporary.replace(_file())
+    _kept().update(_new)
+    _new.clear()
+
+
+@cache
+def _file() -> Path:
+    """The cache of this version of this module."""
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return cache_folder() / "rloo_pipeline" / f"syntax-{version}.json"
+
+
+@cache
+def _kept() -> dict[str, Facts]:
+    """The facts in the user's cache; none where it is missing or damaged."""
+    try:
+        digest, _, text = _file().read_text().partition("\n")
+    except (OSError, ValueError):
+        return {}
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        return {}
+    return {key: Facts(digest, imports) for key, (digest, imports) in json.loads(text).items()}
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
+    for node in _executed(tree.body):
+        if isinstance(node, ast.Import):
+            yield 0, "", [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or "", [alias.name for alias in node.names]
+
+
+def _executed(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """These statements and all inside them, except those under `if TYPE_CHECKING:`."""
+    for node in statements:
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from _executed(node.orelse)
+            continue
+        yield node
+        for name in BLOCKS:
+            yield from _executed(getattr(node, name, ()))
+
+
+def normal_form(tree: ast.AST) -> str:
+    """A syntax tree as text, without positions, empty fields and string statements (docstrings)."""
+    parts: list[str] = []
+    append = parts.append
+
+    def add(node: ast.AST) -> None:
+        append(f"{type(node).__name__}(")
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is None or value == [] or name == "kind":
+                continue
+            append(f"{name}=")
+            if isinstance(value, list):
+                for inner in value:
+                    if not _has_no_effect(inner, node):
+                        add_value(inner)
+                        append(",")
+            else:
+                add_value(value)
+        append(")")
+
+    def add_value(value: object) -> None:
+        if isinstance(value, ast.AST):
+            add(value)
+        else:
+            append(repr(value))
+
+    add(tree)
+    return "".join(parts)
+
+
+def _has_no_effect(node: object, parent: object) -> bool:
+    """True if a node is a string statement, or an empty part of an f-string, which only some Python versions keep."""
+    if isinstance(parent, ast.JoinedStr):
+        return isinstance(node, ast.Constant) and node.value == ""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
