@@ -57,7 +57,7 @@ class GenerationKwargs(Section):
     bad_words: list[str] = []
     """Words that are never sampled."""
     allowed_token_ids: list[int] = Field([], max_length=1024)
-    """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a completion."""
+    """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a text."""
     structured_outputs: JSON = {}
     """Form of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
 
