@@ -102,7 +102,7 @@ fi
 
 pip() { .venv/bin/python -m pip -q --no-input --disable-pip-version-check "$@"; }
 compile() { # On all cores; pip has but one. Some packages have templates with the name of a source file.
-    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib rloo_pipeline snakemake_*_plugin_rloo* || true
 }
 echo "unfinished $accelerator $PWD" >$stamp
 : >$log
@@ -110,7 +110,7 @@ step "packages of requirements/$accelerator.txt and dev.txt, some minutes" \
     pip install --no-deps --no-compile -r "requirements/$accelerator.txt" -r requirements/dev.txt
 compare
 echo "$base lists" >$stamp
-step "their byte code" compile
+step "byte code" compile
 if ! .venv/bin/python -c 'import torch' >>$log 2>&1; then
     pip uninstall -y torch >>$log 2>&1
     [ "$accelerator" = cpu ] || fail "torch cannot be imported, and was removed: $log says why"
