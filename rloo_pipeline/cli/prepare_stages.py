@@ -38,7 +38,7 @@ def _reward_model(config: Config, arguments: argparse.Namespace) -> None:
     if runs_here(arguments, config.deepspeed):
         from rloo_pipeline.stages.reward_model import reward_model
 
-        reward_model(config, arguments.assets, arguments.model, arguments.output)
+        reward_model(config, arguments.assets, arguments.prompts, arguments.model, arguments.output)
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
@@ -67,7 +67,7 @@ COMMANDS = (
     stage(
         "reward-model",
         "Train a reward model from preferences.",
-        *(ASSETS, path("model", "folder of the reward model to write")),
+        *(ASSETS, PROMPTS, path("model", "folder of the reward model to write")),
         run=_reward_model,
     ),
     stage(

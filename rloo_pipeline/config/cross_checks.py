@@ -130,6 +130,11 @@ def _generation(config: RunKeys) -> Iterator[str]:
             f"{name} masks tokens, and algorithm.teacher compares whole distributions: where the student is unlike the "
             "teacher, it would learn to leave the mask; leave one of the two out"
         )
+    if algorithm.beta and algorithm.kl.placement != "reward":
+        yield (
+            f"{name} masks tokens, and algorithm.kl.placement: {algorithm.kl.placement} takes the KL over these "
+            "samples without their weights, so its gradient is biased; set kl.placement: reward or beta: 0"
+        )
     if algorithm.kl.target is not None:
         yield (
             f"{name} masks tokens, so the KL of the samples is not that of the policy that algorithm.kl.target steers; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.data.prompting import check_column
@@ -65,8 +65,14 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
             key = prompt
         if system_prompt is not None:
             prompt = _with_system(prompt, chosen, system_prompt, where)
-        text = key if isinstance(key, str) else json.dumps(key, sort_keys=True, ensure_ascii=False)
-        yield Preference(where, prompt, chosen, rejected, _margin(row, where), text)
+        yield Preference(where, prompt, chosen, rejected, _margin(row, where), question(key))
+
+
+def question(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt in one form for texts and messages, without system messages: equal where the same is asked."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    asked = [(one["role"], one["content"]) for one in messages if one["role"] != "system"]
+    return json.dumps(asked, sort_keys=True, ensure_ascii=False)
 
 
 def common(first: Sequence[Any], second: Sequence[Any]) -> int:

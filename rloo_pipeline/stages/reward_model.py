@@ -18,9 +18,10 @@ from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config, RewardModel, Source, Update
-from rloo_pipeline.data.preferences import Preference, preferences
+from rloo_pipeline.data.preferences import Preference, preferences, question
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import pair_checks
@@ -33,12 +34,13 @@ from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.training.sft import rows_of_step
 
 
-def reward_model(config: Config, assets: Path, model: Path, output: Path) -> None:
+def reward_model(config: Config, assets: Path, prompts: Path, model: Path, output: Path) -> None:
     """Trains the reward model and measures it on held-out preferences; every rank calls this.
 
     Args:
         config: the stage's configuration.
         assets: folder that `stage-assets` wrote.
+        prompts: folder of the prompt sets. Pairs of evaluation prompts are left out.
         model: folder of the reward model to write.
         output: checks.json.
 
@@ -51,7 +53,7 @@ def reward_model(config: Config, assets: Path, model: Path, output: Path) -> Non
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     folder = asset_files.model_of(assets, "reward_model" if section.own_source else "model")
     start = Policy(folder, config.model.trust_remote_code)
-    trained, held_out = _pairs(config, section, assets, start)
+    trained, held_out = _pairs(config, section, assets, prompts, start)
     config = checkpointing.resolve(config.of_reward_model, start, "adamw")
     steps = max(1, len(trained.margins) * section.num_train_epochs // section.batch_size)
     if section.warmup_steps >= steps:
@@ -115,14 +117,15 @@ def train(
     return losses
 
 
-def _pairs(config: Config, section: RewardModel, assets: Path, model: Policy) -> tuple[Pairs, Pairs]:
-    """The pairs to train on and the held-out ones."""
+def _pairs(config: Config, section: RewardModel, assets: Path, prompts: Path, model: Policy) -> tuple[Pairs, Pairs]:
+    """The pairs to train on and the held-out ones, none with an evaluation prompt."""
 
     def read(name: str, source: Source) -> tuple[list[Preference], str]:
         path = asset_files.read(assets, name)[name]["path"]
         return list(preferences(read_rows(source, path), path, config.dataset.system_prompt)), path
 
     train, path = read("reward_model.train", section.train)
+    train = _without_evaluation_prompts(train, prompts, path)
     held_out = None if section.eval is None else read("reward_model.eval", section.eval)[0]
     kept, held_out = split_held_out(train, held_out, config.seed, path)
     say(f"preferences: {len(kept)} of {len(train)} to train on, {len(held_out)} with other prompts held out")
@@ -130,3 +133,26 @@ def _pairs(config: Config, section: RewardModel, assets: Path, model: Policy) ->
         tokenized(kept, model, section.max_length, f"{path} (reward_model.train)"),
         tokenized(held_out, model, section.max_length, "held-out preferences"),
     )
+
+
+def _without_evaluation_prompts(pairs: list[Preference], prompts: Path, path: str) -> list[Preference]:
+    """The pairs whose prompt the run does not measure itself on; else its gain could be the reward model's memory.
+
+    Raises:
+        UserError: none is left.
+    """
+    parts = {prompts / "eval", held_out_part(prompts)}
+    evaluated = [prompt for part in parts for prompt in PromptSet(part).table["prompt"].to_pylist()]
+    questions, texts = set(map(question, evaluated)), tuple(one for one in evaluated if isinstance(one, str))
+
+    def is_evaluated(pair: Preference) -> bool:
+        if isinstance(pair.chosen, str) and not pair.prompt:  # nothing says where its answer begins
+            return pair.chosen.startswith(texts)
+        return pair.key in questions
+
+    kept = [pair for pair in pairs if not is_evaluated(pair)]
+    if len(kept) < len(pairs):
+        say(f"preferences: {len(pairs) - len(kept)} of {len(pairs)} left out, since their prompts are evaluated")
+    if not kept:
+        raise UserError(f"{path}: all pairs have prompts of dataset.eval, so none is left to train on; add others")
+    return kept

@@ -104,6 +104,12 @@ def split_held_out(
         UserError: nothing is left to train on, or to hold out.
     """
     if held_out is None:
+        if any(isinstance(pair.chosen, str) and not pair.prompt for pair in pairs):
+            raise UserError(
+                f"{path}: rows are texts without a column prompt, so nothing says where their answers begin, and "
+                "held-out pairs could have prompts of trained ones; add the column, use messages, or set "
+                "reward_model.eval"
+            )
         keys = list(dict.fromkeys(pair.key for pair in pairs))
         drawn = {keys[place] for place in permutation(len(keys), derive(seed, "held out"))[: len(keys) // 10]}
         held_out = [pair for pair in pairs if pair.key in drawn]

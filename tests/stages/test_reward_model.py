@@ -14,7 +14,7 @@ from trainers import trainer_settings
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import RewardModel
 from rloo_pipeline.data.preferences import preferences
-from rloo_pipeline.demo.arithmetic import message
+from rloo_pipeline.demo.arithmetic import message, problems
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.model import reward_model
 from rloo_pipeline.training.preference_pairs import split_held_out, tokenized
@@ -43,23 +43,28 @@ def prepared(run: Path, rows: list[dict], **section) -> Path:
     keys = {"train": {"path": str(run / "pairs.jsonl")}, "batch_size": 16, "learning_rate": 0.003} | section
     (run / "config.yaml").write_text(yaml.safe_dump(mini(reward_model=keys, rewards=USED)))
     done("stage-assets", "--output", run / "assets")
+    done("prompts", "--assets", run / "assets", "--output", run / "prompts")
     return run
 
 
 def trained(run: Path, name: str = "reward_model"):
     folder = run / name
+    inputs = ("--assets", run / "assets", "--prompts", run / "prompts")
     outputs = ("--model", folder / "model", "--output", folder / "checks.json")
-    return rloo("reward-model", "--assets", run / "assets", *outputs, f"--log={run / 'logs' / 'reward_model.log'}")
+    return rloo("reward-model", *inputs, *outputs, f"--log={run / 'logs' / 'reward_model.log'}")
 
 
 def test_it_learns_preferences_and_the_reward_function_gives_its_scores(tmp_path) -> None:
-    """The log says how many pairs are too long."""
-    rows = pairs(300)
+    """The log says how many pairs are too long, and how many have evaluation prompts."""
+    rows = pairs(301)
     rows[7]["chosen"][0]["content"] = "0" * 100
+    rows[300]["prompt"] = [*message("system", "Be brief."), *problems("test", 1)[0]["prompt"]]
     run = prepared(tmp_path / "run", rows, max_length=40)
     outcome = trained(run)
     assert outcome.returncode == 0, outcome.stderr
-    assert "dropped 1 of 270 pairs" in outcome.stderr + (run / "logs" / "reward_model.log").read_text()
+    log = outcome.stderr + (run / "logs" / "reward_model.log").read_text()
+    assert "1 of 301 left out, since their prompts are evaluated" in log
+    assert "dropped 1 of 270 pairs" in log
     checks = json.loads((run / "reward_model" / "checks.json").read_text())
     assert checks["accuracy"]["value"] > 0.9 < checks["accuracy"]["ci95"][1]
     assert (checks["pairs"], checks["trained_pairs"]) == (30, 269)
@@ -156,9 +161,11 @@ def test_pairs_that_are_equal_too_long_or_too_few_are_refused(tiny_model) -> Non
     with pytest.raises(UserError, match="none of 1 pairs is within"):
         tokenized([other], Policy(tiny_model), 1, "pairs")
     with pytest.raises(UserError, match="pairs: 2 prompts are too few"):
-        split_held_out([equal, other], None, 0, "pairs")
+        split_held_out([each._replace(prompt="Q: ") for each in (equal, other)], None, 0, "pairs")
     with pytest.raises(UserError, match="all pairs have prompts of"):
         split_held_out([other], [other], 0, "pairs")
+    with pytest.raises(UserError, match="pairs: rows are texts without a column prompt"):
+        split_held_out([other], None, 0, "pairs")
 
 
 def test_held_out_pairs_have_other_prompts_than_those_that_train() -> None:

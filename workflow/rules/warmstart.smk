@@ -25,6 +25,7 @@ rule warmstart:
 rule reward_model:
     input:
         assets=file("assets"),
+        prompts=file("prompts"),
     output:
         model=directory(f"{RUN}/reward_model/model"),
         checks=f"{RUN}/reward_model/checks.json",
@@ -43,7 +44,8 @@ rule reward_model:
     params:
         **made_by("reward-model"),
     shell:
-        "rloo reward-model --assets {input.assets} --model {output.model} --output {output.checks} --log={log}"
+        "rloo reward-model --assets {input.assets} --prompts {input.prompts} --model {output.model}"
+        " --output {output.checks} --log={log}"
 
 
 rule probe:
