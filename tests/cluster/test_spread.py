@@ -61,7 +61,7 @@ def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
     job = cluster.submit("--nodes=2", "--time=20", "--", "--sdm=apptainer", "--retries=0", *GO_ON, "--", *SCORES)
     assert cluster.outcome(job)["outcome"] == "done"
     logs = [cluster.folder / f"results/mini/logs/rollout/00001-{shard}.log" for shard in ("000", "001")]
-    places = {re.search(r"^node: (\S+), as a step", log.read_text(), re.MULTILINE)[1] for log in logs}
+    places = {re.search(r"^node: ([^\s,]+)", log.read_text(), re.MULTILINE)[1] for log in logs}
     assert len(places) == 2
     for pattern in ("rounds/00001/rollouts/*", "rounds/00001/scores/*"):
         assert cluster.files(pattern) == finished.files(pattern)
