@@ -55,7 +55,7 @@ def test_each_completion_is_scored_by_the_teacher_that_its_prompt_names(tmp_path
     arguments = ("--assets", run.run / "assets", "--rollouts", rollouts, "--output", table)
     log = f"--log={run.run / 'logs' / 'teacher.log'}"
     refused = rloo("teacher", *arguments, log)
-    assert "--prompts: the run has several teachers" in refused.stderr
+    assert "--prompts: missing, but the prompts name each row's teacher" in refused.stderr
     succeeded(rloo("teacher", *arguments, "--prompts", run.run / "prompts", log))
     models = {name: AutoModelForCausalLM.from_pretrained(folder).double() for name, folder in teachers.items()}
     scored = tables.read(table, "teacher")["teacher_logps"].to_pylist()

@@ -14,7 +14,7 @@ from helpers import mini
 from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.artifacts import files, function_copies
 from rloo_pipeline.cli import after_run
-from rloo_pipeline.config import provenance
+from rloo_pipeline.config import provenance, syntax
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
@@ -43,7 +43,7 @@ def freeze(function: str) -> Path:
 
 
 def forget() -> None:
-    for cached in (provenance._tree, provenance._digest, provenance._closure, provenance._imports):
+    for cached in (syntax.facts, provenance._digest, provenance._closure, provenance._imports):
         cached.cache_clear()
 
 

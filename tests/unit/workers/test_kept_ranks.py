@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import rank_processes
-from helpers import wait_until
+from helpers import has_ended, wait_until
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import torchrun
@@ -45,8 +45,9 @@ BEFORE: set[int] = set()
 
 
 def children() -> list[psutil.Process]:
-    """Processes that these tests have started."""
-    return [child for child in psutil.Process().children(recursive=True) if child.pid not in BEFORE]
+    """Processes that these tests have started and that have not ended."""
+    new = [child for child in psutil.Process().children(recursive=True) if child.pid not in BEFORE]
+    return [child for child in new if not has_ended(child.pid)]
 
 
 def test_ranks_that_keep_an_engine_run_the_next_stage_and_write_what_they_left(ask, tmp_path, capfd) -> None:
