@@ -36,7 +36,7 @@ LIBRARIES = (
     *("pyarrow.parquet", "datasets", "peft", "tensorboard.summary.writer.record_writer"),
 )
 WORKER = [sys.executable, "-m", PACKAGE, "worker"]
-"""What the command that starts a worker begins with."""
+"""The beginning of the command that starts a worker."""
 STUB = """#!{python} -ISu
 import sys
 sys.path.append({tests!r})

@@ -26,7 +26,7 @@ SECOND_ROUND = (
     *("rounds/00002/teacher", "rounds/00002/[tm]*.*", "policies/00002", "trainer/00002", "tensorboard/00002*"),
     *("evaluation/final", "summary.json", "report.html"),
 )
-"""What a run lacks that was killed before the teacher's job of the second round."""
+"""Files that a run lacks after a kill before the teacher's job of the second round."""
 
 
 @pytest.mark.long

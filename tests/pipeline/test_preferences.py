@@ -21,7 +21,7 @@ PREFERENCES = {
     "checks": {"accept": ["pair_accuracy"]},
 }
 KILLED_AT_ONCE = ("reward_model", "warmstart", "rounds", "policies/0000[12]", "trainer", "tensorboard", "evaluation")
-"""What a run lacks that was killed while the reward model trained."""
+"""Files that a run lacks after a kill while the reward model trained."""
 
 
 @pytest.mark.long
