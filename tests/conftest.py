@@ -112,6 +112,22 @@ def _no_rank_is_left_behind() -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_vllm_engine_is_left_behind() -> Iterator[None]:
+    """Ends the vLLM engines of a module's tests with it.
+
+    An engine ends when Python collects it, and then destroys the process group: maybe in the middle of a later test,
+    whose DeepSpeed engine is in the same group.
+    """
+    yield
+    if "vllm.v1.engine.core_client" in sys.modules:
+        from rloo_pipeline.runtime import devices
+
+        for holder in list(devices._holders):
+            if (llm := getattr(holder, "llm", None)) is not None:
+                llm.llm_engine.engine_core._finalizer()
+
+
 @pytest.fixture(autouse=True)
 def _no_group_of_processes_is_left_behind() -> None:
     """Makes DeepSpeed forget a process group that a vLLM engine of this process has destroyed."""
