@@ -55,9 +55,7 @@ class GenerationKwargs(Section):
     min_tokens: int = Field(0, ge=0)
     """Minimum number of tokens before a token or string can end a completion."""
     bad_words: list[str] = Field([], max_length=64)
-    """Words that are never sampled, at most 64: vLLM's limit on GPUs is 128, and it counts each twice, also with a space
-    before it.
-    """
+    """Words that are never sampled, at most 64: vLLM counts each twice, also with a space before it, and takes 128."""
     allowed_token_ids: list[int] = Field([], max_length=1024)
     """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a text."""
     structured_outputs: JSON = {}
