@@ -457,7 +457,7 @@ ROWS = (
         reads=("scoring",),
         worker="scorer",
         watched=True,
-        box=(8, 165),
+        box=(8, 190),
         after=("evaluate",),
     ),
     _row(
