@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rloo_pipeline.judging.statistics import Array, Estimate, estimate_mean
+from rloo_pipeline.checks.statistics import Array, Estimate, estimate_mean
 
 
 def win_rate(before: Array, after: Array, resamples: int, seed: int) -> Estimate | None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.checks.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
-from rloo_pipeline.judging.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.judging.win_rate import judged_rate, win_rate
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
