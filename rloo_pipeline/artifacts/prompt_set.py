@@ -198,11 +198,21 @@ def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
         prompts: folder that the stage `prompts` wrote.
         row: row of the dataset.
     """
+    tools = _tool_sets(prompts)
+    return tools.get("") or tools.get(str(row.get("environment")), [])
+
+
+def tool_names(prompts: Path) -> list[str]:
+    """The names of all tools that the prompts of a folder list, sorted."""
+    return sorted({tool["function"]["name"] for tools in _tool_sets(prompts).values() for tool in tools})
+
+
+def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
     if not (prompts / TOOLS).exists():
-        return []
+        return {}
     verify_manifest(prompts, lambda name: name == TOOLS)
     tools: dict[str, list[JSON]] = read_json(prompts / TOOLS)
-    return tools.get("") or tools.get(str(row.get("environment")), [])
+    return tools
 
 
 def held_out_part(prompts: Path) -> Path:

@@ -97,6 +97,8 @@ TRAIN = pa.schema(
         pa.field("masked", pa.bool_(), nullable=False),
     ]
 )
+TOOLS = "tools"
+"""Footer key of rollouts with tools: the names of all tools, as JSON."""
 SCORED = [
     pa.field("reward", pa.float64()),
     pa.field("seconds", pa.float32()),

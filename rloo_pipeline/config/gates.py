@@ -139,7 +139,7 @@ class Memory(Section):
 
 
 class UnusedTools(Gate):
-    """The model has tools and calls none."""
+    """The model has tools and calls none, or never one of them."""
 
     calls: float = Field(0.0, ge=0)
     """Calls of a completion, averaged over three rounds, up to which this is a symptom."""

@@ -274,16 +274,23 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     "name the tools in the prompt, demonstrate calls (warmstart.sft), set rollout.tool_parser for the model",
 )
 def unused_tools(history: RoundHistory, gate: gates.UnusedTools) -> str | None:
-    """Completions of the latest rounds hardly call a tool."""
-    calls, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
-    if calls is None or calls > gate.calls:
+    """Completions of the latest rounds hardly call a tool, or one of several."""
+    all_calls, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
+    if all_calls is None:
         return None
     latest = f"{count} rounds" if count > 1 else "round"
-    return (
-        f"completions of the latest {latest} call a tool {calls:.2g} times"
-        if calls
-        else (f"no completion of the latest {latest} called a tool")
-    )
+    if all_calls <= gate.calls:
+        return (
+            f"completions of the latest {latest} call a tool {all_calls:.2g} times"
+            if all_calls
+            else f"no completion of the latest {latest} called a tool"
+        )
+    unused = [
+        metric.split("/")[1]
+        for metric in history.rounds[-1]
+        if metric.startswith("tools/") and metric.endswith("/call_frequency") and (history.latest(metric) or 0) == 0
+    ]
+    return f"no completion of the latest {latest} called {' or '.join(unused)}" if unused else None
 
 
 REGISTRY["memory"] = SymptomRule(

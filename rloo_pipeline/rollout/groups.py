@@ -132,8 +132,12 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
     }
 
 
-def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -> dict[str, Any]:
-    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples."""
+def rollout_facts(
+    config: Config, round_: int, shard: int, policy_digest: str, tools: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples, and
+    `tools` are the names of all tools.
+    """
     return {
         "run": config.run,
         "round": round_,
@@ -142,6 +146,7 @@ def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -
         "policy": policy_digest,
         "policy_round": config.rollout.policy_of(round_),
         **sampling_facts(config.model, sampling_config_of(config.rollout)),
+        **({tables.TOOLS: json.dumps(tools)} if tools else {}),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
@@ -58,7 +58,7 @@ def rollout(
         draw = partial.groups_of_shard(config, train, indices, round_, shard, before)
         begun = draw.tokens
     sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
-    about = groups.rollout_facts(config, round_, shard, sampler.digest)
+    about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
         sampler,
