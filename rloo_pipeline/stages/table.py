@@ -287,7 +287,7 @@ ROWS = (
         when=lambda config, _: config.rollout.refill > 0,
         decides=_whole("reproducible", "seed", "model", "rewards")
         | {
-            "rollout": but("lag", *_WHERE),
+            "rollout": but("lag", "token_budget", *_WHERE),
             # these decide which groups have a signal
             "algorithm": only(
                 *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
