@@ -82,7 +82,7 @@ class PromptSet:
 
     def rows(self, indices: list[int]) -> list[dict[str, Any]]:
         """The rows at these indices with all their columns; images are decoded."""
-        return [self._with_images(row) for row in rows_of(self.table.take(indices))]
+        return [self._with_images(row) for row in rows_of(self.table.take(pa.array(indices, pa.int64())))]
 
     def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with the pixels of its images in the column of the dataset that had them."""

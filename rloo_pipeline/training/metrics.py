@@ -28,9 +28,18 @@ OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "
 """Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
 
 
-def staleness(rollouts: pa.Table, round_: int) -> int:
-    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from."""
-    return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
+def staleness(rollouts: pa.Table, round_: int) -> float:
+    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from; with
+    `rollout.token_budget` on average over tokens.
+    """
+    if tables.SEGMENTS not in rollouts.column_names:
+        return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
+    ages = [
+        (segment["end"] - start, round_ - 1 - segment["policy_round"])
+        for segments in rollouts[tables.SEGMENTS].to_pylist()
+        for start, segment in zip([0, *(one["end"] for one in segments)], segments, strict=False)
+    ]
+    return sum(tokens * age for tokens, age in ages) / sum(tokens for tokens, _ in ages)
 
 
 def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +64,8 @@ def score_columns(
     if policy.folder.is_dir():
         policy.verify(lambda name: not name.endswith(".safetensors"))  # rewards read the tokenizer
     constants = {"tokenizer_path": str(policy.base)}
-    samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
+    starts = [place for place, sample in enumerate(rollouts["sample"].to_pylist()) if sample == 0]
+    samples = [end - start for start, end in pairwise([*starts, len(rollouts)])]
     results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
