@@ -106,7 +106,10 @@ def _describe() -> None:
     places = _places()
     for model in (*sorted(places, key=lambda model: -max(path.count(".") for path in places[model])), Config):
         for owner in filter(Section.__subclasscheck__, reversed(model.__mro__)):
-            [definition] = ast.parse(inspect.getsource(owner)).body
+            try:
+                [definition] = ast.parse(inspect.getsource(owner)).body
+            except OSError:  # made of checks and symptoms, which describe its keys
+                continue
             for key, below in pairwise(definition.body):
                 match key, below:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
