@@ -453,6 +453,19 @@ ROWS = (
         after=("update", "stage_harness"),
     ),
     _row(
+        "judge_pairs",
+        "judgements.parquet",
+        phase="after",
+        when=lambda config, _: config.judge is not None,
+        policy="last",
+        decides=_whole("judge"),
+        reads=("scoring",),
+        worker="scorer",
+        watched=True,
+        box=(8, 190),
+        after=("evaluate",),
+    ),
+    _row(
         "select",
         "selection.json",
         phase="after",
@@ -498,10 +511,10 @@ ROWS = (
         policy="last",
         decides=_whole("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select")
         | {"evaluation": but("each_round"), "report": but("every")},
-        reads=("rollout", "algorithm"),
+        reads=("rollout", "algorithm", "judge"),
         watched=True,
         box=(8, 90),
-        after=("evaluate", "distance", "harness", "evaluate_chosen"),
+        after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
     ),
 )
 """All rows, in the order in which a run's jobs begin."""

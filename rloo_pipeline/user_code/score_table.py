@@ -131,7 +131,7 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
 
 
 def _manifest_of_model(reward: Reward) -> Path:
-    """Where the manifest of a reward model is, if the run has trained it."""
+    """The manifest that a reward model has if the run has trained it."""
     return Path(str(reward.options.get("model", "")), MANIFEST)
 
 

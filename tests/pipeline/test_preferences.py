@@ -22,14 +22,30 @@ PREFERENCES = {
     "rewards": [{"function": "rloo_pipeline.rewards.model:reward_model", "batch": "all"}, *mini()["rewards"]],
     "correct": {"reward": "answer"},
     "checks": {"accept": ["pair_accuracy"]},
+    "judge": {"function": "judges.py:longer"},
 }
-KILLED_AT_ONCE = ("reward_model", "warmstart", "rounds", "policies/0000[12]", "trainer", "tensorboard", "evaluation")
+JUDGE = """
+def longer(completions, other_completions, **_):
+    pairs = zip(completions, other_completions)
+    return [(len(one) > len(other)) + (len(one) == len(other)) / 2 for one, other in pairs]
+"""
+KILLED_AT_ONCE = (
+    "reward_model",
+    "warmstart",
+    "rounds",
+    "policies/0000[12]",
+    "trainer",
+    "tensorboard",
+    "evaluation",
+    "judgements.parquet",
+)
 """Files that a run lacks after a kill while the reward model trained."""
 
 
 @pytest.mark.long
 def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_same_bytes(tmp_path) -> None:
     project = Project(tmp_path / "project")
+    (project.folder / "judges.py").write_text(JUDGE)
     outcome = project.snakemake("--cores", "2", **PREFERENCES)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
@@ -41,12 +57,16 @@ def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_sa
     models = [json.loads(facts_of(path)["reward_models"]) for path in sorted(run.glob("rounds/*/scores/*.parquet"))]
     assert len(models) > 1
     assert all(one == {"reward_model": digest(run / "reward_model/model/manifest.json")} for one in models)
+    assert 0 <= summary["judged"]["rate"]["value"] <= 1
+    assert summary["judged"]["same_in_both_orders"] == 1
     page = (run / "report.html").read_text()
+    assert "win rate against the warm start, judged by longer" in page
     assert "pair_accuracy" in page
     assert "win rate against the warm start by reward_model" in page
     assert project.planned(**PREFERENCES) == set()
     before = {pattern: project.files(pattern) for pattern in ("reward_model/**/*", "policies/**/*", "rounds/**/*")}
     again = Project(tmp_path / "again").take(project, *KILLED_AT_ONCE, "summary.json", "report.html")
+    (again.folder / "judges.py").write_text(JUDGE)
     outcome = again.snakemake("--cores", "2", **PREFERENCES)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert {pattern: again.files(pattern) for pattern in before} == before

@@ -216,6 +216,10 @@ def benchmarks(wildcards):
     return evaluations("harness.json")(wildcards) if RUNS.of(wildcards).evaluation.harness else []
 
 
+def judgements(wildcards):
+    return RUNS.path(wildcards, "judgements.parquet") if RUNS.of(wildcards).judge else []
+
+
 def stopped(wildcards):
     """Written by the gate that ended the run early. The report waits for it when the run is finished at that round."""
     return RUNS.path(wildcards, "stopped.json") if RUNS.folder_of(wildcards) in CONTROLLER.stopped else []

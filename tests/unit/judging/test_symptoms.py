@@ -8,12 +8,12 @@ from helpers import mini, printed
 from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.commands.diagnose import diagnose as print_table
 from rloo_pipeline.config import Config, Gates
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.diagnosis import Symptom, diagnose, showing
-from rloo_pipeline.judging.symptoms import REGISTRY
 from rloo_pipeline.stages.gate import gate
 
 ROUNDS = 12
@@ -121,7 +121,7 @@ def test_a_healthy_run_has_no_symptom() -> None:
 
 
 def test_every_symptom_has_a_case() -> None:
-    assert CASES.keys() | {"memory"} == REGISTRY.keys() == Gates.model_fields.keys()
+    assert CASES.keys() | {"memory"} == SYMPTOMS.keys() == Gates.model_fields.keys()
 
 
 @pytest.mark.parametrize(

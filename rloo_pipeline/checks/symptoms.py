@@ -1,18 +1,19 @@
 """Symptoms of a failing run: one function per symptom, which returns its evidence as text, or None.
 
-Each function judges a run up to some round. Its thresholds are the section of `gates` with the function's name. Most
-compare the latest rounds with the run's start, the median of its first three rounds. A metric that does not exist in a
-round (null) is never evidence.
+Each function judges a run up to some round. Its keyword arguments are its limits, and keys of the section of `gates`
+with its name. Most compare the latest rounds with the run's start, the median of its first three rounds. A metric that
+does not exist in a round (null) is never evidence.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated
 
-from rloo_pipeline.config import gates
-from rloo_pipeline.judging.history import START, RoundHistory
+from pydantic import Field
+
+from rloo_pipeline.checks.history import START, RoundHistory
+from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule, symptom
 
 JUMPS, SPAN = 2, 5
 """Jumps of the gradient norm within `SPAN` rounds that count as instability; a single jump is a bad batch."""
@@ -22,57 +23,49 @@ NOTHING_TO_LEARN = 0.9
 """Share of groups with identical rewards from which no learning rate would move the policy."""
 LENGTH, ZERO_STD = "completions/mean_length", "frac_reward_zero_std"
 
-Evidence = Callable[[RoundHistory, Any], str | None]
-"""Takes a run and the symptom's section of `gates`; returns what shows the symptom."""
-
-
-class SymptomRule(NamedTuple):
-    """A symptom that `diagnose` looks for."""
-
-    title: str
-    cure: str
-    evidence: Evidence | None
-    """None where the evidence is in logs."""
-
-
-REGISTRY: dict[str, SymptomRule] = {}
-
-
-def symptom(title: str, cure: str) -> Callable[[Evidence], Evidence]:
-    """Registers a function under its name, which is the key of its section in `gates`."""
-
-    def register(function: Evidence) -> Evidence:
-        REGISTRY[function.__name__] = SymptomRule(title, cure, function)
-        return function
-
-    return register
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+OverOne = Annotated[float, Field(gt=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+UpToOne = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
 @symptom(
     "unstable",
     "raise rollout.num_generations to 6 or 8, lower update.learning_rate, raise algorithm.beta",
 )
-def unstable(history: RoundHistory, gate: gates.Unstable) -> str | None:
-    """The gradient norm jumps repeatedly."""
+def unstable(history: RoundHistory, *, ratio: OverOne = 5.0) -> str | None:
+    """The gradient norm jumps repeatedly.
+
+    Limits:
+        ratio: a gradient norm at least this many times the median of earlier rounds is a jump. Two jumps within five
+            rounds are the symptom.
+    """
     norms = history.values("grad_norm")
     places = range(max(START, len(norms) - SPAN), len(norms))
     jumps = [norms[place] / usual for place in places if (usual := statistics.median(norms[:place])) > 0]
-    large = [jump for jump in jumps if jump >= gate.ratio]
+    large = [jump for jump in jumps if jump >= ratio]
     if len(large) < JUMPS:
         return None
     return f"{len(large)} of the last {len(jumps)} gradient norms are up to {max(large):.0f} times the usual one"
 
 
 @symptom("KL explosion", "raise algorithm.beta to 0.1, lower update.learning_rate")
-def kl_explosion(history: RoundHistory, gate: gates.KlExplosion) -> str | None:
-    """The KL to the reference is large or grows fast."""
+def kl_explosion(history: RoundHistory, *, max_kl: Positive = 0.5, growth: OverOne = 4.0) -> str | None:
+    """The policy moves too far from the reference policy, or moves away fast.
+
+    Limits:
+        max_kl: maximum mean KL per token, in nats.
+        growth: or: maximum growth of the KL over three rounds, as a factor, once the KL exceeds half of `max_kl`.
+    """
     kl, values = history.now("kl"), history.values("kl")
     if kl is None:
         return None
-    if kl > gate.max_kl:
-        return f"KL {kl:.3g} nats per token, over {gate.max_kl:g}"
+    if kl > max_kl:
+        return f"KL {kl:.3g} nats per token, over {max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
-    if before and kl > gate.max_kl / 2 and kl > gate.growth * before:
+    if before and kl > max_kl / 2 and kl > growth * before:
         return f"KL {kl:.3g} nats per token, {kl / before:.1f} times that of {START} rounds before"
     return None
 
@@ -81,15 +74,22 @@ def kl_explosion(history: RoundHistory, gate: gates.KlExplosion) -> str | None:
     "reward collapse",
     "raise rollout.temperature, use more diverse prompts or a reward with more steps; resume from an earlier policy",
 )
-def reward_collapse(history: RoundHistory, gate: gates.RewardCollapse) -> str | None:
-    """The completions of most prompts get identical rewards although the prompts are not solved."""
-    zero, entropy, first = history.latest(ZERO_STD), history.latest("entropy"), history.start("entropy")
+def reward_collapse(history: RoundHistory, *, zero_std: UpToOne = 0.8, entropy: Fraction = 0.1) -> str | None:
+    """The completions of most prompts get identical rewards although the prompts are not solved.
+
+    Limits:
+        zero_std: fraction of groups without differences in reward, averaged over three rounds, from which this is a
+            symptom.
+        entropy: or: half of the groups are without differences and the entropy is below this fraction of that of the
+            first rounds.
+    """
+    zero, latest, first = history.latest(ZERO_STD), history.latest("entropy"), history.start("entropy")
     if zero is None or len(history.rounds) <= START or _solved(history):
         return None
-    if zero >= gate.zero_std and min(history.values(ZERO_STD)) < gate.zero_std:
+    if zero >= zero_std and min(history.values(ZERO_STD)) < zero_std:
         return f"{zero:.0%} of the groups have identical rewards"
-    if zero >= MANY_EQUAL and entropy is not None and first and entropy < gate.entropy * first:
-        drop = f"entropy fell from {first:.2g} to {entropy:.2g} nats per token"
+    if zero >= MANY_EQUAL and latest is not None and first and latest < entropy * first:
+        drop = f"entropy fell from {first:.2g} to {latest:.2g} nats per token"
         return f"{zero:.0%} of the groups have identical rewards, and {drop}"
     return None
 
@@ -108,16 +108,22 @@ def _solved(history: RoundHistory) -> bool:
     "reward hacking",
     "read completions of high reward, add a weighted reward for what they neglect, raise algorithm.beta",
 )
-def reward_hacking(history: RoundHistory, gate: gates.RewardHacking) -> str | None:
-    """The reward rose while a monitor, or accuracy on held-out prompts, fell."""
+def reward_hacking(history: RoundHistory, *, effect: Positive = 0.2, monitors: list[str] | None = None) -> str | None:
+    """The reward rises while a monitor, or accuracy on held-out prompts, falls.
+
+    Limits:
+        effect: rise of the reward, and fall of a monitor, from which this is a symptom; in standard deviations over the
+            completions of the first rounds.
+        monitors: names of rewards that should not fall. Default: those of weight 0.
+    """
     if len(history.rounds) < 2 * START:
         return None
     rise = history.rise("reward", "reward_std")
-    if rise is None or rise < gate.effect:
+    if rise is None or rise < effect:
         return None
-    for name in gate.monitors if gate.monitors is not None else history.monitors:
+    for name in monitors if monitors is not None else history.monitors:
         fall = history.rise(f"rewards/{name}/mean", f"rewards/{name}/std")
-        if fall is not None and fall <= -gate.effect:
+        if fall is not None and fall <= -effect:
             first, latest = history.start(f"rewards/{name}/mean"), history.latest(f"rewards/{name}/mean")
             return f"the reward rose by {rise:.1f} standard deviations, {name} fell from {first:.3g} to {latest:.3g}"
     if lost := _accuracy_loss(history):
@@ -141,15 +147,20 @@ def _accuracy_loss(history: RoundHistory) -> str | None:
     "raise algorithm.beta, penalize length (rewards.length:overlong_reward, algorithm.response_length), lower "
     "update.learning_rate",
 )
-def length_explosion(history: RoundHistory, gate: gates.LengthExplosion) -> str | None:
-    """Completions got much longer, and are truncated or no better."""
+def length_explosion(history: RoundHistory, *, ratio: OverOne = 2.0, clipped: UpToOne = 0.2) -> str | None:
+    """Completions get much longer, and are truncated or no better.
+
+    Limits:
+        ratio: mean length from which this is a symptom, as a multiple of that of the first rounds.
+        clipped: fraction of truncated completions from which this is a symptom even if the reward rises.
+    """
     start, latest = history.start(LENGTH), history.latest(LENGTH)
-    clipped = history.latest("completions/clipped_ratio")
-    if start is None or latest is None or latest < gate.ratio * start:
+    cut = history.latest("completions/clipped_ratio")
+    if start is None or latest is None or latest < ratio * start:
         return None
     growth = f"completions have {latest:.0f} tokens, {start:.0f} in the first rounds"
-    if clipped is not None and clipped >= gate.clipped:
-        return f"{growth}; {clipped:.0%} are truncated"
+    if cut is not None and cut >= clipped:
+        return f"{growth}; {cut:.0%} are truncated"
     rise = history.rise("reward", "reward_std")
     return f"{growth}; the reward did not rise" if rise is not None and rise < 0.1 else None
 
@@ -158,12 +169,17 @@ def length_explosion(history: RoundHistory, gate: gates.LengthExplosion) -> str 
     "empty outputs",
     "raise algorithm.beta, lower update.learning_rate, check whether a reward favours empty answers",
 )
-def empty_outputs(history: RoundHistory, gate: gates.EmptyOutputs) -> str | None:
-    """Completions end at once."""
+def empty_outputs(history: RoundHistory, *, ratio: Fraction = 0.1, min_length: NotNegative = 2.0) -> str | None:
+    """Completions become empty or nearly so.
+
+    Limits:
+        ratio: mean length up to which this is a symptom, as a fraction of that of the first rounds.
+        min_length: or: mean length up to which this is a symptom, in tokens including the end token.
+    """
     start, latest = history.start(LENGTH), history.latest(LENGTH)
-    if latest is not None and latest <= gate.min_length:
+    if latest is not None and latest <= min_length:
         return f"completions have {latest:.1f} tokens"
-    if start is not None and latest is not None and latest <= gate.ratio * start:
+    if start is not None and latest is not None and latest <= ratio * start:
         return f"completions have {latest:.1f} tokens, {start:.0f} in the first rounds"
     return None
 
@@ -173,10 +189,15 @@ def empty_outputs(history: RoundHistory, gate: gates.EmptyOutputs) -> str | None
     "train on demonstrations first (warmstart.sft), use easier prompts or a reward with more steps, raise "
     "rollout.num_generations",
 )
-def cold_start(history: RoundHistory, gate: gates.ColdStart) -> str | None:
-    """No round so far had enough groups to learn from."""
+def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 0.9) -> str | None:
+    """No round so far had enough groups to learn from.
+
+    Limits:
+        rounds: number of rounds without signal from which this is a symptom.
+        zero_std: a round has no signal if at least this fraction of its groups is without differences in reward.
+    """
     zero = history.values(ZERO_STD)
-    if len(zero) < gate.rounds or min(zero) < gate.zero_std:
+    if len(zero) < rounds or min(zero) < zero_std:
         return None
     return f"in none of {len(zero)} rounds did more than {1 - min(zero):.0%} of the groups differ in reward"
 
@@ -187,29 +208,43 @@ def cold_start(history: RoundHistory, gate: gates.ColdStart) -> str | None:
     "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis where a token is an "
     "action, else sequence_mean_mis with min and max near 1",
 )
-def sampler_mismatch(history: RoundHistory, gate: gates.SamplerMismatch) -> str | None:
-    """Sampler and trainer disagree, measured per token because the gap of a whole completion grows with its length.
+def sampler_mismatch(
+    history: RoundHistory, *, logp_difference: Positive = 0.1, kl: Positive = 0.01, outside_band: Fraction = 0.02
+) -> str | None:
+    """Sampler (vLLM) and trainer give the same tokens different log-probs.
 
     A sampler that holds an older policy should disagree, so only rounds sampled from the latest one count.
+
+    Limits:
+        logp_difference: maximum mean absolute difference per token, in nats. Rounding in bfloat16 alone causes 0.01 to
+            0.04.
+        kl: or: maximum KL between sampler and trainer per token, in nats (k3). Rounding in bfloat16 alone causes 0.0001
+            to 0.002.
+        outside_band: or: maximum fraction of tokens whose importance weight is below 0.5 or above 2.
     """
     if history.now("sampling/staleness"):
         return None
-    gap, kl = history.now("sampling/sampling_logp_difference/mean"), history.now("sampling/kl")
+    gap, divergence = history.now("sampling/sampling_logp_difference/mean"), history.now("sampling/kl")
     outside = history.now("sampling/outside_band")
-    if gap is not None and gap > gate.logp_difference:
+    if gap is not None and gap > logp_difference:
         return f"log-probs differ by {gap:.2g} nats per token on average"
-    if kl is not None and kl > gate.kl:
-        return f"the sampler's KL from the trainer is {kl:.2g} nats per token"
-    if outside is not None and outside > gate.outside_band:
+    if divergence is not None and divergence > kl:
+        return f"the sampler's KL from the trainer is {divergence:.2g} nats per token"
+    if outside is not None and outside > outside_band:
         return f"{outside:.1%} of the tokens are less than half or more than twice as likely for the trainer"
     return None
 
 
 @symptom("stale rollouts", "lower rollout.lag, lower update.learning_rate, raise algorithm.beta")
-def stale_rollouts(history: RoundHistory, gate: gates.StaleRollouts) -> str | None:
-    """The weights for an older sampling policy are so unequal that few tokens count."""
+def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0.5) -> str | None:
+    """The policy has moved so far from the older one that sampled (`rollout.lag`) that few tokens count.
+
+    Limits:
+        effective_sample_size: minimum effective sample size of the tokens' importance weights, as a share of the tokens
+            (Kong 1992).
+    """
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
-    if not lag or share is None or share >= gate.effective_sample_size:
+    if not lag or share is None or share >= effective_sample_size:
         return None
     return f"sampled {lag:g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
 
@@ -218,10 +253,14 @@ def stale_rollouts(history: RoundHistory, gate: gates.StaleRollouts) -> str | No
     "expert collapse",
     "lower update.learning_rate, raise algorithm.beta, or train a LoRA adapter, which leaves the router unchanged",
 )
-def expert_collapse(history: RoundHistory, gate: gates.ExpertCollapse) -> str | None:
-    """A layer of a mixture of experts uses few of its experts, and used more of them before."""
+def expert_collapse(history: RoundHistory, *, entropy: Fraction = 0.5) -> str | None:
+    """A layer of a mixture of experts uses few of its experts, and used more of them before.
+
+    Limits:
+        entropy: minimum entropy of the worst layer, as a fraction of that of the first rounds.
+    """
     now, start = history.now("experts/entropy"), history.start("experts/entropy")
-    if now is None or start is None or now >= gate.entropy * start:
+    if now is None or start is None or now >= entropy * start:
         return None
     share = history.now("experts/largest_share")
     return f"the entropy over a layer's experts fell from {start:.2g} to {now:.2g}, and one expert gets {share:.0%}"
@@ -231,22 +270,32 @@ def expert_collapse(history: RoundHistory, gate: gates.ExpertCollapse) -> str | 
     "no movement",
     "raise update.learning_rate 3 to 10 times (LoRA needs about ten times that of full training), lower algorithm.beta",
 )
-def no_movement(history: RoundHistory, gate: gates.NoMovement) -> str | None:
-    """There were groups to learn from, yet neither the policy nor its reward moved from the start."""
+def no_movement(
+    history: RoundHistory, *, rounds: Count = 10, kl: Positive = 2e-4, effect: Positive = 0.1
+) -> str | None:
+    """There were groups to learn from, yet neither the policy nor its reward moved from the start.
+
+    Limits:
+        rounds: number of rounds after which this can be a symptom. A shorter run is judged after its last round.
+        kl: KL from policy 0 per token, in nats, up to which the policy counts as unmoved. With `algorithm.beta: 0` it
+            is only computed for evaluated policies.
+        effect: change of the reward up to which it counts as unmoved, in standard deviations over the completions of
+            the first rounds.
+    """
     over = history.round == history.planned and history.round in history.evaluations
-    if len(history.rounds) < gate.rounds and not over:
+    if len(history.rounds) < rounds and not over:
         return None
-    kl, change = _distance(history), _reward_change(history)
+    moved, change = _distance(history), _reward_change(history)
     trained = [metrics for metrics in history.rounds if metrics.get("trained_completions") != 0]
     zero = [value for metrics in trained if (value := metrics.get(ZERO_STD)) is not None]
-    if not zero or statistics.fmean(zero) >= NOTHING_TO_LEARN or kl is None or change is None:
+    if not zero or statistics.fmean(zero) >= NOTHING_TO_LEARN or moved is None or change is None:
         return None
-    if abs(kl) > gate.kl or abs(change) > gate.effect:
+    if abs(moved) > kl or abs(change) > effect:
         return None
     gain = _accuracy_gain(history)
     accuracy = f", held-out accuracy by {100 * gain:+.1f} points" if gain is not None else ""
-    moved = f"the reward moved by {change:+.2f} standard deviations{accuracy}"
-    return f"after {history.round} rounds the KL from policy 0 is {kl:.1g} nats per token, and {moved}"
+    reward = f"the reward moved by {change:+.2f} standard deviations{accuracy}"
+    return f"after {history.round} rounds the KL from policy 0 is {moved:.1g} nats per token, and {reward}"
 
 
 def _distance(history: RoundHistory) -> float | None:
@@ -273,16 +322,20 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     "unused tools",
     "name the tools in the prompt, demonstrate calls (warmstart.sft), set rollout.tool_parser for the model",
 )
-def unused_tools(history: RoundHistory, gate: gates.UnusedTools) -> str | None:
-    """Completions of the latest rounds hardly call a tool, or one of several."""
-    all_calls, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
-    if all_calls is None:
+def unused_tools(history: RoundHistory, *, calls: NotNegative = 0.0) -> str | None:
+    """The model has tools and hardly calls them, or never one of them.
+
+    Limits:
+        calls: calls of a completion, averaged over three rounds, up to which this is a symptom.
+    """
+    mean, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
+    if mean is None:
         return None
     latest = f"{count} rounds" if count > 1 else "round"
-    if all_calls <= gate.calls:
+    if mean <= calls:
         return (
-            f"completions of the latest {latest} call a tool {all_calls:.2g} times"
-            if all_calls
+            f"completions of the latest {latest} call a tool {mean:.2g} times"
+            if mean
             else f"no completion of the latest {latest} called a tool"
         )
     unused = [
@@ -293,9 +346,10 @@ def unused_tools(history: RoundHistory, gate: gates.UnusedTools) -> str | None:
     return f"no completion of the latest {latest} called {' or '.join(unused)}" if unused else None
 
 
-REGISTRY["memory"] = SymptomRule(
+SYMPTOMS["memory"] = SymptomRule(
     "out of memory",
     "lower deepspeed.max_tokens_per_micro_batch or rollout.max_completion_length, set "
     "deepspeed.gradient_checkpointing: true or a higher deepspeed.zero_stage; `rloo plan` shows what fits",
     None,
+    "A stage ran out of memory, according to its log. The stage has failed, so this gate has no `stop`.",
 )
