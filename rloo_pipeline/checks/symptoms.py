@@ -323,20 +323,27 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     "name the tools in the prompt, demonstrate calls (warmstart.sft), set rollout.tool_parser for the model",
 )
 def unused_tools(history: RoundHistory, *, calls: NotNegative = 0.0) -> str | None:
-    """The model has tools and hardly calls one.
+    """The model has tools and hardly calls them, or never one of them.
 
     Limits:
         calls: calls of a completion, averaged over three rounds, up to which this is a symptom.
     """
     mean, count = history.latest("tools/call_frequency"), min(START, len(history.rounds))
-    if mean is None or mean > calls:
+    if mean is None:
         return None
     latest = f"{count} rounds" if count > 1 else "round"
-    return (
-        f"completions of the latest {latest} call a tool {mean:.2g} times"
-        if mean
-        else f"no completion of the latest {latest} called a tool"
-    )
+    if mean <= calls:
+        return (
+            f"completions of the latest {latest} call a tool {mean:.2g} times"
+            if mean
+            else f"no completion of the latest {latest} called a tool"
+        )
+    unused = [
+        metric.split("/")[1]
+        for metric in history.rounds[-1]
+        if metric.startswith("tools/") and metric.endswith("/call_frequency") and (history.latest(metric) or 0) == 0
+    ]
+    return f"no completion of the latest {latest} called {' or '.join(unused)}" if unused else None
 
 
 SYMPTOMS["memory"] = SymptomRule(

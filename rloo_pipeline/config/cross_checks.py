@@ -229,6 +229,7 @@ def _images(config: RunKeys) -> Iterator[str]:
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
         "rollout.router_replay": config.rollout.router_replay,
+        "rollout.token_budget": config.rollout.token_budget,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
         "model.quantization": config.model.quantization,

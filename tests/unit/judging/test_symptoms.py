@@ -59,6 +59,7 @@ MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "f
 GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
 STALE, ESS = "sampling/staleness", "sampling/token_effective_sample_size"
 MONITOR, CALLS = "rewards/worked/mean", "tools/call_frequency"
+SEARCH, MANY = "tools/search/call_frequency", [1.5] * 4
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
     # (metrics that show it, similar metrics that are healthy)
@@ -106,7 +107,10 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({"kl": STILL}, {"kl": STILL, "reward": RISE}),
         ({"kl": STILL}, {"kl": STILL, ZERO: [0.95] * ROUNDS, "reward_std": [0.0] * ROUNDS}),
     ],
-    "unused_tools": [({CALLS: [0.5, 0.0, 0.0, 0.0]}, {CALLS: [0.5, 0.01, 0.0, 0.0]})],
+    "unused_tools": [
+        ({CALLS: [0.5, 0.0, 0.0, 0.0]}, {CALLS: [0.5, 0.01, 0.0, 0.0]}),
+        ({CALLS: MANY, SEARCH: [0.5, 0.0, 0.0, 0.0]}, {CALLS: MANY, SEARCH: [0.5, 0.01, 0.0, 0.0]}),
+    ],
 }
 
 
