@@ -263,7 +263,8 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
     room = memory.concurrent_sequences(config, shape, cache)
     batch = max(1.0, min(card.gpu.sequences, counts["completions per round"] / config.rollout.shards, room))
     context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
-    read_per_step = shape.parameters * BYTES[config.model.dtype] + batch * context * shape.cached(config.model.dtype)
+    weights = shape.in_sampler(config.model.dtype, config.rollout.quantization is not None)
+    read_per_step = weights + batch * context * shape.cached(config.model.dtype)
     bandwidth = card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * parallel
     return counts["completion tokens"] / batch * read_per_step / bandwidth
 

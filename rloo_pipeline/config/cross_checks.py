@@ -239,6 +239,12 @@ def _images(config: RunKeys) -> Iterator[str]:
 
 
 def _quantization(config: RunKeys) -> Iterator[str]:
+    rollouts = config.rollout.quantization
+    if rollouts is not None and config.model.dtype == "float32":
+        yield (
+            f"rollout.quantization: {rollouts} cannot be used with model.dtype: float32, since vLLM's FP8 layers "
+            "compute in 16 bits; set bfloat16"
+        )
     name = config.model.quantization
     if name is None:
         return

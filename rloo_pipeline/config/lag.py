@@ -1,9 +1,13 @@
-"""Requirements of `rollout.lag` on the section `algorithm`: its default correction, and combinations to refuse.
+"""Requirements of `rollout.lag` and `rollout.quantization` on the section `algorithm`: the default correction, and
+combinations to refuse.
 
 With a lag, the completions of a round come from an older policy than the one that its update starts from. The update
 computes the log-probs of that policy, π_old, clips around it, and weights losses by w = π_old / π_sampler: the
 decoupled objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
 al. 2025, arXiv 2505.24298).
+
+With quantized weights the completions come from another distribution than the policy's, which the same weights
+correct for (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
 """
 
 from __future__ import annotations
@@ -20,32 +24,44 @@ OF_TOKENS: JSON = {"correction": "token_mis", "min": 0.5, "max": 5.0}
 """IcePop's mask with its thresholds (arXiv 2510.18855); AReaL drops tokens above 5 too (`behav_imp_weight_cap`)."""
 OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
 """The weight of the whole action, truncated at the 2 of Yao et al. 2025 and TRL: it drops no completion."""
+OF_QUANTIZED_TOKENS: JSON = {"correction": "token_tis", "max": 2.0}
+"""The same of each token, as Yao et al. 2025 weight FP8 rollouts."""
 
 
 def fill(values: Any) -> Any:
-    """The configuration as it was written, with a correction if it has a lag and names none.
+    """The configuration as it was written, with a correction if it has a lag or quantized rollouts and names none.
 
-    A preset's `correction: none` is the choice of a system that samples without a lag, so it gives way too.
+    A preset's `correction: none` is the choice of a system that samples from the policy itself, so it gives way too.
     """
     rollout, algorithm = (values.get(name, {}) for name in ("rollout", "algorithm"))
     if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
         return values
     mismatch = algorithm.get("mismatch", {})
-    if rollout.get("lag", 0) in (0, None) or not isinstance(mismatch, dict) or "correction" in mismatch:
+    lags, quantized = rollout.get("lag", 0) not in (0, None), rollout.get("quantization") is not None
+    if not (lags or quantized) or not isinstance(mismatch, dict) or "correction" in mismatch:
         return values
     chosen = {**presets.PRESETS.get(str(algorithm.get("preset")), {}), **algorithm}
     if chosen.get("old_logps") == "sampler":
         return values
-    default = OF_TOKENS if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
+    of_tokens = OF_TOKENS if lags else OF_QUANTIZED_TOKENS
+    default = of_tokens if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
     return {**values, "algorithm": {**algorithm, "mismatch": {**default, **mismatch}}}
 
 
 def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
-    """A sentence if completions of an older policy cannot be weighted or are not, or steer β."""
+    """A sentence if completions of an older or quantized policy cannot be weighted, or if those of an older one are not
+    or steer β.
+    """
+    cut = rollout.cut_by
+    if cut and rollout.quantization and algorithm.mismatch.correction != "none":
+        yield (
+            f"rollout.quantization: {rollout.quantization} weights completions by the sampler's log-probs, and with "
+            f"rollout.{cut} those are of the cut distribution; leave one of the two out"
+        )
     if not rollout.lag:
         return
     lag = f"rollout.lag: {rollout.lag}"
-    if cut := rollout.cut_by:
+    if cut:
         yield (
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
             "are of the cut distribution; leave one of the two out"
@@ -66,3 +82,14 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "
             f"{OF_TOKENS['correction']} for tokens and {OF_COMPLETIONS['correction']} for completions"
         )
+
+
+def note(rollout: Rollout, algorithm: Algorithm) -> str | None:
+    """A sentence if nothing corrects for the quantized weights of the sampler, as the user asked for."""
+    if rollout.quantization is None or algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
+        return None
+    return (
+        f"algorithm.mismatch.correction: none with rollout.quantization: {rollout.quantization}: the trainer takes "
+        "samples of the quantized model for the policy's own, so the gradient is biased; leave mismatch.correction "
+        "out, unless you want to see that"
+    )

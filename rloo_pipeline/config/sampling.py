@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -70,6 +70,12 @@ class Rollout(Section):
     the rollouts of a round run beside the update of the round before. Losses are then weighted for the older policy:
     `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
     `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
+    """
+    quantization: Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"] | None = None
+    """Sample rollouts with FP8 weights: the engine quantizes the linear layers as it loads a policy, by the scheme of
+    this name in vLLM. Evaluations sample with the weights as they are. Unless you set `algorithm.mismatch.correction`,
+    losses are weighted for the difference (Yao et al. 2025): `token_tis` with 2 where tokens are actions,
+    `sequence_tis` with 2 where completions are. Needs a GPU with FP8 for sampling, and a 16-bit `model.dtype`.
     """
     router_replay: bool = False
     """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and

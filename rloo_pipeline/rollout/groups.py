@@ -32,7 +32,9 @@ IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
 """Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
-def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
+def load_sampler(
+    policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int, for_rollouts: bool = True
+) -> Sampler:
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
@@ -40,6 +42,7 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
         config: the stage's configuration.
         prompts: prompts to sample from.
         max_completion_length: tokens that the context must have room for beside the longest prompt.
+        for_rollouts: False for an evaluation, which `rollout.quantization` does not act on.
 
     Raises:
         UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
@@ -54,6 +57,7 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
         vllm.tensor_parallel_size,
         prompts.about_images.most if prompts.about_images else 0,
         config.rollout.router_replay,
+        config.rollout.quantization if for_rollouts else None,
     )
     needed = prompts.longest + max_completion_length
     policy.digest  # noqa: B018, verifies its files before anything else reads them
@@ -141,6 +145,7 @@ def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -
         "seed": config.seed,
         "policy": policy_digest,
         "policy_round": config.rollout.policy_of(round_),
+        **({"quantization": config.rollout.quantization} if config.rollout.quantization else {}),
         **sampling_facts(config.model, sampling_config_of(config.rollout)),
     }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import handover
+import long_run
 import overlap
 import scoring
 import shapes
@@ -231,6 +232,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
     "plan": plan,
+    "long": long_run.long_run,
     "scoring": scoring.scoring,
     "split": split.split,
     "gpu": gpu,
