@@ -28,6 +28,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
+    if config.vllm.data_parallel_size > 1 and config.rollout.uses_tools:
+        yield "vllm.data_parallel_size cannot be used with tools or an environment; set 1, and raise rollout.shards"
 
 
 def _reward_names(config: RunKeys) -> Iterator[str]:

@@ -75,7 +75,8 @@ class Rollout(Section):
     """Sample rollouts with FP8 weights: the engine quantizes the linear layers as it loads a policy, by the scheme of
     this name in vLLM. Evaluations sample with the weights as they are. Unless you set `algorithm.mismatch.correction`,
     losses are weighted for the difference (Yao et al. 2025): `token_tis` with 2 where tokens are actions,
-    `sequence_tis` with 2 where completions are. Needs a GPU with FP8 for sampling, and a 16-bit `model.dtype`.
+    `sequence_tis` with 2 where completions are. Needs a 16-bit `model.dtype`, and for sampling a GPU with FP8; on CPUs
+    there is `fp8_per_channel`.
     """
     router_replay: bool = False
     """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and
@@ -225,6 +226,20 @@ class Vllm(Section):
     """
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
-    threads: int = Field(1, ge=1)
-    """CPU threads per sampling job. A fixed number, independent of the machine, so that sums round the same everywhere.
+    data_parallel_size: int = Field(1, ge=1)
+    """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for
+    clusters that give out whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with
+    tools.
     """
+    threads: int = Field(1, ge=1)
+    """CPU threads per engine. A fixed number, independent of the machine, so that sums round the same everywhere."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the engines of a job."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def job_threads(self) -> int:
+        """CPU threads of the engines of a job."""
+        return self.threads * self.data_parallel_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
@@ -34,7 +35,7 @@ IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
 
 def load_sampler(
     policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int, for_rollouts: bool = True
-) -> Sampler:
+) -> Sampler | ParallelSampler:
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
@@ -64,12 +65,14 @@ def load_sampler(
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
         call_reader(policy, config)  # fails before an engine is started
-    key = (settings, config.seed, compatibility_key(policy))
-    sampler: Sampler | None = engine_cache.take("sampler", key)
+    count = vllm.data_parallel_size
+    key = (settings, count, config.seed, compatibility_key(policy))
+    sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
     if sampler is None:
         if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
             formats.check_dtype(model.dtype)
-        sampler = Sampler(policy, settings, needed, config.seed)
+        alone = (policy, settings, needed, config.seed)
+        sampler = Sampler(*alone) if count == 1 else ParallelSampler(*alone, count)
     else:
         sampler.swap(policy, needed)
     engine_cache.keep("sampler", key, sampler)
@@ -160,11 +163,19 @@ class Draw(NamedTuple):
     sampling: SamplingConfig
     names: tuple[str | int, ...]
     """The seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`)."""
+    expected: Mapping[str, float] = {}
+    """Tokens that a completion is likely to have, by prompt_id, as far as they are known."""
 
     def requests(self, seed: int) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
-            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling, images)
+            Request(
+                row["prompt_ids"],
+                derive(seed, *self.names, row["prompt_id"], sample),
+                self.sampling,
+                images,
+                self.expected.get(row["prompt_id"]),
+            )
             for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
             for sample in range(self.samples)
         ]
@@ -176,7 +187,7 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Table]:
+def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Draw) -> list[pa.Table]:
     """Samples `samples` completions of each prompt, for all draws at once: the engine mixes them in its batches.
 
     Args:
@@ -192,7 +203,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
     """
     requests = [*chain(*(draw.requests(config.seed) for draw in draws))]
     keys = [(row, sample) for draw in draws for row in draw.rows for sample in range(draw.samples)]
-    if config.rollout.uses_tools:
+    if config.rollout.uses_tools and isinstance(sampler, Sampler):
         columns = _play_episodes(sampler, config, [row for row, _ in keys], requests)
     else:
         columns = [completion.columns() for completion in sampler.sample(requests, "completions")]

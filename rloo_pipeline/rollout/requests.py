@@ -21,6 +21,8 @@ class Request(NamedTuple):
     sampling: SamplingConfig
     shown: ShownImages | None = None
     """Images of the prompt."""
+    expected: float | None = None
+    """Tokens that the completion is likely to have; None if nothing is known."""
 
     @property
     def for_vllm(self) -> TokensPrompt:

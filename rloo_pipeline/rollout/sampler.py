@@ -72,10 +72,7 @@ class Sampler:
                 "sample on a GPU"
             )
         if engine.quantization and not _on_gpu():
-            raise UserError(
-                f"rollout.quantization: {engine.quantization} needs a GPU for sampling, since vLLM has no such layers "
-                "for this CPU; leave it out, or sample on a GPU"
-            )
+            cpu_limits.check_quantization(engine.quantization)
         self.policy = policy
         self.digest = policy.digest
         """Digest of the weights that the engine holds; empty while others are loaded."""

@@ -11,6 +11,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
+from rloo_pipeline.data import earlier_lengths
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -51,12 +52,15 @@ def rollout(
     sampling = groups.sampling_config_of(settings)
     sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
     rows = train.rows(indices[share.start : share.stop])
+    expected = {}
+    if config.vllm.data_parallel_size > 1:  # which completions do not depend on
+        expected = earlier_lengths.expected(config, train, indices[share.start : share.stop], round_, output.parents[2])
     about = groups.rollout_facts(config, round_, shard, sampler.digest)
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
         sampler,
         config,
-        groups.Draw(rows, settings.num_generations, sampling, ("round", round_)),
+        groups.Draw(rows, settings.num_generations, sampling, ("round", round_), expected),
         groups.Draw(held_out_rows, 1, _held_out_sampling(config), groups.EVALUATION),
     )
     if held_out:

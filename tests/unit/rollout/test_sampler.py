@@ -43,7 +43,9 @@ def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tin
     assert given == ["fp8_per_block", None]
 
 
-def test_on_cpus_quantized_rollouts_are_refused(tiny_model, monkeypatch) -> None:
+def test_on_cpus_quantized_rollouts_have_one_scheme(tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(sampler, "_on_gpu", lambda: False)
-    with pytest.raises(UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU for sampling"):
+    with pytest.raises(
+        UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_chan"
+    ):
         Sampler(Policy(tiny_model), sampler.EngineSettings("bfloat16", 0.9, 1, 1, quantization="fp8_per_block"), 64, 0)
