@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rloo_pipeline.config import STAGES, Config, Section
+from rloo_pipeline.config import STAGES, CheckLimits, Config, Gate, Gates, Section
 from rloo_pipeline.config.section import section_in
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,17 @@ ALL_KEYS = f"""\
 {MARK}
 
 "Reruns" lists the stages that run again when a key of the section changes; stages that use their results follow. "Read
-by" lists stages that read the section but whose results do not depend on it: a change reruns nothing.
+by" lists stages that read the section but whose results do not depend on it: a change reruns nothing. The keys of
+`checks.limits` and `gates` are in [the last table](#limits).
+"""
+LIMITS = """\
+## Limits
+
+Each of these stands in rloo_pipeline/checks/, beside the check or the symptom that it belongs to. A run seldom needs
+another value; it is set under the name that is given here. Limits of checks are `[warn, fail]`, and `null` means never.
+
+| key | type | default | meaning |
+|---|---|---|---|
 """
 FIRST: dict[str, tuple[str, ...]] = {
     "": ("run", "rounds", "seed"),
@@ -100,8 +110,17 @@ def first_page() -> str:
 def reference() -> str:
     """The page of all keys: the top level, then every section, with all paths at which it occurs."""
     places = _places()
+    apart = {model for model in places if issubclass(model, (CheckLimits, Gate))}
     parts = [ALL_KEYS, _top_level()]
-    parts += [_section(model, paths, places) for model, paths in places.items()]
+    parts += [_section(model, paths, places) for model, paths in places.items() if model not in apart]
+    limits = [
+        _row(f"{paths[0]}.{name}", field, places)
+        for model, paths in places.items()
+        if model in apart
+        for name, field in model.model_fields.items()
+        if name != "action"
+    ]
+    parts.append(LIMITS + "\n".join(limits) + "\n")
     return re.sub(r"\]\((\w+\.md)", r"](../\1", "\n".join(parts))
 
 
@@ -144,7 +163,8 @@ def _section(model: Model, paths: list[str], places: dict[Model, list[str]]) -> 
         ]
         lines += [" ".join(effects), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines += [_row(name, field, places) for name, field in model.model_fields.items()]
+    fields = {"SYMPTOM.action": Gate.model_fields["action"]} if model is Gates else model.model_fields
+    lines += [_row(name, field, places) for name, field in fields.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -177,6 +197,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
     arguments, origin = get_args(annotation), get_origin(annotation)
+    if annotation is CheckLimits:
+        return "[section](#limits)"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"[section](#{_anchor(places[annotation])})"
     if origin is Literal:

@@ -1,9 +1,10 @@
-"""Requirements of `rollout.lag` and `rollout.quantization` on the section `algorithm`: the default correction, and
-combinations to refuse.
+"""Requirements of `rollout.lag`, `rollout.token_budget` and `rollout.quantization` on `algorithm`: the default
+correction, refused combinations.
 
-With a lag, the completions of a round come from an older policy than the one that its update starts from. The update
-computes the log-probs of that policy, π_old, clips around it, and weights losses by w = π_old / π_sampler: the
-decoupled objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
+With a lag, the completions of a round come from an older policy than the one that its update starts from; with a token
+budget, some of their tokens do. The update computes the log-probs of the policy that it starts from, π_old, clips
+around it, and weights losses by w = π_old / π_sampler, token by token the policy that sampled it: the decoupled
+objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
 al. 2025, arXiv 2505.24298).
 
 With quantized weights the completions come from another distribution than the policy's, which the same weights
@@ -29,7 +30,8 @@ OF_QUANTIZED_TOKENS: JSON = {"correction": "token_tis", "max": 2.0}
 
 
 def fill(values: Any) -> Any:
-    """The configuration as it was written, with a correction if it has a lag or quantized rollouts and names none.
+    """The configuration as it was written, with a correction if samples are of older or quantized policies and it names
+    none.
 
     A preset's `correction: none` is the choice of a system that samples from the policy itself, so it gives way too.
     """
@@ -37,13 +39,14 @@ def fill(values: Any) -> Any:
     if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
         return values
     mismatch = algorithm.get("mismatch", {})
-    lags, quantized = rollout.get("lag", 0) not in (0, None), rollout.get("quantization") is not None
-    if not (lags or quantized) or not isinstance(mismatch, dict) or "correction" in mismatch:
+    is_older = rollout.get("lag", 0) not in (0, None) or rollout.get("token_budget") is not None
+    is_quantized = rollout.get("quantization") is not None
+    if not (is_older or is_quantized) or not isinstance(mismatch, dict) or "correction" in mismatch:
         return values
     chosen = {**presets.PRESETS.get(str(algorithm.get("preset")), {}), **algorithm}
     if chosen.get("old_logps") == "sampler":
         return values
-    of_tokens = OF_TOKENS if lags else OF_QUANTIZED_TOKENS
+    of_tokens = OF_TOKENS if is_older else OF_QUANTIZED_TOKENS
     default = of_tokens if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
     return {**values, "algorithm": {**algorithm, "mismatch": {**default, **mismatch}}}
 
@@ -58,9 +61,12 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             f"rollout.quantization: {rollout.quantization} weights completions by the sampler's log-probs, and with "
             f"rollout.{cut} those are of the cut distribution; leave one of the two out"
         )
-    if not rollout.lag:
+    if rollout.token_budget is not None:
+        lag = f"rollout.token_budget: {rollout.token_budget}"
+    elif rollout.lag:
+        lag = f"rollout.lag: {rollout.lag}"
+    else:
         return
-    lag = f"rollout.lag: {rollout.lag}"
     if cut:
         yield (
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "

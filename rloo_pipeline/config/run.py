@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Self
 
 from rloo_pipeline.config import cross_checks, distillation
-from rloo_pipeline.config.check_limits import FP8
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload

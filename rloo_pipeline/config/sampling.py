@@ -12,6 +12,8 @@ from pydantic import AfterValidator, Field
 from rloo_pipeline.config.generation import GenerationKwargs
 from rloo_pipeline.config.section import Section
 
+FP8 = "fp8"
+"""Name of the number format of an engine with quantized weights."""
 PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
 
 
@@ -77,6 +79,12 @@ class Rollout(Section):
     losses are weighted for the difference (Yao et al. 2025): `token_tis` with 2 where tokens are actions,
     `sequence_tis` with 2 where completions are. Needs a 16-bit `model.dtype`, and for sampling a GPU with FP8; on CPUs
     there is `fp8_per_channel`.
+    """
+    token_budget: int | None = Field(None, ge=1)
+    """Tokens that a completion may grow in a round (partial rollouts, Kimi k1.5). What has not ended by then goes on in
+    the next round, under the policy of that round. A group trains in the round in which its last completion ends, so
+    the number of completions that a round trains on varies around `generation_batch_size`. The default of
+    `algorithm.mismatch.correction` is that of a lag. See docs/overlap.md.
     """
     router_replay: bool = False
     """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and
@@ -154,6 +162,8 @@ class Rollout(Section):
                 "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
                 "or environment_image, or drop it"
             )
+        if self.token_budget is not None:
+            yield from self._problems_of_budget(self.token_budget)
         if self.router_replay and self.uses_tools:
             yield "router_replay cannot be used with tools or an environment yet; leave one of the two out"
         if self.generation_batch_size % self.num_generations:
@@ -163,6 +173,24 @@ class Rollout(Section):
             )
         if self.shards > self.sampled_prompts:
             yield f"shards ({self.shards}) exceeds the {self.sampled_prompts} prompts of a round; lower it"
+
+    def _problems_of_budget(self, budget: int) -> Iterator[str]:
+        if budget >= self.max_completion_length:
+            yield (
+                f"token_budget ({budget}) cuts no completion of at most {self.max_completion_length} tokens "
+                "(max_completion_length); lower it, or leave it out"
+            )
+        others = {
+            "lag": self.lag > 0,
+            "refill": self.refill > 0,
+            "oversample": self.oversample > 1,
+            "router_replay": self.router_replay,
+            "tools": bool(self.tools),
+            "environment": self.environment is not None,
+            "generation_kwargs": self.generation_kwargs is not None and bool(self.generation_kwargs.for_vllm),
+        }
+        for key in (key for key, is_set in others.items() if is_set):
+            yield f"token_budget cannot be used with {key} yet; leave one of the two out"
 
     @property
     def uses_tools(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
-from rloo_pipeline.config.check_limits import FP8
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters
 from rloo_pipeline.runtime.progress import say

@@ -27,7 +27,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config.check_limits import FP8
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02, FP8: 0.35}
-"""Largest mean difference by rounding, in nats per token, in random models (`check_limits.LOGPROB_LIMITS`)."""
+"""Largest mean difference by rounding, in nats per token, in random models (see the check `logprob_difference`)."""
 EXPERTS = 4
 """Factor on `ROUNDING` for mixtures of experts, if policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0

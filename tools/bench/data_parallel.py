@@ -66,7 +66,7 @@ def _requests(number: int, with_expected: bool) -> Iterator[Request]:
         for sample in range(SAMPLES):
             length = max(4, round(usual * draw.uniform(1 / 1.5, 1.5)))
             sampling = SamplingConfig(1.0, 1.0, 0, None, length, {"min_tokens": length})
-            yield Request(prompt, 7 * sample + number, sampling, None, usual if with_expected else None)
+            yield Request(prompt, 7 * sample + number, sampling, expected=usual if with_expected else None)
 
 
 def _pin() -> None:

@@ -23,7 +23,7 @@ HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
 def requests(*groups: tuple[int, float | None]) -> list[Request]:
     """Requests of groups, by their sizes and the tokens that are expected of each completion."""
     return [
-        Request(prompt, sample, HOW, None, expected)
+        Request(prompt, sample, HOW, expected=expected)
         for prompt, (size, expected) in (([7], group) for group in groups)
         for sample in range(size)
     ]
