@@ -7,10 +7,13 @@ are out of date.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -87,12 +90,31 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """The content of each generated file."""
+    _describe()
     schema = json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
         ROOT / "docs" / "configuration.md": first_page(),
         ROOT / "docs" / "generated" / "keys.md": reference(),
         ROOT / "workflow" / "schemas" / "config.schema.json": schema,
     }
+
+
+def _describe() -> None:
+    """Gives each key the docstring under it as its description. pydantic's `use_attribute_docstrings` would do so in
+    every command, where reading all sources takes most of the time to import the sections.
+    """
+    places = _places()
+    for model in (*sorted(places, key=lambda model: -max(path.count(".") for path in places[model])), Config):
+        for owner in filter(Section.__subclasscheck__, reversed(model.__mro__)):
+            try:
+                [definition] = ast.parse(inspect.getsource(owner)).body
+            except OSError:  # made of checks and symptoms, which describe its keys
+                continue
+            for key, below in pairwise(definition.body):
+                match key, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        model.model_fields[name].description = inspect.cleandoc(text)
+        model.model_rebuild(force=True)  # sections within it have been rebuilt
 
 
 def first_page() -> str:

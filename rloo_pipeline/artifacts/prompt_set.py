@@ -108,7 +108,7 @@ class PromptSet:
         Raises:
             UserError: a prompt_id is not in this set.
         """
-        unique_ids = pa.array(sorted(set(prompt_ids)))
+        unique_ids = pa.array(sorted(set(prompt_ids)), self.table["prompt_id"].type)
         selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids))
         rows = {row["prompt_id"]: self._with_images(row) for row in rows_of(selected)}
         for prompt_id in prompt_ids:

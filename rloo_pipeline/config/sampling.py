@@ -130,6 +130,10 @@ class Rollout(Section):
     """Path of an Apptainer image in which the processes of tools and environments run, with its Python (3.11 or newer)
     and its packages. Default: the Python of the stages.
     """
+    environment_python: str | None = None
+    """Path of the Python (3.11 or newer) of another virtual environment, in which the processes of tools and
+    environments run with its packages. Default: the Python of the stages.
+    """
     environment_read_only: list[str] = []
     """Further files and folders that the processes can read in the sandbox or in the image, at the same absolute paths.
     Folders are added to Python's path.
@@ -147,9 +151,14 @@ class Rollout(Section):
         for key in ("max_turns", "max_tool_calling_iterations"):
             if getattr(self, key) and not self.uses_tools:
                 yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
-        for key in ("environment_sandbox", "environment_image", "environment_gpus"):
+        for key in ("environment_sandbox", "environment_image", "environment_python", "environment_gpus"):
             if getattr(self, key) and not self.uses_tools:
                 yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
+        if self.environment_python and (self.environment_sandbox or self.environment_image):
+            yield (
+                "environment_python: the sandbox has the Python of the stages and an image has its own; leave out this "
+                "key, or environment_sandbox and environment_image"
+            )
         if self.environment_sandbox and self.environment_gpus:
             yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
         if self.environment_sandbox and PYTHON_TOOL in self.tools:

@@ -8,8 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    import torch
 
 
 def has_gpu() -> bool:
@@ -45,6 +48,12 @@ def device_type() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, without waiting for that device: to a GPU it goes from pinned memory."""
+    source = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return source.to(device, non_blocking=True)
 
 
 IDLE = {"sampler": 2.5e9, "logprobs": 1e9, "trainer": 1e9}

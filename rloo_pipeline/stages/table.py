@@ -100,7 +100,7 @@ _OF_ROUND = but("lag", "refill", *_WHERE)
 """Keys of `rollout` that decide the rollouts of a round."""
 _ENVIRONMENTS = (
     *("environment", "environment_timeout", "environment_sandbox", "environment_memory_mb", "environment_image"),
-    "environment_read_only",
+    *("environment_python", "environment_read_only"),
 )
 _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""

@@ -113,7 +113,7 @@ class Padded(Packed):
         laid_out = (starts[:-1].unsqueeze(-1) + step).where(step < lengths, 0)
         real = layout.real[laid_out] & (step < lengths)
         arguments = {"input_ids": pack.input_ids[0, layout.sources[laid_out]].where(real, 0)}
-        if not bool(real.all()):
+        if not layout.even:
             arguments["attention_mask"] = real.long()
         if pack.vision is not None:
             arguments |= pack.vision.inputs(arguments["input_ids"])

@@ -61,7 +61,6 @@ class Engine:
         from rloo_pipeline.training import nvme, optimizers, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
 
-        deepspeed_config.disable_compiled_operations()
         self.rank = ranks.current()
         self.settings = settings
         self.policy = policy
@@ -132,14 +131,14 @@ class Engine:
         """
         import torch
 
-        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()))
+        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()), device=self.device)
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0]).to(self.device)
                 values, mask = pack.unpack(self.engine(pack))
                 if rows:
-                    logps[rows, : mask.shape[1]] = values.cpu()
+                    logps[devices.moved(torch.tensor(rows), self.device), : mask.shape[1]] = values
                 advance(len(rows))
         self.engine.train()
         return self.sum_over_ranks(logps)
@@ -210,13 +209,13 @@ class Engine:
         """
         import torch
 
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for rows in batches:
             pack = sequences.pick(rows or [filler]).to(self.device)
             with self.experts.counting(bool(rows) and advance is not None):
                 loss = self.engine(pack, loss_at_rows(rows, loss_of))
             self.engine.backward(loss * self.rank.world)
-            total += loss.detach().double().cpu()
+            total += loss.detach().double()
             if advance is not None:
                 advance(len(rows))
         return total
@@ -230,8 +229,8 @@ class Engine:
         import torch
 
         if self.rank.world == 1:
-            return values
-        summed = values.to(self.device)
+            return values.cpu()
+        summed = values.to(self.device, copy=True)
         torch.distributed.all_reduce(summed)
         return summed.cpu()
 

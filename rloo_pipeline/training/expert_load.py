@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rloo_pipeline.runtime import devices
+
 if TYPE_CHECKING:
     from rloo_pipeline.training.metrics import Metrics
 
@@ -45,7 +47,10 @@ class ExpertLoad:
                 return
             chosen = parameters.bind(*args, **named).arguments[name]
             most = len(self.counts[layer_index])
-            self.counts[layer_index] += chosen.flatten().bincount(minlength=most)[:most].cpu()
+            counts = devices.moved(self.counts[layer_index], chosen.device)  # on the GPU from the first pass on
+            places = chosen.flatten().clamp(max=most).long()  # the last place takes what is no expert
+            padded = counts.new_zeros(most + 1).scatter_add_(0, places, torch.ones_like(places, dtype=counts.dtype))
+            self.counts[layer_index] = counts + padded[:most]
 
         layer.register_forward_pre_hook(count, with_kwargs=True)
 

@@ -80,16 +80,18 @@ def score(
     values = TokenValues([[] for _ in range(count)], [[] for _ in range(count)])
     batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
     batches += batches[:1] * (-len(batches) % rank.world)
+    scored: list[tuple[list[int], Sequence[Tensor]]] = []
     with torch.no_grad(), counting(label, count) as counter:
         for rows in batches[rank.number :: rank.world]:
             pack = sequences.pick(rows).to(device)
             if entropies:
                 logprobs(pack, _collect(values, rows))
             else:
-                logps = logprobs(pack).cpu().split(pack.completion_lengths.tolist())
-                for row, logps_of_row in zip(rows, logps, strict=True):
-                    values.logps[row] = logps_of_row.tolist()
+                scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
+        for rows, logps in scored:  # a GPU has had all passes before the first one is read
+            for row, logps_of_row in zip(rows, logps, strict=True):
+                values.logps[row] = logps_of_row.tolist()
     return values if rank.world == 1 else _of_all_ranks(values, rank.world)
 
 

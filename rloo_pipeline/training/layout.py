@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Int, Int32, Int64
 from torch import Tensor
 
+from rloo_pipeline.runtime import devices
+
 MIN_FILL = 7 / 8
 """Shortest sequence of a block, as a share of its longest: padding adds at most a factor of 1 / MIN_FILL² of work."""
 
@@ -59,39 +61,49 @@ class Layout:
     """Index in the layout of each token of the row; of a shared token its first copy."""
     starts: Int32[Tensor, " boundaries"]
     """Start of each sequence in the layout, and the end."""
+    begins: Int64[Tensor, " laid_out"]
+    """Start of the token's sequence in the layout."""
+    lengths: Int64[Tensor, " laid_out"]
+    """Tokens of the token's sequence in the layout, with padding."""
+    tokens: HeadIndex
+    """Index for one head per token, as FlashAttention takes it."""
     blocks: tuple[Block, ...]
     """Blocks, the longest first."""
+    even: bool
+    """True if all sequences have the same length."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Layout:
         """The layout on another device."""
-        tensors = self.sources, self.real, self.first_copy, self.starts
-        sources, real, first_copy, starts = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Layout(sources, real, first_copy, starts, self.blocks)
+        tensors = self.sources, self.real, self.first_copy, self.starts, self.begins, self.lengths
+        index = HeadIndex(*(devices.moved(part, device) for part in self.tokens))
+        return Layout(*(devices.moved(part, device) for part in tensors), index, self.blocks, self.even)
 
     def head_index(self, heads: int) -> HeadIndex:
-        """The layout for `heads` heads per token; computed once per number of heads."""
+        """The layout for `heads` heads per token, by what is known of one: a GPU is not asked for any size."""
+        if heads == 1:
+            return self.tokens
         if heads not in self._by_heads:
             self._by_heads[heads] = self._head_index(heads)
         return self._by_heads[heads]
 
     def _head_index(self, heads: int) -> HeadIndex:
-        device = self.sources.device
-        tokens = torch.tensor([block.tokens for block in self.blocks], device=device)
-        length = tokens.repeat_interleave(torch.tensor([block.sequences for block in self.blocks], device=device))
-        begin, head = self.starts[:-1].long(), torch.arange(heads, device=device)
+        one, head = self.tokens, torch.arange(heads, device=self.sources.device)
         # within a sequence: all tokens of the first head, then all tokens of the next
-        first = torch.arange(len(self.sources), device=device) + ((heads - 1) * begin).repeat_interleave(length)
-        laid_out = first.unsqueeze(-1) + length.repeat_interleave(length).unsqueeze(-1) * head
-        in_row = self.sources.unsqueeze(-1) * heads + head
-        sources, real = torch.empty_like(in_row).flatten(), self.real.new_empty(in_row.numel())
-        sources[laid_out], real[laid_out] = in_row, self.real.unsqueeze(-1)
-        first_copy = laid_out[self.first_copy].flatten()
-        real_indices = real.nonzero().squeeze(-1)
-        copies = real_indices[sources[real_indices].argsort(stable=True)]
-        counts = sources[real_indices].bincount(minlength=len(first_copy))
-        others = torch.ones_like(real).index_fill_(0, first_copy, 0).nonzero().squeeze(-1)
-        return HeadIndex(sources.int(), first_copy.int(), others, copies.int(), (counts.cumsum(0) - counts).int())
+        first = torch.arange(len(self.sources), device=head.device) + (heads - 1) * self.begins
+        laid_out = first.unsqueeze(-1) + self.lengths.unsqueeze(-1) * head
+        sources = (self.sources.unsqueeze(-1) * heads + head).flatten()
+        sources = torch.empty_like(sources).scatter_(0, laid_out.flatten(), sources)
+        # an entry of the row has as many copies as its token, one head after the other
+        counts = torch.diff(one.starts, append=one.starts.new_full((1,), len(one.copies)))
+        starts = one.starts.unsqueeze(-1).long() * heads + counts.unsqueeze(-1) * head
+        owner = self.sources.index_select(0, one.copies)
+        place = torch.arange(len(owner), device=head.device) - one.starts.index_select(0, owner)
+        places = starts.index_select(0, owner) + place.unsqueeze(-1)
+        copies = laid_out.index_select(0, one.copies).flatten()
+        copies = torch.empty_like(copies).scatter_(0, places.flatten(), copies)
+        first_copy, others = (laid_out.index_select(0, of).flatten() for of in (self.first_copy, one.other_copies))
+        return HeadIndex(sources.int(), first_copy.int(), others, copies.int(), starts.flatten().int())
 
 
 def lay_out(
@@ -122,7 +134,18 @@ def lay_out(
     laid_out = torch.arange(len(sources))
     first_copy = torch.full((int(sources[real].max()) + 1,), len(sources))
     first_copy.scatter_reduce_(0, sources[real], laid_out[real], "amin")
-    return Layout(sources.where(real, 0), real, first_copy, starts.int(), blocks)
+    sources, copies = sources.where(real, 0), real.nonzero().squeeze(-1)
+    counts = sources[copies].bincount(minlength=len(first_copy))
+    one = HeadIndex(
+        sources.int(),
+        first_copy.int(),
+        other_copies=torch.ones_like(real).index_fill_(0, first_copy, 0).nonzero().squeeze(-1),
+        copies=copies[sources[copies].argsort(stable=True)].int(),
+        starts=(counts.cumsum(0) - counts).int(),
+    )
+    begins, even = starts[:-1].repeat_interleave(padded), bool((lengths == lengths[0]).all())
+    tensors = sources, real, first_copy, starts.int(), begins, padded.repeat_interleave(padded)
+    return Layout(*tensors, one, blocks, even)
 
 
 def _blocks(lengths: Sequence[int]) -> tuple[Block, ...]:

@@ -90,7 +90,7 @@ class TokenLogProbs(nn.Module):
                 )
             yield
             return
-        self.replay.use(pack.experts)
+        self.replay.use(pack.experts, pack.input_ids.device)
         if pack.vision is not None:
             raise UserError(
                 f"{self.name} was loaded for prompts without images, and these have some; run the stage "
@@ -118,8 +118,8 @@ class TokenLogProbs(nn.Module):
         with self._checked(pack):
             logits = self.form.logits(self.model, pack)
         scaled = logits.float() / self.temperature
-        if self.never:
-            scaled = scaled.index_fill(-1, torch.tensor(self.never, device=scaled.device), lm_head.NEVER)
+        for token in self.never:
+            scaled[:, token] = lm_head.NEVER
         normalizer = scaled.logsumexp(-1)
         logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer
         with torch.no_grad():

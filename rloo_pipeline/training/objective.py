@@ -21,6 +21,7 @@ from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregat
 from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.batch import Batch
 
 
@@ -52,10 +53,10 @@ class Record(NamedTuple):
     """1 where `gap` is measured."""
 
     @classmethod
-    def empty(cls, completions: int) -> Record:
-        """A record of zeros."""
+    def empty(cls, completions: int, device: torch.device | None = None) -> Record:
+        """A record of zeros; on the device of the log-probs, which is then not waited for."""
         shapes = {"gap": (completions, len(mismatch.Gap._fields)), "weight": (completions, 3)}
-        return cls(**{name: torch.zeros(shapes.get(name, (completions,))) for name in cls._fields})
+        return cls(**{name: torch.zeros(shapes.get(name, (completions,)), device=device) for name in cls._fields})
 
     def reset_pass(self) -> None:
         """Zeroes what the next pass over the round measures again: all but `gap` and `has_gap`."""
@@ -105,32 +106,33 @@ class StepLoss:
             mask: true on completion tokens.
             entropy: entropy of each token's distribution, nats.
         """
-        algorithm, batch, chosen = self.algorithm, self.batch, list(rows)
-        in_loss = mask & ~batch.masked[chosen].unsqueeze(-1).to(mask.device)
+        algorithm, batch, chosen = self.algorithm, self.batch, torch.tensor([*rows])
+        places = devices.moved(chosen, self.record.ratio.device)
+        in_loss = mask & ~devices.moved(batch.masked[chosen], mask.device).unsqueeze(-1)
         old = self._rows_of(batch.completions.old_logps, chosen, logps)
         old = logps.detach() if old is None else old
-        advantages = batch.advantages[chosen].to(logps.device)
+        advantages = devices.moved(batch.advantages[chosen], logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
         result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm))
-        action_losses = result.loss * ~batch.excluded[chosen].unsqueeze(-1).to(mask.device)
+        action_losses = result.loss * ~devices.moved(batch.excluded[chosen], mask.device).unsqueeze(-1)
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
         if sampling is not None and algorithm.mismatch.correction != "none":
-            action_losses = action_losses * self._mismatch_weights(chosen, old, sampling, in_loss)
+            action_losses = action_losses * self._mismatch_weights(places, old, sampling, in_loss)
         loss = aggregate(action_losses, in_loss, algorithm.loss_agg_mode, self.totals)
         reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
-            loss = loss + batch.beta * self._kl(chosen, logps, old, reference, in_loss)
+            loss = loss + batch.beta * self._kl(places, logps, old, reference, in_loss)
         for values, measured in zip(self.record[:3], result[1:], strict=True):
-            values[chosen] = measured.cpu()
-        self.record.entropy[chosen] = (entropy * in_loss).sum(-1).cpu()
-        self.record.trained[chosen] = in_loss.any(-1).float().cpu()
+            values[places] = measured
+        self.record.entropy[places] = (entropy * in_loss).sum(-1)
+        self.record.trained[places] = in_loss.any(-1).float()
         if self.measures_gap and sampling is not None:
-            self.record.gap[chosen] = torch.stack(mismatch.gap(logps, sampling, in_loss), dim=-1).float().cpu()
-            self.record.has_gap[chosen] = self.record.trained[chosen]
+            self.record.gap[places] = torch.stack(mismatch.gap(logps, sampling, in_loss), dim=-1).float()
+            self.record.has_gap[places] = self.record.trained[places]
         return loss
 
-    def _mismatch_weights(self, rows: list[int], old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
+    def _mismatch_weights(self, places: Tensor, old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
         """Mismatch weight of each action; records the weights."""
         section = self.algorithm.mismatch
         assert section.correction != "none"
@@ -143,23 +145,23 @@ class StepLoss:
         float_weight = weight.float()
         smallest = torch.where(actions, float_weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
         mean = torch.where(actions, float_weight, 0.0).sum(-1) / count
-        self.record.weight[rows] = torch.stack([smallest, mean, float_weight.amax(-1)], dim=-1).cpu()
-        self.record.outside[rows] = (outside.sum(-1) / count).cpu()
+        self.record.weight[places] = torch.stack([smallest, mean, float_weight.amax(-1)], dim=-1)
+        self.record.outside[places] = outside.sum(-1) / count
         return weight
 
-    def _kl(self, rows: list[int], logps: Tensor, old: Tensor, reference: Tensor, in_loss: Tensor) -> Tensor:
+    def _kl(self, places: Tensor, logps: Tensor, old: Tensor, reference: Tensor, in_loss: Tensor) -> Tensor:
         """The micro-batch's share of the KL in the loss, before β; records the KL."""
         algorithm = self.algorithm
         tokens = kl.estimate(algorithm.kl.estimator, logps, reference, in_loss)
-        self.record.kl[rows] = tokens.detach().sum(-1).cpu()
+        self.record.kl[places] = tokens.detach().sum(-1)
         if algorithm.kl.bias_correction:
             tokens = tokens * log_ratio(logps, old, in_loss, algorithm.importance_sampling_level).exp()
         return aggregate(tokens, in_loss, algorithm.loss_agg_mode, self.totals)
 
     @staticmethod
-    def _rows_of(values: Tensor | None, rows: list[int], like: Tensor) -> Tensor | None:
+    def _rows_of(values: Tensor | None, rows: Tensor, like: Tensor) -> Tensor | None:
         """Rows of [completions, longest], cut to the width of the micro-batch, on its device."""
-        return None if values is None else values[rows, : like.shape[1]].to(like.device)
+        return None if values is None else devices.moved(values[rows, : like.shape[1]], like.device)
 
 
 def clip_bounds(algorithm: Algorithm) -> Bounds:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.layout import Layout, lay_out
 from rloo_pipeline.training.row_images import RowImages, Vision
 
@@ -35,18 +36,16 @@ class Pack(NamedTuple):
     targets: Int[Tensor, " completion_tokens"]
     """Ids of the completion tokens that the model sampled."""
     completion_lengths: Int[Tensor, " sequences"]
-    """Number of these tokens."""
+    """Number of these tokens; on the CPU, wherever the pack is."""
     vision: Vision | None = None
     """Images of the prompts, one sequence after the other."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
-    """Experts that the sampler chose, layer by layer; None if routers choose."""
+    """Experts that the sampler chose, layer by layer, on the CPU as well; None if routers choose."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
-        return Pack._make(
-            part.to(device, non_blocking=True) if isinstance(part, Tensor) else part and part.to(device)
-            for part in self
-        )
+        parts = (devices.moved(part, device) if isinstance(part, Tensor) else part and part.to(device) for part in self)
+        return Pack._make(parts)._replace(completion_lengths=self.completion_lengths, experts=self.experts)
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of the model's forward.
@@ -66,9 +65,12 @@ class Pack(NamedTuple):
         self, values: Shaped[Tensor, " completion_tokens"]
     ) -> tuple[Shaped[Tensor, "sequences longest"], Bool[Tensor, "sequences longest"]]:
         """Pads values of the completion tokens with 0; returns them and a mask that is False at padding."""
-        longest = int(self.completion_lengths.max())
-        mask = torch.arange(longest, device=values.device) < self.completion_lengths.unsqueeze(-1)
-        return values.new_zeros(mask.shape).masked_scatter(mask, values), mask
+        lengths, longest = self.completion_lengths, int(self.completion_lengths.max())
+        mask = torch.arange(longest) < lengths.unsqueeze(-1)
+        # as indices: a mask on a GPU is counted there, and the gradient would wait for the count
+        places = devices.moved(mask.flatten().nonzero().squeeze(-1), values.device)
+        padded = values.new_zeros(mask.numel()).index_copy(0, places, values)
+        return padded.view(mask.shape), devices.moved(mask, values.device)
 
 
 class Sequences(NamedTuple):

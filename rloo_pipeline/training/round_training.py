@@ -133,7 +133,7 @@ def _steps(
     """
     algorithm, samples = config.algorithm, config.rollout.num_generations
     groups = len(sequences.prompts) // samples
-    record = Record.empty(len(sequences.prompts))
+    record = Record.empty(len(sequences.prompts), engine.device)
     lengths = batch.completions.mask.sum(-1)
     steps: list[tuple[float, float]] = []
     skipped = 0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.expert_load import takes_experts
 
 ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
@@ -41,11 +42,12 @@ class RouterReplay:
                 module.forward = self._replaying(int(match[2]), module.forward)
         self.covers_all = bool(self.routers) and len(self.routers) == sum(map(takes_experts, model.modules()))
 
-    def use(self, experts: Int[Tensor, "tokens layers_and_choices"] | None) -> None:
+    def use(self, experts: Int[Tensor, "tokens layers_and_choices"] | None, device: torch.device) -> None:
         """Sets the experts for the following passes, including layers that checkpointing runs again.
 
         Args:
-            experts: for each token of a pack, the experts of all layers in sequence; None if routers choose.
+            experts: for each token of a pack, the experts of all layers in turn, on the CPU; None if routers choose.
+            device: the pack's.
 
         Raises:
             UserError: this model's routers cannot be replaced, or the experts do not fit this model.
@@ -58,14 +60,14 @@ class RouterReplay:
                 f"rollout.router_replay: {self.name} has no routers that can be replaced (they must choose experts by "
                 "one topk, as in Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
             )
-        choices, most = int(self.routers[0].top_k), int(self.routers[0].num_experts)
-        if experts.shape[1] != self.layers * choices or int(experts.max()) >= most:
+        choices, most, largest = int(self.routers[0].top_k), int(self.routers[0].num_experts), int(experts.max())
+        if experts.shape[1] != self.layers * choices or largest >= most:
             raise UserError(
                 f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
-                f"{int(experts.max())}, and {self.name} has {self.layers} layers with {choices} of {most}: they were "
+                f"{largest}, and {self.name} has {self.layers} layers with {choices} of {most}: they were "
                 "sampled from another model; delete the round's rollouts and run again"
             )
-        self.experts = experts.long().view(len(experts), self.layers, choices)
+        self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)
 
     def _replaying(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replaying(*args: Any, **named: Any) -> Any:

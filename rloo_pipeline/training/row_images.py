@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts import image_store, vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +39,7 @@ class Vision(NamedTuple):
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""
-        return self._replace(arguments={name: values.to(device) for name, values in self.arguments.items()})
+        return self._replace(arguments={name: devices.moved(values, device) for name, values in self.arguments.items()})
 
     def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
         """All arguments that a batch with these ids has because of its images."""

@@ -165,7 +165,7 @@ class _Projection:
         fits = tokens.stop - start <= self.limit
         values = [self._softmax(part, part.start - start if fits else 0) for part in parts]
         loss, gradient = self._loss_gradient(sequences, *(torch.cat(tensors) for tensors in zip(*values, strict=True)))
-        if gradient.any():
+        if gradient.device.type != "cpu" or gradient.any():  # a GPU is not asked
             for part in parts:
                 if not fits:
                     self._softmax(part, 0)
@@ -192,8 +192,8 @@ class _Projection:
             out.mul_(self.form.scale / self.form.cap).tanh_().mul_(self.form.cap / self.inputs.temperature)
         elif self.divisor != 1:
             out.div_(self.divisor)
-        if self.inputs.never:
-            out[:, list(self.inputs.never)] = NEVER
+        for token in self.inputs.never:
+            out[:, token] = NEVER
         return out
 
     def _at_targets(self, values: Tensor, part: slice) -> Tensor:

@@ -79,6 +79,10 @@ def test_sequences_of_similar_length_share_a_block_the_longest_first() -> None:
     index = layout.head_index(2)
     assert index.sources[index.first_copy].tolist() == list(range(60))
     assert sorted([*index.first_copy.tolist(), *index.other_copies.tolist()]) == list(range(2 * 57))
+    copies = [part.tolist() for part in index.copies.tensor_split(index.starts[1:].long())]
+    places = [[place for place, entry in enumerate(index.sources.tolist()) if entry == of] for of in range(60)]
+    assert copies[2:] == places[2:], "padding is laid out as the first token"
+    assert [len(each) for each in copies[:2]] == [4, 4]
     assert index.sources[:34].tolist() == [*range(0, 16 * 2, 2), *range(1, 16 * 2, 2), 0, 2], "head by head"
 
 

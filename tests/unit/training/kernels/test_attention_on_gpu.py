@@ -37,12 +37,10 @@ def on_gpu(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def layout(monkeypatch):
     """The layout on a GPU of which there is nothing but the shapes."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    by_heads = {heads: ON_CPU.head_index(heads) for heads in (1, 2, 4)}
     # without autograd, which needs a stream of the device
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        tensors = on_gpu(ON_CPU.sources, ON_CPU.real, ON_CPU.first_copy, ON_CPU.starts)
-        indices = {heads: HeadIndex(*on_gpu(*index)) for heads, index in by_heads.items()}
-        yield Layout(*tensors, ON_CPU.blocks, indices)
+        tensors = (ON_CPU.sources, ON_CPU.real, ON_CPU.first_copy, ON_CPU.starts, ON_CPU.begins, ON_CPU.lengths)
+        yield Layout(*on_gpu(*tensors), HeadIndex(*on_gpu(*ON_CPU.tokens)), ON_CPU.blocks, ON_CPU.even)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
