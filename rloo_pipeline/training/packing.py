@@ -44,9 +44,7 @@ class Pack(NamedTuple):
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
-        parts = (
-            devices.moved(part, device) if isinstance(part, Tensor) else part and part.to(device) for part in self
-        )
+        parts = (devices.moved(part, device) if isinstance(part, Tensor) else part and part.to(device) for part in self)
         return Pack._make(parts)._replace(completion_lengths=self.completion_lengths, experts=self.experts)
 
     def inputs(self) -> dict[str, Any]:

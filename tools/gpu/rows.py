@@ -208,6 +208,23 @@ ROWS = (
         alone=True,
     ),
     Row(
+        "kernels",
+        "the kernels that replace several of PyTorch's against plain transformers, by type of model",
+        "kernel_rows:compare",
+        minutes=10,
+        options={"device": "cuda"},
+        rehearse={"device": "cpu", "kinds": ["qwen3"]},
+    ),
+    Row(
+        "step-kernels",
+        "an optimizer step of 1.5 billion weights without and with these kernels",
+        "step_rows:step",
+        minutes=10,
+        options={"size": "1.5B", "sides": ["plain", "fast"]},
+        rehearse={"size": "tiny", "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
         "tests",
         "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU",
         "machine:suite",

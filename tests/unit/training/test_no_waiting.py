@@ -47,7 +47,11 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is torch.ops.aten._to_copy.default and args[0].device.type == "cpu" and kwargs.get("device") == META:
+        if (
+            function is torch.ops.aten._to_copy.default
+            and args[0].device.type == "cpu"
+            and kwargs.get("device") == META
+        ):
             self.counts[kwargs.get("non_blocking", False)] += 1
         return function(*args, **kwargs)
 
