@@ -117,7 +117,7 @@ def _sampler_fits(config: Config, gpu: VisibleGpu | None, others: float) -> str:
 
 
 def _trainer_fits(role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, others: float) -> str:
-    smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.max_tokens_per_micro_batch})"
+    smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.micro_batch_tokens})"
     if gpu is None:
         return f"{smaller}, or give the job more memory"
     ends = "end the other processes, or " if others else ""

@@ -70,12 +70,14 @@ def idle_bytes(role: str) -> float:
 
 
 def training_bytes() -> float:
-    """Bytes that an update process may use: what warm workers leave of its GPU, or its share of `machine_bytes`."""
+    """Bytes that an update process may use: what warm workers would leave of its GPU, so that it does the same without
+    them, or its share of `machine_bytes`.
+    """
     import torch
 
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return float(total) - idle_bytes("trainer")
+        return float(total) - sum(size for role, size in IDLE.items() if role != "trainer")
     return machine_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 

@@ -225,6 +225,15 @@ ROWS = (
         alone=True,
     ),
     Row(
+        "step-filled",
+        "an optimizer step of 1.5 billion weights with `max_tokens_per_micro_batch: auto`",
+        "step_rows:filled",
+        minutes=10,
+        options={"size": "1.5B"},
+        rehearse={"size": "tiny", "room": 1e9, "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
         "tests",
         "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU",
         "machine:suite",
