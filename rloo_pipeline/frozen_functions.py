@@ -99,7 +99,8 @@ def near(run: Path) -> Path | None:
 
 def exists(file: Path) -> bool:
     """True if a file, or a copy of it in use, exists."""
-    return file.is_file() or file.resolve() in in_use().by_file
+    copies = in_use().by_file
+    return file.is_file() or (bool(copies) and file.resolve() in copies)
 
 
 def source(file: Path) -> Path:

@@ -1,5 +1,7 @@
 """Fixtures for all tests: a small model, a finished run, and isolation of engines between tests."""
 
+import compileall
+import gc
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ import pytest
 import shape_checks
 import skipped_tests
 from filelock import FileLock
-from helpers import Project
+from helpers import ROOT, Project
 from hypothesis import settings
 
 CPU = pytest.StashKey[float]()
@@ -24,6 +26,7 @@ OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "M
 
 # The models are so small that threads slow them down. Set before torch is imported, and inherited by child processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.dont_write_bytecode = False  # also with PYTHONDONTWRITEBYTECODE: else each command compiles the package anew
 shape_checks.install()
 # Property tests must not depend on the load of the machine or on examples stored elsewhere.
 settings.register_profile("rloo", deadline=None, derandomize=True, database=None)
@@ -38,7 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turns forks off where the option says so."""
+    """Compiles the package once for all commands. Turns forks off where the option says so."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(ROOT / "rloo_pipeline", quiet=2)
     forks.use_forks = forks.use_forks and not config.getoption("--no-forks")
     if not forks.use_forks and own_pytest.VARIABLE not in os.environ:
         config.pluginmanager.register(own_pytest)
@@ -52,6 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason=skipped_tests.LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what tests write and edit within a second from being taken from bytecode, and takes what is imported out of
+    each later collection of garbage.
+    """
+    sys.dont_write_bytecode = True
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,17 +1,19 @@
 """The process from which commands of tests are forked, and what becomes of such a fork.
 
-It has imported the libraries, but not the modules of this package. `serve` runs the commands that arrive on a socket,
+It has imported the libraries, and keeps the modules of this source tree's package aside: a command that would import
+them gets them, and one of another copy of the package imports that. `serve` runs the commands that arrive on a socket,
 each with its own environment, output and exit status. A Snakemake that was forked here has its workers forked here too.
 """
 
 import atexit
 import contextlib
 import gc
-import importlib
+import importlib.util
 import json
 import logging
 import os
 import pickle
+import pkgutil
 import runpy
 import selectors
 import shutil
@@ -22,7 +24,9 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import shape_checks
@@ -53,7 +57,7 @@ def serve(parent: int, listening: int) -> None:
     die_with(parent)
     server, listener = os.getpid(), socket.socket(fileno=listening)
     address = listener.getsockname().decode()
-    _import()
+    own_modules = _import()
     _hide_tests()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -81,7 +85,7 @@ def serve(parent: int, listening: int) -> None:
             listener.close()
             if own_session:
                 os.setsid()
-            _become(*command, address=address)
+            _become(*command, address=address, own_modules=own_modules)
 
 
 def _answer_for(selector: selectors.BaseSelector, child: int, ended: int, connection: socket.socket) -> None:
@@ -126,8 +130,8 @@ def _fork_jobs(address: str) -> None:
     os.environ["PATH"] = os.pathsep.join([str(folder), str(scripts), os.environ["PATH"]])
 
 
-def _import() -> None:
-    """Imports the libraries as this package does, then removes the modules of this package."""
+def _import() -> dict[str, ModuleType]:
+    """Imports the libraries as this package does; returns the modules of this package, imported anew and set aside."""
     from rloo_pipeline.runtime import import_shims
     from rloo_pipeline.runtime.environment import prepare
 
@@ -141,8 +145,16 @@ def _import() -> None:
     _do_once()
     _forget_package()
     shape_checks.install()
+    package = importlib.import_module(PACKAGE)
+    for module in pkgutil.walk_packages(package.__path__, f"{PACKAGE}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    own_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PACKAGE}
+    _forget_package()
+    sys.dont_write_bytecode = True  # a command finds the bytecode of the package, and writes none of what a test edits
     gc.collect()
     gc.freeze()  # else each collection in a fork copies the pages of all that is imported here
+    return own_modules
 
 
 def _do_once() -> None:
@@ -175,7 +187,13 @@ def _hide_tests() -> None:
 
 
 def _become(
-    module: str, arguments: list[str], environment: dict[str, str], folder: str, *files: str, address: str | None = None
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: str,
+    *files: str,
+    address: str | None = None,
+    own_modules: Mapping[str, ModuleType] = MappingProxyType({}),
 ) -> None:
     """Runs the command in this process and exits. With the address of a server, what Snakemake starts is forked too."""
     for number, file in zip((1, 2), files, strict=True):
@@ -188,6 +206,9 @@ def _become(
     sys.argv[:] = [module, *arguments]
     importlib.invalidate_caches()
     tempfile.tempdir = None
+    package = importlib.util.find_spec(PACKAGE)
+    if package and own_modules and package.origin == own_modules[PACKAGE].__file__:
+        sys.modules.update(own_modules)
     if address and module == "snakemake":
         _fork_jobs(address)
     code = 0

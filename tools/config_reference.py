@@ -7,16 +7,19 @@ are out of date.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rloo_pipeline.config import STAGES, Config, Section
+from rloo_pipeline.config import STAGES, CheckLimits, Config, Gate, Gates, Section
 from rloo_pipeline.config.section import section_in
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +48,17 @@ ALL_KEYS = f"""\
 {MARK}
 
 "Reruns" lists the stages that run again when a key of the section changes; stages that use their results follow. "Read
-by" lists stages that read the section but whose results do not depend on it: a change reruns nothing.
+by" lists stages that read the section but whose results do not depend on it: a change reruns nothing. The keys of
+`checks.limits` and `gates` are in [the last table](#limits).
+"""
+LIMITS = """\
+## Limits
+
+Each of these stands in rloo_pipeline/checks/, beside the check or the symptom that it belongs to. A run seldom needs
+another value; it is set under the name that is given here. Limits of checks are `[warn, fail]`, and `null` means never.
+
+| key | type | default | meaning |
+|---|---|---|---|
 """
 FIRST: dict[str, tuple[str, ...]] = {
     "": ("run", "rounds", "seed"),
@@ -77,12 +90,31 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """The content of each generated file."""
+    _describe()
     schema = json.dumps(Config.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
     return {
         ROOT / "docs" / "configuration.md": first_page(),
         ROOT / "docs" / "generated" / "keys.md": reference(),
         ROOT / "workflow" / "schemas" / "config.schema.json": schema,
     }
+
+
+def _describe() -> None:
+    """Gives each key the docstring under it as its description. pydantic's `use_attribute_docstrings` would do so in
+    every command, where reading all sources takes most of the time to import the sections.
+    """
+    places = _places()
+    for model in (*sorted(places, key=lambda model: -max(path.count(".") for path in places[model])), Config):
+        for owner in filter(Section.__subclasscheck__, reversed(model.__mro__)):
+            try:
+                [definition] = ast.parse(inspect.getsource(owner)).body
+            except OSError:  # made of checks and symptoms, which describe its keys
+                continue
+            for key, below in pairwise(definition.body):
+                match key, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        model.model_fields[name].description = inspect.cleandoc(text)
+        model.model_rebuild(force=True)  # sections within it have been rebuilt
 
 
 def first_page() -> str:
@@ -100,8 +132,17 @@ def first_page() -> str:
 def reference() -> str:
     """The page of all keys: the top level, then every section, with all paths at which it occurs."""
     places = _places()
+    apart = {model for model in places if issubclass(model, (CheckLimits, Gate))}
     parts = [ALL_KEYS, _top_level()]
-    parts += [_section(model, paths, places) for model, paths in places.items()]
+    parts += [_section(model, paths, places) for model, paths in places.items() if model not in apart]
+    limits = [
+        _row(f"{paths[0]}.{name}", field, places)
+        for model, paths in places.items()
+        if model in apart
+        for name, field in model.model_fields.items()
+        if name != "action"
+    ]
+    parts.append(LIMITS + "\n".join(limits) + "\n")
     return re.sub(r"\]\((\w+\.md)", r"](../\1", "\n".join(parts))
 
 
@@ -144,7 +185,8 @@ def _section(model: Model, paths: list[str], places: dict[Model, list[str]]) -> 
         ]
         lines += [" ".join(effects), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines += [_row(name, field, places) for name, field in model.model_fields.items()]
+    fields = {"SYMPTOM.action": Gate.model_fields["action"]} if model is Gates else model.model_fields
+    lines += [_row(name, field, places) for name, field in fields.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -177,6 +219,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
     arguments, origin = get_args(annotation), get_origin(annotation)
+    if annotation is CheckLimits:
+        return "[section](#limits)"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"[section](#{_anchor(places[annotation])})"
     if origin is Annotated:

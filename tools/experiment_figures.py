@@ -2,7 +2,8 @@
 
 `python tools/experiment_figures.py [results/demo-algorithms]` writes that of `make experiment`: its table, that of its
 seeds, the README's row, and an image of its page; a second argument says what else the machine did.
-`python tools/experiment_figures.py results/lag` writes the table of tools/bench/lag.yaml.
+`python tools/experiment_figures.py results/lag` writes the table of tools/bench/lag.yaml, and so do those of
+tools/bench/budget.yaml and tools/bench/lora.yaml.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from screenshots import ASSETS, ROOT, shoot
 from rloo_pipeline.report.terminal_table import clock
 
 DOCS, README = ROOT / "docs", ROOT / "README.md"
+PAGES = {"lag": "overlap.md", "budget": "overlap.md", "lora": "models_and_data.md"}
+"""Pages with the table of an experiment in tools/bench/."""
 SIZE = (1280, 1700, 1, "")
 
 
@@ -103,8 +106,8 @@ def main() -> None:
     folder = Path(*sys.argv[1:2]) if sys.argv[1:] else ROOT / "results" / "demo-algorithms"
     summary = json.loads((folder / "experiment.json").read_text())
     finished = [row for row in summary["runs"] if row["finished"]]
-    if folder.name == "lag":
-        _replace(DOCS / "overlap.md", "lag", table(summary, f"{len(finished)} runs."))
+    if folder.name in PAGES:
+        _replace(DOCS / PAGES[folder.name], folder.name, table(summary, f"{len(finished)} runs."))
         return
     own = summary["arms"][0]
     beside = "".join(f", {words}" for words in sys.argv[2:])

@@ -29,6 +29,8 @@ TRAIN = "train.parquet"
 """Table that a round's update writes, in the round's folder."""
 FUNCTIONS = "functions"
 """Key of footers with a digest of the code of each reward function of the user, as JSON; comments do not count."""
+REWARD_MODELS = "reward_models"
+"""Key of footers with the digest of the manifest of each reward model that the run has trained, as JSON."""
 DECIDED = "decided"
 """Key of footers with what decided the table, as JSON: the stage, the one reward function that ran or null, and the
 stage's parameters."""
@@ -111,14 +113,18 @@ def require_one_scoring(files: Iterable[Path]) -> None:
     """Checks that tables were scored by the same functions, so that their scores can be compared.
 
     Raises:
-        UserError: the user's functions were edited in between.
+        UserError: the user's functions were edited in between, or a reward model was trained again.
     """
-    versions = {version: path for path in files if (version := facts_of(path).get(FUNCTIONS))}
+    versions = {
+        version: path
+        for path in files
+        if any(version := tuple(facts_of(path).get(key, "") for key in (FUNCTIONS, REWARD_MODELS)))
+    }
     if len(versions) > 1:
         first, second = list(versions.values())[:2]
         raise UserError(
-            f"{first} and {second} were scored by different versions of your reward functions, so they cannot be "
-            "compared; delete one of them and run again"
+            f"{first} and {second} were scored by different versions of your reward functions or models, so they "
+            "cannot be compared; delete one of them and run again"
         )
 
 

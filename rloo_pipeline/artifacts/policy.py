@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import lineage, model_dims, model_files, vision
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts.files import read_artifact, read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
@@ -228,6 +228,17 @@ def sealed_digest(folder: Path) -> str:
         UserError: a file is missing, added or changed.
     """
     return _digest(verify_manifest(folder).digests)
+
+
+def measured_reward_model(measured: Path) -> Path:
+    """The folder of a run's own reward model, beside the `measured` checks.json.
+
+    Raises:
+        UserError: a file of the model is missing or damaged, or checks.json is about another model.
+    """
+    folder = measured.parent / "model"
+    read_artifact(measured, policy=sealed_digest(folder))
+    return folder
 
 
 def _digest(digests: Mapping[str, str]) -> str:

@@ -82,7 +82,7 @@ class PromptSet:
 
     def rows(self, indices: list[int]) -> list[dict[str, Any]]:
         """The rows at these indices with all their columns; images are decoded."""
-        return [self._with_images(row) for row in rows_of(self.table.take(indices))]
+        return [self._with_images(row) for row in rows_of(self.table.take(pa.array(indices, pa.int64())))]
 
     def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row with the pixels of its images in the column of the dataset that had them."""
@@ -108,7 +108,7 @@ class PromptSet:
         Raises:
             UserError: a prompt_id is not in this set.
         """
-        unique_ids = pa.array(sorted(set(prompt_ids)))
+        unique_ids = pa.array(sorted(set(prompt_ids)), self.table["prompt_id"].type)
         selected = self.table.filter(pc.is_in(self.table["prompt_id"], value_set=unique_ids))
         rows = {row["prompt_id"]: self._with_images(row) for row in rows_of(selected)}
         for prompt_id in prompt_ids:
@@ -198,11 +198,21 @@ def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
         prompts: folder that the stage `prompts` wrote.
         row: row of the dataset.
     """
+    tools = _tool_sets(prompts)
+    return tools.get("") or tools.get(str(row.get("environment")), [])
+
+
+def tool_names(prompts: Path) -> list[str]:
+    """The names of all tools that the prompts of a folder list, sorted."""
+    return sorted({tool["function"]["name"] for tools in _tool_sets(prompts).values() for tool in tools})
+
+
+def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
     if not (prompts / TOOLS).exists():
-        return []
+        return {}
     verify_manifest(prompts, lambda name: name == TOOLS)
     tools: dict[str, list[JSON]] = read_json(prompts / TOOLS)
-    return tools.get("") or tools.get(str(row.get("environment")), [])
+    return tools
 
 
 def held_out_part(prompts: Path) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -70,6 +71,19 @@ EXPERTS = "routed_experts"
 """Column with the experts that vLLM chose, layer by layer, for every token of prompt and completion but the last."""
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
 """Rollouts with `rollout.router_replay`."""
+CARRIED, SEGMENTS = "carried", "segments"
+BUDGET = "budget"
+"""`finish_reason` of a completion that `rollout.token_budget` has cut and the next round continues."""
+IN_SEGMENTS = pa.schema(
+    [
+        *ROLLOUTS,
+        pa.field(SEGMENTS, pa.list_(pa.struct([("end", pa.int32()), ("policy_round", pa.int32())]))),
+        pa.field(CARRIED, pa.bool_()),
+    ]
+)
+"""Rollouts with `rollout.token_budget`. `segments` has, in the order of completion_ids, where each ends and the number
+of the policy that sampled it. `carried` is true for groups with a completion that has not ended: `read` leaves them
+out, and the next round goes on with them (`read_carried`)."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
 TRAIN = pa.schema(
@@ -83,6 +97,8 @@ TRAIN = pa.schema(
         pa.field("masked", pa.bool_(), nullable=False),
     ]
 )
+TOOLS = "tools"
+"""Footer key of rollouts with tools: the names of all tools, as JSON."""
 SCORED = [
     pa.field("reward", pa.float64()),
     pa.field("seconds", pa.float32()),
@@ -199,7 +215,7 @@ def _digest(content: bytes, start: int) -> bytes:
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
-    """Reads a table, or some of its columns.
+    """Reads a table, or some of its columns, without the groups that the next round goes on with (`carried`).
 
     Args:
         path: Parquet file.
@@ -215,6 +231,22 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
             other facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
             reward is not the weighted sum of the scores.
     """
+    columns = [*columns, CARRIED] if columns else columns
+    table = _read(path, kind, columns, **expected)
+    if CARRIED not in table.column_names:
+        return table
+    return table.filter(pc.invert(table[CARRIED])).drop_columns(CARRIED)
+
+
+def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
+    """The rows of a table of rollouts that the next round goes on with; the errors are those of `read`."""
+    table = _read(path, "rollouts", None, **expected)
+    rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
+    return rows
+
+
+def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
+    """A table with all of its rows; arguments and errors are those of `read`."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

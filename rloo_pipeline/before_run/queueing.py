@@ -21,7 +21,7 @@ SUBMISSION = 20.0
 ON_SNAKEMAKES_MACHINE = {row.stage for row in ROWS if row.local}
 """Stages that are no SLURM jobs."""
 MUCH = 0.2
-"""Share of the whole time from which waiting in the queue is a reason for one job."""
+"""Share of the whole time from which the queue and starts of engines are a reason for one job."""
 
 
 class Mode(NamedTuple):
@@ -91,18 +91,25 @@ def _waits_of_rounds(config: Config) -> int:
     return until[-1]
 
 
-def advice(config: Config, wait: float, work: float | None) -> str:
+def advice(config: Config, wait: float, work: tuple[float, float] | None) -> str:
     """The mode to take, and why, in one sentence.
 
     Args:
         config: the run's configuration.
         wait: seconds that a job waits in the queue.
-        work: seconds that the stages take; None if not known.
+        work: seconds that the stages take in each of `modes`, with the starts of engines; None if not known.
     """
     stages, single_job = modes(config, wait)
     if work is None:
         return f"{single_job.command}, unless a stage takes much longer than {estimate.minutes(wait + SUBMISSION)}"
-    share = stages.queue / (stages.queue + work)
+    cold, warm = work
+    share = (stages.queue + cold - warm) / (stages.queue + cold)
     if share < MUCH:
-        return f"{stages.command}: the queue is {share:.0%} of the time, and no GPU is held while it has nothing to do"
-    return f"{single_job.command}: as jobs of their own, stages would be in the queue for {share:.0%} of the time"
+        return (
+            f"{stages.command}: the queue and starts of engines are {share:.0%} of the time, and no GPU is held while "
+            "it has nothing to do"
+        )
+    return (
+        f"{single_job.command}: as jobs of their own, stages would wait in the queue and start engines for {share:.0%} "
+        "of the time"
+    )

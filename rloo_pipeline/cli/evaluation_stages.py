@@ -34,6 +34,13 @@ def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
     evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
 
 
+def _judge_pairs(config: Config, arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.artifacts.prompt_set import held_out_part
+    from rloo_pipeline.stages.judge_pairs import judge_pairs
+
+    judge_pairs(config, held_out_part(arguments.prompts), arguments.before, arguments.after, arguments.output)
+
+
 def _select(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.select import select
 
@@ -89,6 +96,12 @@ COMMANDS = (
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
         run=_evaluate,
         samples=True,
+    ),
+    stage(
+        "judge-pairs",
+        "Let the judge compare the final policy's held-out completions with those of the warm start.",
+        *(PROMPTS, path("before", "completions of the warm start"), path("after", "completions of the final policy")),
+        run=_judge_pairs,
     ),
     command(
         "select",

@@ -34,7 +34,7 @@ def _rollout(config: Config, arguments: argparse.Namespace) -> None:
 
     inputs = (arguments.prompts, arguments.policy, arguments.round_, arguments.shard)
     rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
-    rollout(config, *inputs, arguments.output, arguments.held_out, rates)
+    rollout(config, *inputs, arguments.output, arguments.held_out, rates, arguments.before)
 
 
 def _score(config: Config, arguments: argparse.Namespace) -> None:
@@ -104,6 +104,9 @@ COMMANDS = (
         SHARD,
         *PASS_RATES,
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
+        option(
+            "--before", type=Path, nargs="*", default=[], help="rollouts of the round before (rollout.token_budget)"
+        ),
         run=_rollout,
         samples=True,
     ),

@@ -81,12 +81,9 @@ def with_reward_model(config: Config, measured: Path | None) -> Config:
     """
     if measured is None or "rewards" not in vars(config):
         return config
-    from rloo_pipeline.artifacts.files import read_artifact
-    from rloo_pipeline.artifacts.policy import sealed_digest
+    from rloo_pipeline.artifacts.policy import measured_reward_model
 
-    folder = measured.parent / "model"
-    read_artifact(measured, policy=sealed_digest(folder))
-    return config.with_reward_model(str(folder))
+    return config.with_reward_model(str(measured_reward_model(measured)))
 
 
 def _open_policies(config: Config, arguments: argparse.Namespace) -> None:

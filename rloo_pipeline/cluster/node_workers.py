@@ -62,6 +62,7 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
+                    bufsize=0,  # `select` does not see lines in a buffer
                     start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
                 )
             )

@@ -138,12 +138,19 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_gpu(config, card, shape, hours, console)
     _print_overlap(config, hours, console)
     if wait is not None:
-        work = config.rounds * overlap.estimated(config, hours).round_seconds(config.rollout.lag) if hours else None
+        work = None
+        if card and hours:  # one job for the run keeps its engines
+            kept = estimate.hours(config, shape, card, warm=config.workers != "never", teacher=teacher)
+            work = (_round_seconds(config, hours) * config.rounds, _round_seconds(config, kept) * config.rounds)
         _print_slurm(config, 60 * wait, work, console)
     for note in inputs.require(config):
         console.print(f"note: {note}", style="yellow")
     if problem:
         raise UserError(f"{config.run} does not fit, see the first line; --gpus N says what to set with N GPUs")
+
+
+def _round_seconds(config: Config, hours: Mapping[str, float]) -> float:
+    return overlap.estimated(config, hours).round_seconds(config.rollout.lag)
 
 
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
@@ -196,7 +203,7 @@ def _print_gpu(
         stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"
         for stage, value in hours.items()
     }
-    round_ = overlap.estimated(config, hours).round_seconds(config.rollout.lag)
+    round_ = _round_seconds(config, hours)
     whole = f"{estimate.minutes(config.rounds * round_)}, {config.rounds:,} × {round_:,.1f} s"
     title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}"
     _print_rows(console, title, rows)
@@ -205,19 +212,19 @@ def _print_gpu(
         console.print(f"  not in these hours: up to {config.rollout.refill} refills of a round (rollout.refill)")
 
 
-def _print_slurm(config: Config, wait: float, work: float | None, console: Terminal) -> None:
+def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, console: Terminal) -> None:
     """Jobs, queue and wall-clock of each way to run on SLURM.
 
     Args:
         config: the run's configuration.
         wait: seconds that a job waits in the queue.
-        work: seconds that the stages take; None if not known.
+        work: seconds that the stages take in each of `queueing.modes`; None if not known.
     """
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for column in ("", "jobs", "waits", "queue", "wall-clock", "GPUs"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for mode in queueing.modes(config, wait):
-        whole = "?" if work is None else estimate.minutes(mode.queue + work)
+    for mode, seconds in zip(queueing.modes(config, wait), work or (None, None), strict=True):
+        whole = "?" if seconds is None else estimate.minutes(mode.queue + seconds)
         cells = (f"{mode.jobs:,}", f"{mode.waits:,}", estimate.minutes(mode.queue), whole, f"{mode.gpus}")
         table.add_row(mode.command, *cells)
     console.print(f"SLURM, {estimate.minutes(wait)} in the queue for each job (--wait)", style="bold")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Reward
@@ -47,8 +47,9 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     if not folders:
         raise UserError(f"{run}: has no rollouts in rounds/*/rollouts; pass the folder of a run, results/<run>")
     prompts = PromptSet(run / "prompts" / "train")
-    own_model = str(run / "reward_model" / "model")
-    new_config = config.model_copy(update={"rewards": list(rewards)}).with_reward_model(own_model)
+    new_config = config.model_copy(update={"rewards": list(rewards)})
+    if any(reward.uses_own_model for reward in rewards):
+        new_config = new_config.with_reward_model(str(measured_reward_model(run / "reward_model" / "checks.json")))
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
     compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:

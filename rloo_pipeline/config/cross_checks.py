@@ -36,11 +36,12 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
         yield "rewards: 'reward' is the weighted sum; set another `name` for that function"
     if len(set(columns)) < len(columns):
         yield f"rewards: two functions share a name ({', '.join(columns)}); set a `name` for one"
+    monitors = config.gates.of("reward_hacking").limits()["monitors"]
     for key, name in [
         ("correct.reward", config.correct.reward),
         ("checks.format_reward", config.checks.format_reward),
         *(("evaluation.breakdown", name) for name in config.evaluation.breakdown),
-        *(("gates.reward_hacking.monitors", name) for name in config.gates.reward_hacking.monitors or ()),
+        *(("gates.reward_hacking.monitors", name) for name in monitors or ()),
     ]:
         if name is not None and name not in columns:
             yield f"{key}: no reward is named '{name}' (there are {', '.join(columns)})"
@@ -228,6 +229,7 @@ def _images(config: RunKeys) -> Iterator[str]:
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
         "rollout.router_replay": config.rollout.router_replay,
+        "rollout.token_budget": config.rollout.token_budget,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
         "model.quantization": config.model.quantization,

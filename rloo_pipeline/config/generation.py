@@ -50,12 +50,12 @@ class GenerationKwargs(Section):
 
     stop: list[str] = []
     """Strings that end a completion. Rewards see them."""
-    stop_token_ids: list[int] = []
-    """Further tokens that end a completion. Rewards do not see them."""
+    stop_token_ids: list[int] = Field([], max_length=64)
+    """Further tokens that end a completion, at most 64. Rewards do not see them."""
     min_tokens: int = Field(0, ge=0)
     """Minimum number of tokens before a token or string can end a completion."""
-    bad_words: list[str] = []
-    """Words that are never sampled."""
+    bad_words: list[str] = Field([], max_length=64)
+    """Words that are never sampled, at most 64: vLLM counts each twice, also with a space before it, and takes 128."""
     allowed_token_ids: list[int] = Field([], max_length=1024)
     """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a text."""
     structured_outputs: JSON = {}

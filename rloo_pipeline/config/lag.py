@@ -1,8 +1,9 @@
-"""Requirements of `rollout.lag` on the section `algorithm`: its default correction, and combinations to refuse.
+"""Requirements of `rollout.lag` and `rollout.token_budget` on `algorithm`: default correction, refused combinations.
 
-With a lag, the completions of a round come from an older policy than the one that its update starts from. The update
-computes the log-probs of that policy, π_old, clips around it, and weights losses by w = π_old / π_sampler: the
-decoupled objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
+With a lag, the completions of a round come from an older policy than the one that its update starts from; with a token
+budget, some of their tokens do. The update computes the log-probs of the policy that it starts from, π_old, clips
+around it, and weights losses by w = π_old / π_sampler, token by token the policy that sampled it: the decoupled
+objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
 al. 2025, arXiv 2505.24298).
 """
 
@@ -23,15 +24,16 @@ OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
 
 
 def fill(values: Any) -> Any:
-    """The configuration as it was written, with a correction if it has a lag and names none.
+    """The configuration as it was written, with a correction if samples are of older policies and it names none.
 
-    A preset's `correction: none` is the choice of a system that samples without a lag, so it gives way too.
+    A preset's `correction: none` is the choice of a system without older samples, so it gives way too.
     """
     rollout, algorithm = (values.get(name, {}) for name in ("rollout", "algorithm"))
     if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
         return values
     mismatch = algorithm.get("mismatch", {})
-    if rollout.get("lag", 0) in (0, None) or not isinstance(mismatch, dict) or "correction" in mismatch:
+    is_older = rollout.get("lag", 0) not in (0, None) or rollout.get("token_budget") is not None
+    if not is_older or not isinstance(mismatch, dict) or "correction" in mismatch:
         return values
     chosen = {**presets.PRESETS.get(str(algorithm.get("preset")), {}), **algorithm}
     if chosen.get("old_logps") == "sampler":
@@ -42,9 +44,12 @@ def fill(values: Any) -> Any:
 
 def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
     """A sentence if completions of an older policy cannot be weighted or are not, or steer β."""
-    if not rollout.lag:
+    if rollout.token_budget is not None:
+        lag = f"rollout.token_budget: {rollout.token_budget}"
+    elif rollout.lag:
+        lag = f"rollout.lag: {rollout.lag}"
+    else:
         return
-    lag = f"rollout.lag: {rollout.lag}"
     if cut := rollout.cut_by:
         yield (
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "

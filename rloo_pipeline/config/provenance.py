@@ -92,6 +92,8 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
     """Import strings of the functions that these sections of the configuration name."""
     if "rewards" in sections:
         yield from (reward.function for reward in config.rewards)
+    if "judge" in sections and config.judge is not None:
+        yield config.judge.function
     if "rollout" in sections:
         yield from (*config.rollout.tools, *config.rollout.environments.values())
     if "dataset" in sections:

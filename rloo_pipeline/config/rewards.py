@@ -81,6 +81,20 @@ class Reward(Section):
         return self.model_dump(mode="json", exclude=no_effect)
 
 
+class Judge(Reward):
+    """A function that compares the final policy's held-out completions with those of the warm start, called as reward
+    functions are. It also gets `other_completions` to compare with, and returns from 0 (worse) to 1 (better) for each,
+    or None. Every pair is judged in both orders; `summary.json` has the win rate. See docs/evaluation.md.
+    """
+
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if self.weight != 1:
+            yield "weight has no effect on a judge; leave it out"
+        if self.gpus:
+            yield "gpus: a judge runs without GPUs; let it ask a service"
+
+
 class Scoring(Section):
     """Worker processes of the reward functions. Changes no score."""
 

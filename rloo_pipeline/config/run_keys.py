@@ -14,7 +14,7 @@ from rloo_pipeline.config.check_limits import Checks
 from rloo_pipeline.config.data import Dataset, Model, Warmstart
 from rloo_pipeline.config.evaluation import Correct, Evaluation, Select
 from rloo_pipeline.config.gates import Gates
-from rloo_pipeline.config.rewards import Reward, Scoring
+from rloo_pipeline.config.rewards import Judge, Reward, Scoring
 from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.config.trained_reward import RewardModel
@@ -125,6 +125,8 @@ class RunKeys(Section):
     """Definition of a right completion."""
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
+    judge: Judge | None = None
+    """Judge of the final policy's completions against the warm start's. Off by default."""
     select: Select | None = None
     """Choice of a policy. Default: the last one, which `dataset.eval` is evaluated on."""
     gates: Gates = Gates()

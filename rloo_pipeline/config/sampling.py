@@ -71,6 +71,12 @@ class Rollout(Section):
     `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
     `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
     """
+    token_budget: int | None = Field(None, ge=1)
+    """Tokens that a completion may grow in a round (partial rollouts, Kimi k1.5). What has not ended by then goes on in
+    the next round, under the policy of that round. A group trains in the round in which its last completion ends, so
+    the number of completions that a round trains on varies around `generation_batch_size`. The default of
+    `algorithm.mismatch.correction` is that of a lag. See docs/overlap.md.
+    """
     router_replay: bool = False
     """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and
     the trainer's router only weights them. Needs a GPU for sampling; not with tools or images.
@@ -115,6 +121,10 @@ class Rollout(Section):
     """Path of an Apptainer image in which the processes of tools and environments run, with its Python (3.11 or newer)
     and its packages. Default: the Python of the stages.
     """
+    environment_python: str | None = None
+    """Path of the Python (3.11 or newer) of another virtual environment, in which the processes of tools and
+    environments run with its packages. Default: the Python of the stages.
+    """
     environment_read_only: list[str] = []
     """Further files and folders that the processes can read in the sandbox or in the image, at the same absolute paths.
     Folders are added to Python's path.
@@ -132,9 +142,14 @@ class Rollout(Section):
         for key in ("max_turns", "max_tool_calling_iterations"):
             if getattr(self, key) and not self.uses_tools:
                 yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
-        for key in ("environment_sandbox", "environment_image", "environment_gpus"):
+        for key in ("environment_sandbox", "environment_image", "environment_python", "environment_gpus"):
             if getattr(self, key) and not self.uses_tools:
                 yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
+        if self.environment_python and (self.environment_sandbox or self.environment_image):
+            yield (
+                "environment_python: the sandbox has the Python of the stages and an image has its own; leave out this "
+                "key, or environment_sandbox and environment_image"
+            )
         if self.environment_sandbox and self.environment_gpus:
             yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
         if self.environment_sandbox and PYTHON_TOOL in self.tools:
@@ -147,6 +162,8 @@ class Rollout(Section):
                 "environment_read_only: without a sandbox or an image, all files can be read; set environment_sandbox "
                 "or environment_image, or drop it"
             )
+        if self.token_budget is not None:
+            yield from self._problems_of_budget(self.token_budget)
         if self.router_replay and self.uses_tools:
             yield "router_replay cannot be used with tools or an environment yet; leave one of the two out"
         if self.generation_batch_size % self.num_generations:
@@ -156,6 +173,24 @@ class Rollout(Section):
             )
         if self.shards > self.sampled_prompts:
             yield f"shards ({self.shards}) exceeds the {self.sampled_prompts} prompts of a round; lower it"
+
+    def _problems_of_budget(self, budget: int) -> Iterator[str]:
+        if budget >= self.max_completion_length:
+            yield (
+                f"token_budget ({budget}) cuts no completion of at most {self.max_completion_length} tokens "
+                "(max_completion_length); lower it, or leave it out"
+            )
+        others = {
+            "lag": self.lag > 0,
+            "refill": self.refill > 0,
+            "oversample": self.oversample > 1,
+            "router_replay": self.router_replay,
+            "tools": bool(self.tools),
+            "environment": self.environment is not None,
+            "generation_kwargs": self.generation_kwargs is not None and bool(self.generation_kwargs.for_vllm),
+        }
+        for key in (key for key, is_set in others.items() if is_set):
+            yield f"token_budget cannot be used with {key} yet; leave one of the two out"
 
     @property
     def uses_tools(self) -> bool:

@@ -13,13 +13,9 @@ JSON = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A section: refuses unknown keys, NaN and infinity, is immutable, and takes the docstring under each field as its
-    description. What types and bounds cannot say of its keys, `_problems` does.
-    """
+    """A section: immutable; refuses unknown keys, NaN and infinity, and the combinations that `_problems` names."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     def _problems(self) -> Iterator[str]:
         """A sentence for each combination of keys that cannot be used; called when each key is valid by itself."""

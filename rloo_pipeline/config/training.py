@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, OptimizerName, Section, flatten, nest
 
@@ -49,8 +49,15 @@ OWNED = {
 """Keys of DeepSpeed's configuration that cannot be set in `deepspeed.config`, and what they follow from."""
 
 
+LORA_LEARNING_RATE = 1e-5
+"""Default for an adapter: ten times that of all weights ("LoRA Without Regret")."""
+
+
 class Lora(Section):
-    """LoRA adapter (PEFT), trained instead of all weights."""
+    """LoRA adapter (PEFT), trained instead of all weights. The defaults of `lora_alpha`, `target_modules` and
+    `update.learning_rate` are those of "LoRA Without Regret" (Schulman et al. 2025), whose adapters learn from rewards
+    as all weights do.
+    """
 
     r: int = Field(16, ge=1, le=512)
     """Rank of the adapter; vLLM serves up to 512."""
@@ -92,7 +99,7 @@ class Update(Section):
     """
 
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate. Default with `lora`: ten times that of all weights, 1e-5, whatever the rank."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule after the warm-up, over `lr_horizon_rounds`."""
     lr_horizon_rounds: int | None = Field(None, ge=1)
@@ -120,6 +127,13 @@ class Update(Section):
     """
     lora: Lora | None = None
     """Train a LoRA adapter instead of all weights. Off by default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_learning_rate(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("lora") is not None and "learning_rate" not in values:
+            return {**values, "learning_rate": LORA_LEARNING_RATE}
+        return values
 
     def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:

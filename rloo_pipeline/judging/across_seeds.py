@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rloo_pipeline.judging.statistics import ROUNDING, TAIL, Array, Estimate, sign_flip_p
+from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, sign_flip_p
 
 FEWEST = 3
 """Seeds from which something is said about training."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rloo_pipeline.judging.statistics import Array, informative
+from rloo_pipeline.checks.statistics import Array, informative
 
 
 class Change(NamedTuple):

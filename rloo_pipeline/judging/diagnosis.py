@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from rloo_pipeline.checks.history import Metrics, RoundHistory
+from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.config import JSON, Gates, Reward
-from rloo_pipeline.judging.history import Metrics, RoundHistory
-from rloo_pipeline.judging.symptoms import REGISTRY
 
 
 class Symptom(NamedTuple):
@@ -63,7 +63,7 @@ def diagnose(
 
     Args:
         rounds: metrics.json of rounds 1, 2, … without a gap.
-        gates: thresholds; the defaults if None.
+        gates: actions and limits; the defaults if None.
         monitors: reward functions that should not fall (see `monitors_of`).
         evaluations: summary.json of evaluated policies by the policy's number (0 is the warm start), with
             distance.json, if any, under `distance`.
@@ -75,20 +75,20 @@ def diagnose(
         Symptoms sorted by the round that showed them first.
     """
     gates = gates or Gates()
-    watched = {name: gate for name in REGISTRY if (gate := getattr(gates, name)).action != "off"}
+    watched = {name: gate for name in SYMPTOMS if (gate := gates.of(name)).action != "off"}
     evidence_by_round: dict[str, dict[int, str]] = {name: {} for name in watched}
     for count in range(max(since, 1), len(rounds) + 1):
         history = RoundHistory(rounds[:count], monitors, evaluations or {}, planned)
         for name, gate in watched.items():
-            judge = REGISTRY[name].evidence
-            if judge and (evidence := judge(history, gate)):
+            judge = SYMPTOMS[name].evidence
+            if judge and (evidence := judge(history, **gate.limits())):
                 evidence_by_round[name][history.round] = evidence
     if "memory" in watched:
         memory_lines = (out_of_memory or {}).items()
         evidence_by_round["memory"] = {number: line for number, line in memory_lines if number >= since}
     symptoms = [
         Symptom(name, rule.title, watched[name].action, min(shown), max(shown), shown[max(shown)], rule.cure)
-        for name, rule in REGISTRY.items()
+        for name, rule in SYMPTOMS.items()
         if (shown := evidence_by_round.get(name))
     ]
     return sorted(symptoms, key=lambda symptom: symptom.first)

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rloo_pipeline.checks.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
-from rloo_pipeline.judging.statistics import estimate_scores, estimate_share, pass_at_ks
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.lengths import length_metrics
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import lineage
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import Symptom, diagnose, monitors_of
-from rloo_pipeline.judging.history import Metrics
 
 NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.policy import Policy, has_pad
+from rloo_pipeline.checks.evidence import TokenFacts
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompting import render
-from rloo_pipeline.judging.evidence import TokenFacts
 from rloo_pipeline.judging.template_lint import TemplateLint
 
 if TYPE_CHECKING:

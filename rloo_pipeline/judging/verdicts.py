@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rloo_pipeline.judging import (  # noqa: F401, registers checks
-    engines,
-    group_stats,
-    pair_checks,
-    probe_samples,
-    special_tokens,
-)
-from rloo_pipeline.judging.evidence import Evidence
-from rloo_pipeline.judging.registry import CHECKS, Limit, Side
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.registry import CHECKS, Limit, Side
 
 
 def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[str]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import yaml
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.checks.statistics import Array, holm
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
@@ -24,7 +25,6 @@ from rloo_pipeline.judging.across_seeds import (
     summarize_arm,
 )
 from rloo_pipeline.judging.completions import is_correct
-from rloo_pipeline.judging.statistics import Array, holm
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.comparison import incomparable
 from rloo_pipeline.report.finished import FinishedRun

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.judging.run_files import read_config, read_held_out, read_metrics
-from rloo_pipeline.judging.statistics import Array
 from rloo_pipeline.report.evaluations import read_completions
 from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
 

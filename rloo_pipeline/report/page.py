@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import REMEDY, read_artifact
+from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging.completions import score_names
-from rloo_pipeline.judging.registry import threshold
 from rloo_pipeline.judging.run_files import RunFiles, read_held_out, read_metrics
 from rloo_pipeline.report import frame, jobs, samples, tasks
 from rloo_pipeline.report.charts import Chart, charts

@@ -1,7 +1,7 @@
 """A run in Python: its configuration, metrics, completions and policies, read from its folder on access.
 
     run = rloo_pipeline.open_run("results/demo")
-    run.metrics["reward"]
+    run.metrics()["reward"]
     run.rollouts(10).filter(lambda row: row["advantage"] > 0)
 
 Works on finished runs and on runs in flight. It writes nothing and loads no model.
@@ -59,7 +59,6 @@ class Run:
         """Numbers of the finished rounds, from 1 without a gap."""
         return list(range(1, len(run_files.metrics_until(self.folder, self.config.rounds)) + 1))
 
-    @property
     def metrics(self) -> pd.DataFrame:
         """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN. The column
         `eval/accuracy` is the held-out accuracy of the policy that the round made.
@@ -82,7 +81,7 @@ class Run:
         """
         from plotly.subplots import make_subplots
 
-        frame, accuracies = self.metrics, run_files.read(self.folder).accuracies()
+        frame, accuracies = self.metrics(), run_files.read(self.folder).accuracies()
         names = metrics or [name for name in (REWARD, ACCURACY, "kl") if name in frame]
         for name in names:
             if name not in frame:

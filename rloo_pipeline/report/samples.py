@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from rloo_pipeline.artifacts import image_store, round_tables, tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text, held_out_part
+from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.images import with_parts
 from rloo_pipeline.judging.completions import grid, is_correct, score_names
-from rloo_pipeline.judging.statistics import Array
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.round_table import read_round
 from rloo_pipeline.seeds import derive, permutation

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.checks.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
-from rloo_pipeline.judging.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
-from rloo_pipeline.judging.win_rate import win_rate
+from rloo_pipeline.judging.win_rate import judged_rate, win_rate
 from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.training_prompts import training_prompts
@@ -44,6 +44,7 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
         "gain_p_holm": gains["pass@1"]["p_holm"],
         "gains": gains,
         "win_rates": win_rates_of(config, run),
+        **({"judged": judged(config, run)} if config.judge else {}),
         "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
         "tokens": {
@@ -129,6 +130,22 @@ def win_rates_of(config: Config, run: Path) -> dict[str, dict[str, Any] | None]:
             rate = win_rate(before, after, resamples, seed)
             rates[reward.column] = rate and rate._asdict()
     return rates
+
+
+def judged(config: Config, run: Path) -> dict[str, Any]:
+    """Win rate of the final policy against the warm start by the judge, and the share of pairs with the same verdict in
+    both orders; pairs without two verdicts do not count.
+
+    Raises:
+        UserError: the judgements are of other completions.
+    """
+    before, after = read_pair(run)
+    of = {name: tables.footer(table)[tables.DIGEST] for name, table in (("warmstart", before), ("final", after))}
+    table = tables.read(run / "judgements.parquet", "judgements", **of)
+    verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
+    by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
+    rate, same = judged_rate(by_prompt, config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap"))
+    return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:

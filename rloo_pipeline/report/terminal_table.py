@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
+from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.judging.history import Metrics
 from rloo_pipeline.report import run_progress
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND, TOOK
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from itertools import chain, islice
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -132,8 +132,12 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
     }
 
 
-def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -> dict[str, Any]:
-    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples."""
+def rollout_facts(
+    config: Config, round_: int, shard: int, policy_digest: str, tools: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples, and
+    `tools` are the names of all tools.
+    """
     return {
         "run": config.run,
         "round": round_,
@@ -142,11 +146,25 @@ def rollout_facts(config: Config, round_: int, shard: int, policy_digest: str) -
         "policy": policy_digest,
         "policy_round": config.rollout.policy_of(round_),
         **sampling_facts(config.model, sampling_config_of(config.rollout)),
+        **({tables.TOOLS: json.dumps(tools)} if tools else {}),
     }
 
 
+class Samples(Protocol):
+    """Completions to sample, which become one table."""
+
+    def prompts_of_requests(self) -> list[JSON]:
+        """The row of the prompt of each request."""
+
+    def requests(self, config: Config) -> list[Request]:
+        """What to sample."""
+
+    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
+        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""
+
+
 class Draw(NamedTuple):
-    """Completions to sample."""
+    """K completions of each prompt."""
 
     rows: Sequence[dict[str, Any]]
     """Prompts with prompt_id and prompt_ids."""
@@ -156,13 +174,35 @@ class Draw(NamedTuple):
     names: tuple[str | int, ...]
     """The seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`)."""
 
-    def requests(self, seed: int) -> list[Request]:
+    def prompts_of_requests(self) -> list[JSON]:
+        """Each prompt, K times."""
+        return [row for row in self.rows for _ in range(self.samples)]
+
+    def requests(self, config: Config) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
-            Request(row["prompt_ids"], derive(seed, *self.names, row["prompt_id"], sample), self.sampling, images)
+            Request(row["prompt_ids"], self._seed_of(config, row, sample), self.sampling, images)
             for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
             for sample in range(self.samples)
         ]
+
+    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
+        """The table of rollouts."""
+        rows = [
+            {
+                "prompt_id": row["prompt_id"],
+                "sample": place % self.samples,
+                "prompt_ids": row["prompt_ids"],
+                **completion,
+                "seed": self._seed_of(config, row, place % self.samples),
+                image_store.IDS: row.get(image_store.IDS),
+            }
+            for place, (row, completion) in enumerate(zip(self.prompts_of_requests(), columns, strict=True))
+        ]
+        return pa.Table.from_pylist(rows, schema=schema(config))
+
+    def _seed_of(self, config: Config, row: JSON, sample: int) -> int:
+        return derive(config.seed, *self.names, row["prompt_id"], sample)
 
 
 def _images_of(row: dict[str, Any]) -> ShownImages | None:
@@ -171,8 +211,8 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Table]:
-    """Samples `samples` completions of each prompt, for all draws at once: the engine mixes them in its batches.
+def sample_groups(sampler: Sampler, config: Config, *draws: Samples) -> list[pa.Table]:
+    """Samples all draws at once: the engine mixes them in its batches.
 
     Args:
         sampler: with the policy.
@@ -180,35 +220,24 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Draw) -> list[pa.Tab
         draws: draws to sample.
 
     Returns:
-        For each draw, a table of rollouts without a footer, ordered by (prompt, sample).
+        The table of each draw.
 
     Raises:
         UserError: a log-prob is NaN or infinite.
     """
-    requests = [*chain(*(draw.requests(config.seed) for draw in draws))]
-    keys = [(row, sample) for draw in draws for row in draw.rows for sample in range(draw.samples)]
+    requests = [draw.requests(config) for draw in draws]
     if config.rollout.uses_tools:
-        columns = _play_episodes(sampler, config, [row for row, _ in keys], requests)
+        prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
+        columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
     else:
-        columns = [completion.columns() for completion in sampler.sample(requests, "completions")]
+        columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
             f"{sampler.policy}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
             "the round whose update wrote such weights"
         )
-    rows = iter(
-        {
-            "prompt_id": row["prompt_id"],
-            "sample": sample,
-            "prompt_ids": row["prompt_ids"],
-            **completion,
-            "seed": request.seed,
-            image_store.IDS: row.get(image_store.IDS),
-        }
-        for (row, sample), request, completion in zip(keys, requests, columns, strict=True)
-    )
-    sizes = [len(draw.rows) * draw.samples for draw in draws]
-    return [pa.Table.from_pylist([*islice(rows, size)], schema=schema(config)) for size in sizes]
+    sampled = iter(columns)
+    return [draw.table(config, [*islice(sampled, len(own))]) for draw, own in zip(draws, requests, strict=True)]
 
 
 def schema(config: Config) -> pa.Schema:

@@ -21,6 +21,8 @@ class Request(NamedTuple):
     sampling: SamplingConfig
     shown: ShownImages | None = None
     """Images of the prompt."""
+    begun: Begun | None = None
+    """Tokens of the completion that earlier rounds have sampled."""
 
     @property
     def for_vllm(self) -> TokensPrompt:
@@ -28,12 +30,19 @@ class Request(NamedTuple):
         from vllm import TokensPrompt
 
         if self.shown is None:
-            return TokensPrompt(prompt_token_ids=self.prompt_ids)
+            return TokensPrompt(prompt_token_ids=[*self.prompt_ids, *(self.begun.ids if self.begun else ())])
         return TokensPrompt(
             prompt_token_ids=self.shown.placeholder_ids,
             multi_modal_data={"image": self.shown.images},
             multi_modal_uuids={"image": self.shown.ids},
         )
+
+
+class Begun(NamedTuple):
+    """The first tokens of a completion, and their log-probs under the policies that sampled them."""
+
+    ids: list[int]
+    logps: list[float]
 
 
 class ShownImages(NamedTuple):
@@ -169,11 +178,13 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     (sampled,) = output.outputs
     if sampled.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
-    ids = list(sampled.token_ids)
-    assert sampled.logprobs.token_ids == ids
-    text = _text(tokenizer, params, output.prompt_token_ids, sampled)
-    experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(ids) - 1)
-    return Completion(ids, text, sampled.logprobs.logprobs, sampled.finish_reason, experts)
+    new_ids = list(sampled.token_ids)
+    assert sampled.logprobs.token_ids == new_ids
+    begun = request.begun or Begun([], [])
+    ids = [*begun.ids, *new_ids]
+    text = _text(tokenizer, params, request.prompt_ids, ids)
+    experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(new_ids) - 1)
+    return Completion(ids, text, [*begun.logps, *sampled.logprobs.logprobs], sampled.finish_reason, experts)
 
 
 def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
@@ -187,11 +198,11 @@ def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
     return list(chosen[:tokens].flatten().tolist())
 
 
-def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], sampled: Any) -> str:
+def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
     """The text of `policy.shown_ids`; without special tokens, identical to vLLM's own text (detokenize=True)."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), list(sampled.token_ids))
+    shown = policy.shown_ids(tokenizer, params.stop_token_ids or (), ids)
     params.skip_special_tokens = policy.special_ids(tokenizer).isdisjoint(shown)
     if (text := _byte_text(tokenizer, prompt_ids, shown, params.skip_special_tokens)) is not None:
         return text

@@ -37,6 +37,7 @@ def pool_of(settings: Rollout) -> EnvironmentPool:
         settings.environment_image or "",
         tuple(settings.environment_read_only),
         gpu_claims.names_set_aside(settings.environment_gpus),
+        settings.environment_python or "",
     )
     return EnvironmentPool(
         settings.environment, settings.tools, settings.environment_workers, settings.environment_timeout, where

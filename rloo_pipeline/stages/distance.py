@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.checks.statistics import estimate_mean
 from rloo_pipeline.config import Config
-from rloo_pipeline.judging.statistics import estimate_mean
 from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive

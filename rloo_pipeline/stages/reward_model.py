@@ -20,11 +20,11 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.before_run import checkpointing
+from rloo_pipeline.checks import pair_checks
 from rloo_pipeline.config import Config, RewardModel, Source, Update
 from rloo_pipeline.data.preferences import Preference, preferences, question
 from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging import pair_checks
 from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import counting, say
 from rloo_pipeline.seeds import derive

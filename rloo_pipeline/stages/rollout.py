@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
-from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout import groups, partial
+from rloo_pipeline.rollout.groups import Draw
 from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
@@ -27,6 +27,7 @@ def rollout(
     output: Path,
     held_out: Path | None,
     rates: PassRateFiles = NO_PASS_RATES,
+    before: Sequence[Path] = (),
 ) -> None:
     """Samples the completions of one shard, and its share of the held-out completions of the round.
 
@@ -39,31 +40,37 @@ def rollout(
         output: the table.
         held_out: table for the held-out completions; without it there are none.
         rates: pass rates, where `dataset.select` needs them.
+        before: all shards of the round before, with `rollout.token_budget`.
 
     Raises:
-        UserError: there are fewer prompts than a round needs, a table of pass rates is damaged or of another round, the
-            policy is not complete, or prompts and completions do not fit its context.
+        UserError: there are fewer prompts than a round needs, a table of pass rates or of the round before is missing,
+            damaged or of another round, the policy is not complete, or prompts and completions do not fit its context.
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
     indices = prompts_of_round(config, train, round_, rates).sampled
-    share = shard_range(len(indices), settings.shards, shard)
-    sampling = groups.sampling_config_of(settings)
+    if settings.token_budget is None:
+        share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
+        rows = train.rows(indices[share.start : share.stop])
+        draw: groups.Samples = Draw(rows, settings.num_generations, sampling, ("round", round_))
+        begun = 0
+    else:
+        draw = partial.groups_of_shard(config, train, indices, round_, shard, before)
+        begun = draw.tokens
     sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
-    rows = train.rows(indices[share.start : share.stop])
-    about = groups.rollout_facts(config, round_, shard, sampler.digest)
+    about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
     completions, held_out_completions = groups.sample_groups(
         sampler,
         config,
-        groups.Draw(rows, settings.num_generations, sampling, ("round", round_)),
-        groups.Draw(held_out_rows, 1, _held_out_sampling(config), groups.EVALUATION),
+        draw,
+        Draw(held_out_rows, 1, _held_out_sampling(config), groups.EVALUATION),
     )
     if held_out:
         held_out_about = about | groups.sampling_facts(config.model, _held_out_sampling(config))
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
     tables.write(output, completions, completions.schema, "rollouts", **about)
-    tokens = pc.sum(pc.list_value_length(completions["completion_ids"])).as_py()
+    tokens = sum(tables.lengths(completions["completion_ids"])) - begun
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
     say(
         f"round {round_} shard {shard}: {len(completions)} completions, {tokens} tokens, {speed}, "

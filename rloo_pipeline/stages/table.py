@@ -93,11 +93,14 @@ def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: 
 
 _WHERE = ("environment_workers", "environment_gpus")
 """Keys of `rollout`: processes and GPUs of environments, which do not change results."""
-_SAMPLED = but("lag", "refill", *_WHERE)
-"""Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage."""
+_SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
+"""Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage; a
+budget decides in which round completions end."""
+_OF_ROUND = but("lag", "refill", *_WHERE)
+"""Keys of `rollout` that decide the rollouts of a round."""
 _ENVIRONMENTS = (
     *("environment", "environment_timeout", "environment_sandbox", "environment_memory_mb", "environment_image"),
-    "environment_read_only",
+    *("environment_python", "environment_read_only"),
 )
 _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
@@ -228,7 +231,9 @@ ROWS = (
         decides=_whole("reproducible", "seed", "model", "rewards", "correct")
         | {
             # these do not change completions
-            "rollout": but("num_generations", "generation_batch_size", "oversample", "refill", "lag", *_WHERE),
+            "rollout": but(
+                *("num_generations", "generation_batch_size", "oversample", "refill", "lag", "token_budget", *_WHERE)
+            ),
             "dataset.select": but("pass_rate", "weights"),
         },
         reads=("run", "scoring", "vllm"),
@@ -242,7 +247,7 @@ ROWS = (
         "rounds/{round}/rollouts/{shard}.parquet",
         each="shard",
         decides=_whole("reproducible", "seed", "model")
-        | {"rollout": _SAMPLED, "dataset.select": but("num_generations")},
+        | {"rollout": _OF_ROUND, "dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
         next_policy_waits=True,
@@ -282,7 +287,7 @@ ROWS = (
         when=lambda config, _: config.rollout.refill > 0,
         decides=_whole("reproducible", "seed", "model", "rewards")
         | {
-            "rollout": but("lag", *_WHERE),
+            "rollout": but("lag", "token_budget", *_WHERE),
             # these decide which groups have a signal
             "algorithm": only(
                 *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
@@ -344,7 +349,7 @@ ROWS = (
         "rounds/{round}/metrics.json",
         policy="previous",
         decides=_whole("reproducible", "seed", "model", "algorithm", "update")
-        | {"rollout": _SAMPLED, "deepspeed": _RANKS},
+        | {"rollout": _OF_ROUND, "deepspeed": _RANKS},
         reads=("run", "rounds", "dataset"),
         worker="trainer",
         next_policy_waits=True,
@@ -448,6 +453,19 @@ ROWS = (
         after=("update", "stage_harness"),
     ),
     _row(
+        "judge_pairs",
+        "judgements.parquet",
+        phase="after",
+        when=lambda config, _: config.judge is not None,
+        policy="last",
+        decides=_whole("judge"),
+        reads=("scoring",),
+        worker="scorer",
+        watched=True,
+        box=(8, 190),
+        after=("evaluate",),
+    ),
+    _row(
         "select",
         "selection.json",
         phase="after",
@@ -493,10 +511,10 @@ ROWS = (
         policy="last",
         decides=_whole("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select")
         | {"evaluation": but("each_round"), "report": but("every")},
-        reads=("rollout", "algorithm"),
+        reads=("rollout", "algorithm", "judge"),
         watched=True,
         box=(8, 90),
-        after=("evaluate", "distance", "harness", "evaluate_chosen"),
+        after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
     ),
 )
 """All rows, in the order in which a run's jobs begin."""

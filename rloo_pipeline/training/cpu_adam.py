@@ -76,13 +76,16 @@ def _recreate(optimizer: Any, *_: object) -> None:
 
 
 def _folder() -> Path:
-    """A folder for what is compiled on this host: another one may lack its instructions, and may not see its locks."""
+    """A folder for what is compiled on this host, in this environment: another host may lack its instructions, and may
+    not see its locks; for the headers of another environment torch would compile again.
+    """
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", caches.cache_folder() / "torch_extensions"))
-    digest = hashlib.sha256(f"{sys.version}{torch.__version__}{kind}{socket.gethostname()}".encode()).hexdigest()[:12]
+    where = f"{sys.version}{sys.prefix}{torch.__version__}{kind}{socket.gethostname()}"
+    digest = hashlib.sha256(where.encode()).hexdigest()[:12]
     folder = root if root.name == digest else root / digest
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -210,8 +210,8 @@ def load_values(path: str, map_location: Any = None) -> Any:
 def disable_compiled_operations() -> None:
     """Keeps DeepSpeed from compiling its own operations.
 
-    On a CPU it would compile an all-reduce for inference, which training never calls: half a minute of compile time,
-    and 69 MB of shared memory that is never freed.
+    When ranks connect on a CPU, it would compile an all-reduce for inference, which training never calls: half a minute
+    of compile time, and 69 MB of shared memory that is never freed.
     """
     from deepspeed import ops
 

@@ -60,7 +60,6 @@ class Engine:
         from rloo_pipeline.training import nvme, optimizers, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
 
-        deepspeed_config.disable_compiled_operations()
         self.rank = ranks.current()
         self.settings = settings
         self.policy = policy

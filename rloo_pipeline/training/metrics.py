@@ -6,8 +6,10 @@ weigh every token equally, as in TRL.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from collections import Counter
 
 import pyarrow as pa
 from torch import Tensor
@@ -26,9 +28,18 @@ OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "
 """Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
 
 
-def staleness(rollouts: pa.Table, round_: int) -> int:
-    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from."""
-    return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
+def staleness(rollouts: pa.Table, round_: int) -> float:
+    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from; with
+    `rollout.token_budget` on average over tokens.
+    """
+    if tables.SEGMENTS not in rollouts.column_names:
+        return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
+    ages = [
+        (segment["end"] - start, round_ - 1 - segment["policy_round"])
+        for segments in rollouts[tables.SEGMENTS].to_pylist()
+        for start, segment in zip([0, *(one["end"] for one in segments)], segments, strict=False)
+    ]
+    return sum(tokens * age for tokens, age in ages) / sum(tokens for tokens, _ in ages)
 
 
 def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metrics:
@@ -56,15 +67,19 @@ def rewarded(scores: pa.Table) -> bool:
 
 
 def tool_metrics(rollouts: pa.Table) -> Metrics:
-    """Calls of tools for each completion, and the share of calls that an error answered (0 without a call), as in TRL's
-    GRPOTrainer; nothing without tools.
+    """Calls of tools for each completion, in all and of each tool, and the share of calls that an error answered (0
+    without a call), as in TRL's GRPOTrainer; nothing without tools.
     """
     if not tables.is_episodes(rollouts):
         return {}
     calls, failures = (sum(rollouts[name].to_pylist()) for name in ("tool_calls", "tool_failures"))
+    names = json.loads(tables.footer(rollouts).get(tables.TOOLS, "[]"))
+    messages = (message for row in rollouts["messages"].to_pylist() for message in json.loads(row))
+    called = Counter(call["function"]["name"] for message in messages for call in message.get("tool_calls") or ())
     return {
         "tools/call_frequency": calls / len(rollouts),
         "tools/failure_frequency": failures / calls if calls else 0.0,
+        **{f"tools/{name}/call_frequency": called[name] / len(rollouts) for name in names},
     }
 
 

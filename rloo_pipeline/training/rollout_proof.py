@@ -3,7 +3,8 @@
 It uses trainer log-probs that the update computes anyway: those of the pass for π_old or, without one, those of the
 first optimizer step, between its backward pass and the change of weights. Three cases need a separate pass over 1/32
 of the completions (4 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout; and
-truncated or masked sampling, which is judged by one side of the difference only.
+truncated or masked sampling, which is judged by one side of the difference only. With `rollout.token_budget` it looks
+at completions that the round's policy sampled as a whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
@@ -92,32 +94,45 @@ class RolloutProof:
         lengths = sequences.sampled()
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])
 
-    def by_logps(self, old: Tensor, sampling: Tensor, mask: Tensor) -> None:
-        """Compares with the pass for π_old; all arguments are [completions, tokens].
+    def by_logps(self, old: Tensor, sampling: Tensor, mask: Tensor, rollouts: pa.Table) -> None:
+        """Compares with the pass for π_old; all tensors are [completions, tokens].
 
         Raises:
             UserError: another policy sampled the rollouts.
         """
         absolute = ((old - sampling).double().abs() * mask).sum(-1)
-        self._require(sampler_proof.difference(absolute, mask.sum(-1)))
+        own = self._own(rollouts)
+        if any(own):
+            self._require(sampler_proof.difference(absolute[own], mask.sum(-1)[own]))
 
-    def by_first_step(self, engine: Engine, record: Record, lengths: Tensor) -> None:
+    def by_first_step(self, engine: Engine, record: Record, lengths: Tensor, rollouts: pa.Table) -> None:
         """Compares with the log-probs of the first optimizer step, just after its backward pass.
 
         Raises:
             UserError: another policy sampled the rollouts.
         """
-        compared = engine.sum_over_ranks(record.has_gap) > 0
+        compared = (engine.sum_over_ranks(record.has_gap) > 0) & lengths.new_tensor(self._own(rollouts)).bool()
         absolute = engine.sum_over_ranks(record.gap[:, 0])
         if compared.any():
             self._require(sampler_proof.difference(absolute[compared], lengths[compared]))
 
     def _chosen(self, rollouts: pa.Table) -> pa.Table:
         """Picks completions, the same ones in every process."""
+        rollouts = rollouts.filter(self._own(rollouts))
         order = permutation(len(rollouts), derive(self.config.seed, "proof", self.round))
         return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), MOST)]))
 
+    def _own(self, rollouts: pa.Table) -> list[bool]:
+        """True for completions whose tokens are all of the policy that samples the round."""
+        if tables.SEGMENTS not in rollouts.column_names:
+            return [True] * len(rollouts)
+        number = self.config.rollout.policy_of(self.round)
+        column = rollouts[tables.SEGMENTS].to_pylist()
+        return [all(segment["policy_round"] == number for segment in segments) for segments in column]
+
     def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
+        if not len(chosen):
+            return
         truncated = self.config.rollout.cut_by is not None or self.masked
         self._require(sampler_proof.of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 

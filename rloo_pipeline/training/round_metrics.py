@@ -31,7 +31,9 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     metrics |= update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
     if config.rollout.masked_by:
         metrics |= {f"sampling/{name}": None for name in OF_ENGINES}
-    metrics |= group_metrics(teaching_groups(config, sampled), sampled, config.rollout.num_prompts)
+    metrics |= group_metrics(
+        teaching_groups(config, sampled), sampled, len(trained.rollouts) // config.rollout.num_generations
+    )
     metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
     metrics |= trained.experts | _step_metrics(engine, trained)
     return metrics | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}

@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
-from rloo_pipeline.seeds import derive, permutation
+from rloo_pipeline.seeds import derive, permutation, shard_range
 from rloo_pipeline.training import round_data
 from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
 from rloo_pipeline.training.engine import Engine
@@ -86,7 +86,7 @@ def train(
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -106,7 +106,7 @@ def _prove(
     if sampling is None or proof.masked or engine.settings.uses_dropout:
         proof.by_pass(engine, rollouts, prompts)
     elif old is not None and old is not sampling:
-        proof.by_logps(old, sampling, completions.mask)
+        proof.by_logps(old, sampling, completions.mask, rollouts)
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
@@ -123,6 +123,7 @@ def _steps(
     max_tokens: int,
     counter: Counter,
     proof: RolloutProof | None,
+    rollouts: pa.Table,
 ) -> tuple[Record, list[tuple[float, float]], int]:
     """Takes all optimizer steps of a round.
 
@@ -134,7 +135,6 @@ def _steps(
     """
     algorithm, samples = config.algorithm, config.rollout.num_generations
     groups = len(sequences.prompts) // samples
-    size = groups // algorithm.steps_per_generation
     record = Record.empty(len(sequences.prompts), engine.device)
     lengths = batch.completions.mask.sum(-1)
     steps: list[tuple[float, float]] = []
@@ -142,8 +142,9 @@ def _steps(
     for iteration in range(algorithm.num_iterations):
         order = permutation(groups, derive(config.seed, "steps", round_, iteration))
         record.reset_pass()
-        for first in range(0, groups, size):
-            rows = [group * samples + sample for group in order[first : first + size] for sample in range(samples)]
+        for step in range(algorithm.steps_per_generation):
+            share = shard_range(groups, algorithm.steps_per_generation, step)
+            rows = [order[place] * samples + sample for place in share for sample in range(samples)]
             loss_of = StepLoss(algorithm, batch, rows, config.rollout.max_completion_length, record, first=not steps)
             # a masked completion has no gradient, so it need not go through the model
             unmasked = [row for row in rows if not batch.masked[row]]
@@ -154,7 +155,7 @@ def _steps(
                 continue
             prove = None
             if proof is not None and not proof.is_done:
-                prove = partial(proof.by_first_step, engine, record, lengths)
+                prove = partial(proof.by_first_step, engine, record, lengths, rollouts)
             loss = engine.step(sequences, unmasked, max_tokens, loss_of, counter.advance, prove)
             steps.append((loss, engine.grad_norm))
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped

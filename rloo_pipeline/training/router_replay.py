@@ -46,8 +46,7 @@ class RouterReplay:
         """Sets the experts for the following passes, including layers that checkpointing runs again.
 
         Args:
-            experts: for each token of a pack, the experts of all layers in sequence, on the CPU; None if
-                routers choose.
+            experts: for each token of a pack, the experts of all layers in turn, on the CPU; None if routers choose.
             device: the pack's.
 
         Raises:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
-"""Largest mean difference by rounding, in nats per token, in random models (`check_limits.LOGPROB_LIMITS`)."""
+"""Largest mean difference by rounding, in nats per token, in random models (see the check `logprob_difference`)."""
 EXPERTS = 4
 """Factor on `ROUNDING` for mixtures of experts, if policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0

@@ -20,7 +20,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, import_shims, ranks
-from rloo_pipeline.training import plain_model
+from rloo_pipeline.training import deepspeed_config, plain_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +32,7 @@ SHARD = 500_000_000
 def start_ranks() -> None:
     """Connects the ranks, before the first model is split."""
     deepspeed = import_shims.import_deepspeed()
+    deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()
     cuda = devices.device_type() == "cuda"
     if cuda:

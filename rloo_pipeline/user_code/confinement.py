@@ -1,5 +1,5 @@
-"""The command that starts the process from which episodes are forked: as any other process, in the sandbox, or in an
-Apptainer image.
+"""The command that starts the process from which episodes are forked: as any other process, with another Python, in the
+sandbox, or in an Apptainer image.
 
 The sandbox is that of `code_reward` (`user_code/sandbox`) around all episodes at once, so they share its /tmp, its
 user and its number of processes, and one can end another. In it are the files of Python and its packages, this package,
@@ -28,6 +28,15 @@ from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, THRE
 
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
 """Keeps the path of the image's Python, whose packages come first."""
+BOOT_BESIDE = (
+    "import sys, importlib.util as util; place = sys.argv.pop(1); "
+    "spec = util.spec_from_file_location('rloo_pipeline', place + '/__init__.py', submodule_search_locations=[place]); "
+    "spec.loader.exec_module(sys.modules.setdefault('rloo_pipeline', util.module_from_spec(spec))); "
+    "from {} import main; main(*{})"
+)
+"""Imports this package by its folder, so that another Python sees none of the packages beside it."""
+OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME")
+"""Variables that another Python does not get."""
 CPU_SECONDS = float(1 << 31)
 """Episodes end at their deadlines; the process that forks them lives as long as the stage."""
 FILE_MB = 512
@@ -46,6 +55,8 @@ class Confinement(NamedTuple):
     read_only: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     """Value of CUDA_VISIBLE_DEVICES for them."""
+    python: str = ""
+    """Another Python."""
 
     @property
     def has_own_files(self) -> bool:
@@ -61,7 +72,7 @@ class ForkServerCommand(NamedTuple):
     limits: dict[str, int] | None = None
     """Limits for `sandbox.inside.limits.apply`, in the sandbox."""
     schema_file: str = ""
-    """File of transformers that makes the schemas of tools; only in an image."""
+    """File of transformers that makes the schemas of tools; only in an image or with another Python."""
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
@@ -90,6 +101,8 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
         UserError: no sandbox works here, there is no Apptainer, or a file does not exist.
     """
     variables = ENVIRONMENT | dict.fromkeys(THREADS, "1") | {"CUDA_VISIBLE_DEVICES": ",".join(confinement.gpus)}
+    if confinement.python:
+        return _with_python(Path(confinement.python).absolute(), file, variables)
     if not confinement.has_own_files:
         argv = [sys.executable, "-c", BOOT.format(fork_server.__name__, [file]), *sys.path]
         return ForkServerCommand(argv, os.environ | variables | {MARK: str(os.getpid())})
@@ -104,6 +117,14 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
         return _in_image(confinement, own, arguments, passed, workers)
     path = [*(entry for entry in sys.path if Path(entry).is_absolute()), *folders]
     return _in_sandbox(confinement, own, [BOOT.format(fork_server.__name__, [file]), *path], variables, workers)
+
+
+def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServerCommand:
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise UserError(f"rollout.environment_python: {python} is not a program; name bin/python of the environment")
+    argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
+    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, _schema_file())
 
 
 def _in_sandbox(

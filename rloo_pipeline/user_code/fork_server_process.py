@@ -111,6 +111,8 @@ class ForkServerProcess:
 
     def _what_is_there(self) -> str:
         """Advice on what the code may lack, after an import error."""
+        if self.where.python:
+            return f"; there are the packages of {self.where.python}"
         if not self.where.has_own_files:
             return ""
         packages = f"that {self.where.image} has" if self.where.image else "of Python"

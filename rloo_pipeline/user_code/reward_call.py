@@ -18,6 +18,10 @@ OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
 """Arguments that functions get besides the dataset's columns."""
 
 
+OTHERS = "other_completions"
+"""The argument with which a judge gets the completions to compare with."""
+
+
 class BadOutputError(Exception):
     """A function did not return one finite number or None per completion; the message names the row."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import lineage, tables
+from rloo_pipeline.artifacts.manifest import MANIFEST, digest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Reward, provenance
@@ -62,7 +64,8 @@ def score_columns(
     if policy.folder.is_dir():
         policy.verify(lambda name: not name.endswith(".safetensors"))  # rewards read the tokenizer
     constants = {"tokenizer_path": str(policy.base)}
-    samples = [sum(1 for _ in rows) for _, rows in groupby(rollouts["prompt_id"].to_pylist())]
+    starts = [place for place, sample in enumerate(rollouts["sample"].to_pylist()) if sample == 0]
+    samples = [end - start for start, end in pairwise([*starts, len(rollouts)])]
     results = pools.score(batch_of(rollouts, prompts), samples, constants, more)
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
@@ -113,11 +116,23 @@ def as_table(
 
 
 def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """Footer facts of a score table: weights of the reward functions, and code digests of the user's."""
+    """Footer facts of a score table: weights of the reward functions, code digests of the user's, and digests of reward
+    models that the run has trained.
+    """
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
-    return {tables.WEIGHTS: json.dumps(weights), **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {})}
+    models = {reward.column: digest(file) for reward in rewards if (file := _manifest_of_model(reward)).exists()}
+    return {
+        tables.WEIGHTS: json.dumps(weights),
+        **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {}),
+        **({lineage.REWARD_MODELS: json.dumps(models)} if models else {}),
+    }
+
+
+def _manifest_of_model(reward: Reward) -> Path:
+    """The manifest that a reward model has if the run has trained it."""
+    return Path(str(reward.options.get("model", "")), MANIFEST)
 
 
 def _digest(digests: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     assert good.prompts().num_rows == slow.prompts().num_rows == 200
     assert good.rollouts(1)["completion"] == slow.rollouts(1)["completion"]
     assert (good.folder / "rounds/00001/rollouts").resolve() == (slow.folder / "rounds/00001/rollouts").resolve()
-    assert good.metrics["learning_rate"][1] != slow.metrics["learning_rate"][1]
+    assert good.metrics()["learning_rate"][1] != slow.metrics()["learning_rate"][1]
 
     write(project, mini(**SMALL), arms={name: arms[name] for name in ("good", "slow")}, seeds=[0, 3])
     outcome = project.snakemake("--dry-run", "--logger-rloo-plain")

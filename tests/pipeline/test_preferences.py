@@ -3,7 +3,10 @@
 import json
 
 import pytest
-from helpers import Project, mini
+from helpers import Project, mini, rloo
+
+from rloo_pipeline.artifacts.lineage import facts_of
+from rloo_pipeline.artifacts.manifest import digest
 
 pytestmark = pytest.mark.slow
 
@@ -19,14 +22,30 @@ PREFERENCES = {
     "rewards": [{"function": "rloo_pipeline.rewards.model:reward_model", "batch": "all"}, *mini()["rewards"]],
     "correct": {"reward": "answer"},
     "checks": {"accept": ["pair_accuracy"]},
+    "judge": {"function": "judges.py:longer"},
 }
-KILLED_AT_ONCE = ("reward_model", "warmstart", "rounds", "policies/0000[12]", "trainer", "tensorboard", "evaluation")
+JUDGE = """
+def longer(completions, other_completions, **_):
+    pairs = zip(completions, other_completions)
+    return [(len(one) > len(other)) + (len(one) == len(other)) / 2 for one, other in pairs]
+"""
+KILLED_AT_ONCE = (
+    "reward_model",
+    "warmstart",
+    "rounds",
+    "policies/0000[12]",
+    "trainer",
+    "tensorboard",
+    "evaluation",
+    "judgements.parquet",
+)
 """Files that a run lacks after a kill while the reward model trained."""
 
 
 @pytest.mark.long
 def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_same_bytes(tmp_path) -> None:
     project = Project(tmp_path / "project")
+    (project.folder / "judges.py").write_text(JUDGE)
     outcome = project.snakemake("--cores", "2", **PREFERENCES)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
@@ -35,15 +54,28 @@ def test_a_run_scores_with_the_reward_model_that_it_trains_and_goes_on_to_the_sa
     assert checks["pair_accuracy"]["value"] == measured["accuracy"]["ci95"][0]
     summary = json.loads((run / "summary.json").read_text())
     assert 0 <= summary["win_rates"]["reward_model"]["value"] <= 1
+    models = [json.loads(facts_of(path)["reward_models"]) for path in sorted(run.glob("rounds/*/scores/*.parquet"))]
+    assert len(models) > 1
+    assert all(one == {"reward_model": digest(run / "reward_model/model/manifest.json")} for one in models)
+    assert 0 <= summary["judged"]["rate"]["value"] <= 1
+    assert summary["judged"]["same_in_both_orders"] == 1
     page = (run / "report.html").read_text()
+    assert "win rate against the warm start, judged by longer" in page
     assert "pair_accuracy" in page
     assert "win rate against the warm start by reward_model" in page
     assert project.planned(**PREFERENCES) == set()
     before = {pattern: project.files(pattern) for pattern in ("reward_model/**/*", "policies/**/*", "rounds/**/*")}
     again = Project(tmp_path / "again").take(project, *KILLED_AT_ONCE, "summary.json", "report.html")
+    (again.folder / "judges.py").write_text(JUDGE)
     outcome = again.snakemake("--cores", "2", **PREFERENCES)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert {pattern: again.files(pattern) for pattern in before} == before
+    rewards = tmp_path / "rewards.yaml"
+    rewards.write_text(json.dumps({"rewards": PREFERENCES["rewards"][:1]}))
+    (again.folder / "results/mini/reward_model/model/model.safetensors").write_bytes(b"others")
+    refused = rloo("rescore", again.folder / "results/mini", "--rewards", rewards, "--out", tmp_path / "rescored")
+    assert refused.returncode == 1
+    assert "model.safetensors" in refused.stdout + refused.stderr
     changed = PREFERENCES | {"reward_model": PREFERENCES["reward_model"] | {"learning_rate": 0.001}}
     planned = project.planned(**changed)
     assert {"reward_model/checks.json", "rounds/00001/scores/000.parquet", "warmstart/checks.json"} <= planned

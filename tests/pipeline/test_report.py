@@ -22,7 +22,7 @@ def test_a_finished_run_is_not_run_again_from_python(finished, capfd) -> None:
     run = rloo_pipeline.run(finished.configure(), cores=1, folder=finished.folder)
     assert "Nothing to be done" in capfd.readouterr().out
     assert run is not None
-    assert list(run.metrics.index) == [1, 2]
+    assert list(run.metrics().index) == [1, 2]
     assert run.rollouts(2).num_rows == 64
     assert finished.files("rounds/**/*") == before
 

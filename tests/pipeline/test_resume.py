@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import AFTER_SFT, Project
+from helpers import AFTER_SFT, Project, merged
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +153,26 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
     for pattern in ("policies/*/*", "rounds/**/*", "warmstart/difficulty/*"):
         assert project.files(pattern) == undisturbed.files(pattern) != {}
     assert prompts_of(project, 3) == drawn(project, 3, by=1) != drawn(project, 3, by=2)
+
+
+@pytest.mark.long
+def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_with_other_shards(
+    project, finished, tmp_path
+) -> None:
+    changes = {"rounds": 3, "rollout": {"token_budget": 16}}
+    others = [Project(tmp_path / name) for name in ("undisturbed", "one_shard")]
+    target = ("--", "results/mini/policies/00003")
+    for one in (project, *others):
+        one.take(finished, *AFTER_POLICY_0)
+    assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
+    for one, shards in zip(others, (2, 1), strict=True):
+        outcome = one.snakemake("--cores", "2", *target, **merged(changes, {"rollout": {"shards": shards}}))
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        assert one.files("policies/*/*") == project.files("policies/*/*") != {}
+    assert project.files("rounds/**/*") == others[0].files("rounds/**/*")
+    tables = [pq.read_table(io.BytesIO(table)) for table in project.files("rounds/00002/rollouts/*").values()]
+    segments = [segment for table in tables for row in table["segments"].to_pylist() for segment in row]
+    assert {segment["policy_round"] for segment in segments} == {0, 1}, "else no completion goes on"
 
 
 @pytest.mark.long

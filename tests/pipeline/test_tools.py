@@ -69,6 +69,7 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
     metrics = json.loads((run / "rounds/00002/metrics.json").read_text())
     shards = pa.concat_tables(map(pq.read_table, sorted(shard.parent.iterdir())))
     assert metrics["tools/call_frequency"] == sum(shards["tool_calls"].to_pylist()) / len(shards) > 0
+    assert metrics["tools/calculator/call_frequency"] > 0
     assert "Calls of tools" in page
     replayed = rloo("replay", run, "--round", 2)
     assert replayed.returncode == 0, replayed.stderr

@@ -72,10 +72,12 @@ def test_rollouts_of_another_policy_are_refused_however_they_are_compared(tmp_pa
 
 
 @pytest.mark.parametrize("way", ["a pass without dropout", "a truncated distribution", "the older policy of a lag"])
-def test_rollouts_of_the_policy_are_trained_on(tmp_path, tiny_model, way) -> None:
+def test_rollouts_of_the_policy_are_trained_on_and_nothing_is_compiled(tmp_path, tiny_model, monkeypatch, way) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))
     run, arguments = sampled(tmp_path / "run", tiny_model, 0.0, **WAYS[way])
     succeeded(rloo(*arguments))
     assert run.policy(2 if "lag" in way else 1).exists()
+    assert not (tmp_path / "compiled").exists()
 
 
 def test_log_probs_of_a_masked_distribution_are_above_the_trainers_and_weigh_the_losses(tmp_path, tiny_model) -> None:

@@ -68,6 +68,7 @@ LAYERS = [
         "import_string",
         "seeds",
         "runtime",
+        "checks",
         "config",
         "artifacts",
     ),

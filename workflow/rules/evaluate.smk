@@ -27,6 +27,27 @@ rule evaluate:
         " --output {output.completions} --greedy {output.greedy} --summary {output.summary} --log={log}"
 
 
+rule judge_pairs:
+    input:
+        prompts=file("prompts"),
+        before=file("evaluation/warmstart/completions.parquet"),
+        after=file("evaluation/final/completions.parquet"),
+    output:
+        f"{RUN}/judgements.parquet",
+    log:
+        f"{RUN}/logs/judge_pairs.log",
+    benchmark:
+        f"{RUN}/benchmarks/judge_pairs.tsv"
+    threads: by_run(scoring_threads)
+    resources:
+        mem_mb=scoring_memory,
+        runtime=growing(120),
+    params:
+        **made_by("judge-pairs"),
+    shell:
+        "rloo judge-pairs --prompts {input.prompts} --before {input.before} --after {input.after} --output {output} --log={log}"
+
+
 # The best round of each run, and of an experiment the best arm.
 rule select:
     input:
@@ -171,6 +192,7 @@ rule report:
         evaluations=evaluations("summary.json", "completions.parquet", "greedy.parquet"),
         distances=evaluations("distance.json", after=1),
         harness=benchmarks,
+        judgements=judgements,
         held_out=held_out_of_all,
         prompts=file("prompts"),
         difficulty=difficulty_shards,

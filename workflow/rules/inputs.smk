@@ -136,6 +136,13 @@ def shards_of(table):
     return shards
 
 
+def carried_over(wildcards):
+    """The rollouts of the round before, which has groups to go on with (rollout.token_budget)."""
+    settings = RUNS.of(wildcards).rollout
+    shards = range(settings.shards if settings.token_budget and int(wildcards.round) > 1 else 0)
+    return [of_round_before(wildcards, f"rounds/{{}}/rollouts/{shard:03d}.parquet") for shard in shards]
+
+
 def whole(table):
     """An input function for all of one of a round's tables: the shards, then what the refill made."""
 
@@ -207,6 +214,10 @@ def evaluations(*files, after=0):
 
 def benchmarks(wildcards):
     return evaluations("harness.json")(wildcards) if RUNS.of(wildcards).evaluation.harness else []
+
+
+def judgements(wildcards):
+    return RUNS.path(wildcards, "judgements.parquet") if RUNS.of(wildcards).judge else []
 
 
 def stopped(wildcards):

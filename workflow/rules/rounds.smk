@@ -9,6 +9,7 @@ rule rollout:
         base=base_policy,
         difficulty=difficulty_shards,
         pass_rates=pass_rates_of_policy,
+        before=carried_over,
         gate=gate_of_policy,
     output:
         rollouts=f"{RUN}/rounds/{{round}}/rollouts/{{shard}}.parquet",
@@ -30,7 +31,7 @@ rule rollout:
     shell:
         "rloo rollout --prompts {input.prompts} --policy {input.policy} --round {wildcards.round}"
         " --shard {wildcards.shard} --difficulty {input.difficulty} --pass-rates {input.pass_rates}"
-        " --output {output.rollouts} --held-out {output.held_out} --log={log}"
+        " --before {input.before} --output {output.rollouts} --held-out {output.held_out} --log={log}"
 
 
 # One reward function that needs a GPU, for one shard.

@@ -1,7 +1,7 @@
 """On a bandit whose gradient is known exactly, RLOO's estimate is unbiased, and its baseline lowers the variance.
 
-Over all completions of at most two tokens: which gradient follows from samples of an older policy (rollout.lag), and
-which one each estimate of the KL has.
+Over all completions of at most two tokens: which gradient follows from samples of older policies (rollout.lag and
+rollout.token_budget), and which one each estimate of the KL has.
 """
 
 from itertools import product
@@ -93,14 +93,17 @@ def gradient(value) -> torch.Tensor:
     return torch.autograd.grad(value(logits), logits)[0]
 
 
-def gradient_on_older_samples(level, correction, low=None, high=None) -> torch.Tensor:
-    """−∇ of the clipped loss at π_old = LATEST, exactly: over all pairs of completions of an older policy."""
+def gradient_on_older_samples(level, correction, low=None, high=None, second=OLDER) -> torch.Tensor:
+    """−∇ of the clipped loss at π_old = LATEST, exactly: over all pairs of completions of an older policy, of which
+    another policy sampled the second token.
+    """
     pairs = torch.tensor(list(product(range(7), repeat=2)))
     rows = pairs.flatten()
-    old, sampling = logps_of(LATEST)[rows], logps_of(OLDER)[rows]
+    sampled = torch.stack([logps_of(OLDER)[:, 0], logps_of(second)[:, 1]], dim=-1)
+    old, sampling = logps_of(LATEST)[rows], sampled[rows]
     weight = mismatch.weights(old, sampling, MASK[rows], correction, low, high).weight if correction != "none" else 1.0
     advantage = advantages.rloo(REWARDS[pairs]).flatten()
-    probability = probabilities(OLDER)[pairs].prod(-1).repeat_interleave(2).unsqueeze(-1)
+    probability = sampled.sum(-1).exp()[pairs].prod(-1).repeat_interleave(2).unsqueeze(-1)
 
     def loss(logits):
         result = losses(logps_of(logits)[rows], old, advantage, MASK[rows], level, "ppo", Bounds(0.2, 0.2))
@@ -113,6 +116,12 @@ def test_on_samples_of_an_older_policy_weights_of_completions_give_the_gradient_
     """Decoupled: the weights π_old / π_sampler are far outside of the clip range around π_old, which does not act."""
     exact = gradient(lambda logits: (probabilities(logits) * REWARDS).sum())
     torch.testing.assert_close(gradient_on_older_samples("sequence", "sequence_tis"), exact)
+
+
+def test_on_segments_of_several_policies_weights_of_completions_give_it_too() -> None:
+    exact = gradient(lambda logits: (probabilities(logits) * REWARDS).sum())
+    in_segments = gradient_on_older_samples("sequence", "sequence_tis", second=REFERENCE)
+    torch.testing.assert_close(in_segments, exact)
 
 
 def test_with_weights_of_tokens_or_cut_ones_or_none_it_is_another_gradient() -> None:

@@ -155,9 +155,10 @@ def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) ->
     first = write_table(tmp_path / "first.parquet", functions="one")
     other = write_table(tmp_path / "other.parquet")
     lineage.require_one_scoring([first, other])
-    write_table(other, functions="two")
-    with pytest.raises(UserError, match="were scored by different versions of your reward functions"):
-        lineage.require_one_scoring([first, other])
+    for facts in ({"functions": "two"}, {"functions": "one", "reward_models": "another"}):
+        write_table(other, **facts)
+        with pytest.raises(UserError, match="were scored by different versions of your reward functions or models"):
+            lineage.require_one_scoring([first, other])
 
 
 def test_the_arguments_that_are_checked_are_those_of_stages() -> None:

@@ -78,10 +78,13 @@ def test_gpus_of_environments_are_held_as_long_as_the_engine_works() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "hours", "mode"), [(30, 50, "snakemake"), (600, 3, "rloo submit"), (3600, 50, "rloo")]
+    ("wait", "hours", "warm", "mode"),
+    [(30, 50, 49, "snakemake"), (600, 3, 3, "rloo submit"), (3600, 50, 50, "rloo"), (30, 50, 30, "rloo submit")],
 )
-def test_one_job_is_advised_where_the_queue_would_be_much_of_the_time(wait: float, hours: float, mode: str) -> None:
-    assert queueing.advice(Config(**mini(rounds=100)), wait, hours * 3600).startswith(mode)
+def test_one_job_is_advised_where_queue_and_starts_of_engines_would_be_much_of_the_time(
+    wait, hours, warm, mode
+) -> None:
+    assert queueing.advice(Config(**mini(rounds=100)), wait, (hours * 3600, warm * 3600)).startswith(mode)
 
 
 def test_the_command_shows_both_modes_and_refuses_what_is_not_slurm(tmp_path) -> None:

@@ -339,6 +339,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "rollout.groups": SAMPLED,
+    "rollout.partial": BY_HAND,
     "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
     "rollout.sampler": NODE,

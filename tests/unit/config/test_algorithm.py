@@ -70,6 +70,19 @@ REFUSED = {
         {"rollout": {"lag": 1}},
         ["rollout.lag: 1", "algorithm.kl.target", "leave one of the two out"],
     ),
+    "a token budget that steers beta": ({"kl": {"target": 6}}, {"rollout": {"token_budget": 9}}, ["token_budget: 9"]),
+    "a token budget that cuts nothing": ({}, {"rollout": {"token_budget": 48}}, ["(48) cuts no completion of at most"]),
+    "a token budget of a round behind": ({}, {"rollout": {"token_budget": 9, "lag": 1}}, ["token_budget", "with lag"]),
+    "a token budget of episodes": (
+        {},
+        {"rollout": {"token_budget": 9, "tools": ["a:b"]}},
+        ["token_budget cannot be used with tools"],
+    ),
+    "a token budget with strings that it may cut": (
+        {},
+        {"rollout": {"token_budget": 9, "generation_kwargs": {"stop": ["a"]}}},
+        ["token_budget cannot be used with generation_kwargs"],
+    ),
     "thresholds of no correction": ({"mismatch": {"max": 5}}, {}, ["mismatch.max", "set mismatch.correction"]),
     "no upper threshold of no correction": ({"mismatch": {"max": None}}, {}, ["mismatch.max"]),
     "a lower threshold with the sampler's ratio": (
@@ -213,10 +226,11 @@ LAGGING = {
 }
 
 
+@pytest.mark.parametrize("rollout", [{"lag": 1}, {"token_budget": 9}], ids=lambda keys: next(iter(keys)))
 @pytest.mark.parametrize("name", LAGGING)
-def test_with_a_lag_there_is_a_correction_that_suits_the_actions(name) -> None:
+def test_with_older_samples_there_is_a_correction_that_suits_the_actions(name, rollout) -> None:
     algorithm, expected = LAGGING[name]
-    config = validate(mini(algorithm=algorithm, rollout={"lag": 1}), "test.yaml")
+    config = validate(mini(algorithm=algorithm, rollout=rollout), "test.yaml")
     mismatch = config.algorithm.mismatch
     assert (mismatch.correction, mismatch.min, mismatch.max) == expected
     again = validate(config.model_dump(mode="json"), "config.yaml")
@@ -229,6 +243,25 @@ def test_a_lag_decides_the_policy_and_nothing_else() -> None:
     plain = validate(mini(algorithm={"old_logps": "sampler"}), "test.yaml")
     assert [plain.rollout.policy_of(number) for number in range(1, 4)] == [0, 1, 2]
     assert all(config.params(stage) == plain.params(stage) for stage in STAGES)
+
+
+def test_a_token_budget_decides_rollouts_and_updates_and_nothing_else() -> None:
+    budget, plain = (
+        validate(mini(rollout=keys, algorithm={"old_logps": "sampler"}), "test.yaml")
+        for keys in ({"token_budget": 9}, {})
+    )
+    assert {stage for stage in STAGES if budget.params(stage) != plain.params(stage)} == {"rollout", "update"}
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"), [({}, 1e-6), ({"lora": {}}, 1e-5), ({"lora": {"r": 4}, "learning_rate": 3e-6}, 3e-6)]
+)
+def test_an_adapter_learns_ten_times_as_fast_unless_a_rate_is_set(update, rate) -> None:
+    values = mini()
+    values["update"] = update
+    config = validate(values, "test.yaml")
+    assert config.update.learning_rate == rate
+    assert validate(config.model_dump(mode="json"), "config.yaml") == config
 
 
 def test_a_refill_runs_again_where_other_scores_are_equal() -> None:

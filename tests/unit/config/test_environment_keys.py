@@ -20,6 +20,7 @@ def config_of(**keys) -> Config:
     [
         ({"environment_sandbox": True, "tools": []}, "environment_sandbox: there are no processes without tools; set"),
         ({"environment_image": "a.sif", "tools": []}, "environment_image: there are no processes without tools"),
+        ({"environment_python": "python", "environment_sandbox": True}, "environment_python: the sandbox has the"),
         ({"environment_gpus": 1, "tools": []}, "environment_gpus: there are no processes without tools"),
         ({"environment_sandbox": True, "environment_gpus": 1}, "environment_gpus: the sandbox has no GPUs; leave out"),
         ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
@@ -48,8 +49,10 @@ def test_the_processes_run_where_the_configuration_says(monkeypatch) -> None:
     resets.pool_of(config_of().rollout)
     resets.pool_of(config_of(environment_image="a.sif", environment_gpus=1, environment_read_only=["b"]).rollout)
     resets.pool_of(config_of(environment_sandbox=True, environment_memory_mb=300).rollout)
+    resets.pool_of(config_of(environment_python="env/bin/python").rollout)
     assert confinements == [
         Confinement(),
         Confinement(image="a.sif", read_only=("b",), gpus=("4",)),
         Confinement(sandbox=True, memory_mb=300),
+        Confinement(python="env/bin/python"),
     ]

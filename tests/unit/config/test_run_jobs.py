@@ -6,6 +6,7 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.config import Config, RewardModel
 from rloo_pipeline.config.distillation import Teacher
+from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.report.run_progress import SHOWN
@@ -40,7 +41,12 @@ def stages_of_a_run() -> set[str]:
     on_gpu = config.deciding_reward.model_copy(update={"gpus": 1, "name": "on_gpu"})
     distilled = config.algorithm.model_copy(update={"teacher": Teacher(name_or_path="teacher")})
     section = RewardModel(train=config.dataset.train)
-    changes = {"rewards": [*config.rewards, on_gpu], "algorithm": distilled, "reward_model": section}
+    changes = {
+        "judge": Judge(function="judges:prefer"),
+        "rewards": [*config.rewards, on_gpu],
+        "algorithm": distilled,
+        "reward_model": section,
+    }
     return {job.stage for job in all_jobs(config.model_copy(update=changes))}
 
 

@@ -8,12 +8,12 @@ from helpers import mini, printed
 from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.commands.diagnose import diagnose as print_table
 from rloo_pipeline.config import Config, Gates
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.diagnosis import Symptom, diagnose, showing
-from rloo_pipeline.judging.symptoms import REGISTRY
 from rloo_pipeline.stages.gate import gate
 
 ROUNDS = 12
@@ -59,6 +59,7 @@ MEAN, CLIPPED, ZERO = "completions/mean_length", "completions/clipped_ratio", "f
 GAP, APART, OUTSIDE = "sampling/sampling_logp_difference/mean", "sampling/kl", "sampling/outside_band"
 STALE, ESS = "sampling/staleness", "sampling/token_effective_sample_size"
 MONITOR, CALLS = "rewards/worked/mean", "tools/call_frequency"
+SEARCH, MANY = "tools/search/call_frequency", [1.5] * 4
 
 CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[float | None]]]]] = {
     # (metrics that show it, similar metrics that are healthy)
@@ -106,7 +107,10 @@ CASES: dict[str, list[tuple[Mapping[str, list[float | None]], Mapping[str, list[
         ({"kl": STILL}, {"kl": STILL, "reward": RISE}),
         ({"kl": STILL}, {"kl": STILL, ZERO: [0.95] * ROUNDS, "reward_std": [0.0] * ROUNDS}),
     ],
-    "unused_tools": [({CALLS: [0.5, 0.0, 0.0, 0.0]}, {CALLS: [0.5, 0.01, 0.0, 0.0]})],
+    "unused_tools": [
+        ({CALLS: [0.5, 0.0, 0.0, 0.0]}, {CALLS: [0.5, 0.01, 0.0, 0.0]}),
+        ({CALLS: MANY, SEARCH: [0.5, 0.0, 0.0, 0.0]}, {CALLS: MANY, SEARCH: [0.5, 0.01, 0.0, 0.0]}),
+    ],
 }
 
 
@@ -117,7 +121,7 @@ def test_a_healthy_run_has_no_symptom() -> None:
 
 
 def test_every_symptom_has_a_case() -> None:
-    assert CASES.keys() | {"memory"} == REGISTRY.keys() == Gates.model_fields.keys()
+    assert CASES.keys() | {"memory"} == SYMPTOMS.keys() == Gates.model_fields.keys()
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rloo_pipeline.checks.evidence import Evidence, TokenFacts
+from rloo_pipeline.checks.mixing import Mixing, fit
+from rloo_pipeline.checks.registry import CHECKS
 from rloo_pipeline.config import CheckLimits
-from rloo_pipeline.judging.evidence import Evidence, TokenFacts
-from rloo_pipeline.judging.mixing import Mixing, fit
-from rloo_pipeline.judging.registry import CHECKS
 from rloo_pipeline.judging.verdicts import judge, verdict_of
 
 PROMPTS, SAMPLES = 40, 8

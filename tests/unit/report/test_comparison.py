@@ -14,9 +14,9 @@ from synthetic_runs import PROMPTS, ROUNDS, SAMPLES, Reader, configuration, fini
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.checks.statistics import gain
 from rloo_pipeline.commands.compare import compare
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.statistics import gain
 from rloo_pipeline.report import comparison, comparison_page, finished
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
 from rloo_pipeline.report.figures import figure_of_runs

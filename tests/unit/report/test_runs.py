@@ -25,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
     run = rloo_pipeline.open_run(folder)
-    assert list(run.metrics.index) == run.rounds == list(range(1, ROUNDS + 1))
-    assert run.metrics["reward"].isna().sum() == 2, "null is not 0"
+    assert list(run.metrics().index) == run.rounds == list(range(1, ROUNDS + 1))
+    assert run.metrics()["reward"].isna().sum() == 2, "null is not 0"
     assert run.config.rounds == ROUNDS
     assert run.summary["gain"] > 0
     assert run.evaluation("final")["distance"]["kl/sequence_mean"] == 3.25
@@ -35,7 +35,7 @@ def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
 def test_held_out_accuracy_is_a_metric_and_a_curve(folder: Path) -> None:
     run = rloo_pipeline.open_run(folder)
     accuracies = run_files.read(folder).accuracies()
-    assert run.metrics["eval/accuracy"].dropna().to_dict() == {n: value for n, value in accuracies.items() if n}
+    assert run.metrics()["eval/accuracy"].dropna().to_dict() == {n: value for n, value in accuracies.items() if n}
     figure = run.plot("reward", "eval/accuracy")
     assert [trace.name for trace in figure.data] == ["reward", "eval/accuracy"]
     assert dict(zip(figure.data[1].x, figure.data[1].y, strict=True)) == accuracies, "with policy 0"

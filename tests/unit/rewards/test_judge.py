@@ -86,6 +86,15 @@ def test_template_pattern_range_and_columns_are_options() -> None:
         assert server.requests[0].body["messages"][0]["content"] == "7|Name a prime.|<think>a</think>b"
 
 
+def test_two_completions_are_compared_by_a_template_of_their_own() -> None:
+    others = [[{"role": "assistant", "content": "<think>so</think>It is 9."}]]
+    with serving(saying("Score: 9")) as server:
+        assert ask(server.address, ["It is 7."], other_completions=others) == [0.9]
+        shown = server.requests[0].body["messages"][0]["content"]
+    assert "<first>\nIt is 7.\n</first>" in shown
+    assert "<second>\nIt is 9.\n</second>" in shown
+
+
 def test_a_prompt_with_images_is_shown_as_its_text_with_a_marker_for_each() -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "Which colour?"}]
     system = {"role": "system", "content": "Be brief."}

@@ -1,9 +1,10 @@
-"""Where DeepSpeed's AdamW for CPUs is compiled: by one process at a time, and on each host by itself."""
+"""Where DeepSpeed's AdamW for CPUs is compiled: by one process at a time, for each host and environment by itself."""
 
 import errno
 import fcntl
 import os
 import socket
+import sys
 
 import pytest
 
@@ -29,9 +30,13 @@ def test_a_baton_is_removed_only_by_the_holder_of_the_lock(tmp_path, monkeypatch
         assert not baton.exists()
 
 
-def test_hosts_do_not_share_a_folder_whose_locks_they_may_not_see(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "other"), [(socket, "gethostname", lambda: "another"), (sys, "prefix", "/")]
+)
+def test_neither_hosts_nor_environments_share_a_folder(tmp_path, monkeypatch, module, name, other) -> None:
+    """A host may not see another one's locks, and compiles with its own headers."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     here = cpu_adam._folder()
     assert cpu_adam._folder() == here
-    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(module, name, other)
     assert cpu_adam._folder() not in (here, tmp_path)

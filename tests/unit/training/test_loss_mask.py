@@ -1,6 +1,7 @@
 """The mathematics of episodes is over the model's own tokens: loss, gradient and statistics are those of a plain loop
 over them in float64, and answers of tools are context and nothing else."""
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -362,6 +363,11 @@ def test_calls_of_tools_are_those_of_a_completion_and_failures_those_of_a_call()
     table = pa.Table.from_pylist(ROWS, schema=tables.EPISODES)
     metrics = tool_metrics(table)
     assert metrics == {"tools/call_frequency": 3.0, "tools/failure_frequency": (len(ROWS) // 2) / (3 * len(ROWS))}
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+    rows = [row | {"messages": json.dumps([call, call])} for row in ROWS]
+    named = tables.build(rows, tables.EPISODES, "rollouts", tools='["look", "search"]')
+    by_tool = {"tools/look/call_frequency": 2.0, "tools/search/call_frequency": 0.0}
+    assert tool_metrics(named) == metrics | by_tool, "of all tools, those that nothing called too"
     none = pa.Table.from_pylist([row | {"tool_calls": 0, "tool_failures": 0} for row in ROWS], schema=tables.EPISODES)
     assert tool_metrics(none) == {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
     assert tool_metrics(table.drop_columns("loss_mask")) == {}

@@ -47,11 +47,8 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if (
-            function is torch.ops.aten._to_copy.default
-            and args[0].device.type == "cpu"
-            and kwargs.get("device") == META
-        ):
+        is_copy = function is torch.ops.aten._to_copy.default
+        if is_copy and args[0].device.type == "cpu" and kwargs.get("device") == META:
             self.counts[kwargs.get("non_blocking", False)] += 1
         return function(*args, **kwargs)
 

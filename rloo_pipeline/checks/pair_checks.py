@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rloo_pipeline.judging.evidence import Evidence
-from rloo_pipeline.judging.registry import CheckResult, check
-from rloo_pipeline.judging.statistics import Array, Estimate, estimate_mean, estimate_share
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.checks.statistics import Array, Estimate, estimate_mean, estimate_share
 
 RESAMPLES = 2000
 """Bootstrap resamples for the interval of the margin."""
@@ -54,7 +54,7 @@ def _mean(values: Array, seed: int) -> Estimate:
     return Estimate(float(values[0]), None) if len(values) < 2 else estimate_mean(values, RESAMPLES, seed)
 
 
-@check(bad="below")
+@check(bad="below", warn=0.55, fail=0.5)
 def pair_accuracy(evidence: Evidence) -> CheckResult | None:
     """Lower end of the interval of the reward model's accuracy on held-out preferences."""
     if evidence.preferences is None:
@@ -73,7 +73,7 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0.8)
 def reward_length(evidence: Evidence) -> CheckResult | None:
     """Absolute correlation of the reward model's rewards with the lengths of the held-out conversations."""
     if evidence.preferences is None or evidence.preferences["length_correlation"] is None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rloo_pipeline.judging.pair_checks import measures
-from rloo_pipeline.judging.win_rate import win_rate
+from rloo_pipeline.checks.pair_checks import measures
+from rloo_pipeline.judging.win_rate import judged_rate, win_rate
 
 NAN = float("nan")
 
@@ -41,3 +41,11 @@ def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() ->
     assert 0 <= rate.ci95[0] < rate.value < rate.ci95[1] <= 1
     assert win_rate(before[2:3], after[2:3], 1000, 0) is None
     assert win_rate(before, before, 1000, 0).value == 0.5
+
+
+def test_a_judged_pair_counts_with_the_mean_of_both_orders_if_it_has_both() -> None:
+    verdicts = np.array([[[1.0, 0.0], [1.0, NAN], [NAN, NAN]], [[1.0, 0.5], [0.0, 1.0], [1.0, 1.0]]])
+    rate, same = judged_rate(verdicts, 1000, 0)
+    assert rate.value == pytest.approx(((1 + 0.25) / 2 + 0.5) / 2)
+    assert same == pytest.approx(1 / 3)
+    assert judged_rate(verdicts[:, 2:], 1000, 0) == (None, None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from rloo_pipeline.judging.evidence import Evidence
-from rloo_pipeline.judging.registry import CheckResult, check
-from rloo_pipeline.judging.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.checks.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
 
 RESAMPLES = 2000
 """Bootstrap resamples in the check `mean_reward`."""
 
 
-@check(bad="below")
+@check(bad="below", warn=0.9, fail=0.01)
 def scorable(evidence: Evidence) -> CheckResult | None:
     """Share of the completions that have a reward; not of a run that learns from a teacher alone."""
     if not evidence.rewarded:
@@ -48,7 +48,7 @@ def pass_at_1(evidence: Evidence) -> CheckResult:
     return CheckResult(estimate.value, text, "The share of right answers at the first try.", "Few answers are right.")
 
 
-@check(bad="below", sft=True)
+@check(bad="below", warn=0.1, sft=True)
 def pass_at_k(evidence: Evidence) -> CheckResult:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the probe's K."""
     passes = pass_at_ks(evidence.right)
@@ -63,7 +63,7 @@ def pass_at_k(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0.2)
 def truncated(evidence: Evidence) -> CheckResult:
     """Share of completions that reach the length limit."""
     share = float(evidence.truncated.mean())
@@ -76,9 +76,9 @@ def truncated(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below", sft=True)
+@check(bad="below", warn=0.5, sft=True)
 def format_rate(evidence: Evidence) -> CheckResult | None:
-    """Share of completions in the format that the format reward asks for."""
+    """Share of completions in the format that the reward `checks.format_reward` tests."""
     if evidence.in_form is None:
         return None
     share = float(evidence.in_form.mean())
@@ -90,7 +90,7 @@ def format_rate(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0.8)
 def duplicates(evidence: Evidence) -> CheckResult:
     """Share of completions that repeat another completion of their group word for word."""
     share = float(np.mean([1 - len(set(group)) / len(group) for group in evidence.texts]))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from rloo_pipeline.judging.evidence import Evidence
-from rloo_pipeline.judging.mixing import LARGEST, Mixing, fit
-from rloo_pipeline.judging.registry import CheckResult, check
-from rloo_pipeline.judging.statistics import informative
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.mixing import LARGEST, Mixing, fit
+from rloo_pipeline.checks.registry import CheckResult, check
+from rloo_pipeline.checks.statistics import informative
 
 WANTED = 0.8
 """Share of mixed groups for which the check `mixed` names a K."""
 
 
-@check(bad="above")
+@check(bad="above", warn=0.5)
 def all_right(evidence: Evidence) -> CheckResult:
     """Share of groups whose completions are all right."""
     share = float(evidence.right.all(axis=1).mean())
@@ -25,7 +25,7 @@ def all_right(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above", sft=True)
+@check(bad="above", warn=0.8, sft=True)
 def all_wrong(evidence: Evidence) -> CheckResult:
     """Share of groups none of whose completions is right."""
     share = float((~evidence.right).all(axis=1).mean())
@@ -38,7 +38,7 @@ def all_wrong(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below")
+@check(bad="below", warn=0.2)
 def mixed(evidence: Evidence) -> CheckResult:
     """Share of groups with both right and wrong completions, and the K at which 80% of groups would have both."""
     share, mixing = mixed_share(evidence), mixing_of(evidence)
@@ -56,7 +56,7 @@ def mixed(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0.8)
 def wasted(evidence: Evidence) -> CheckResult:
     """Expected share of a round's completions in groups that are all right or all wrong, at the rounds' K."""
     mixing = mixing_of(evidence)
@@ -70,7 +70,7 @@ def wasted(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below", sft=True)
+@check(bad="below", warn=0.2, fail=0.01, sft=True)
 def teaching(evidence: Evidence) -> CheckResult | None:
     """Share of groups with at least two different rewards; not of a run that learns from a teacher alone."""
     if not evidence.rewarded:

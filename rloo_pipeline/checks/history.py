@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-from rloo_pipeline.config.section import JSON
+from typing import Any, NamedTuple
 
 Metrics = Mapping[str, float | None]
 START = 3
@@ -20,7 +18,7 @@ class RoundHistory(NamedTuple):
     """metrics.json of each round."""
     monitors: Sequence[str] = ()
     """Reward functions that should not fall."""
-    evaluations: Mapping[int, JSON] = {}
+    evaluations: Mapping[int, Mapping[str, Any]] = {}
     """summary.json of each evaluation, by the policy's number."""
     planned: int | None = None
     """The run's last round; None if unknown."""

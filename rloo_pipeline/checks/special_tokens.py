@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rloo_pipeline.judging.evidence import Evidence
-from rloo_pipeline.judging.registry import CheckResult, check
+from rloo_pipeline.checks.evidence import Evidence
+from rloo_pipeline.checks.registry import CheckResult, check
 
 
-@check(bad="below")
+@check(bad="below", warn=1)
 def round_trip(evidence: Evidence) -> CheckResult:
     """Share of prompts whose ids stay the same when decoded and encoded again."""
     facts = evidence.tokens
@@ -19,7 +19,7 @@ def round_trip(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above")
+@check(bad="above", fail=0)
 def double_bos(evidence: Evidence) -> CheckResult:
     """Number of prompts that begin with two BOS tokens."""
     return CheckResult(
@@ -30,7 +30,7 @@ def double_bos(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below")
+@check(bad="below", warn=1)
 def generation_prompt(evidence: Evidence) -> CheckResult | None:
     """Share of chats whose ids end with the text that the template puts before an answer."""
     facts = evidence.tokens
@@ -45,9 +45,9 @@ def generation_prompt(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0)
 def stop_ids(evidence: Evidence) -> CheckResult:
-    """Number of disagreements between the three on how a completion ends."""
+    """Number of disagreements of tokenizer, generation config and template on how a completion ends."""
     facts, conflicts = evidence.tokens, list[str]()
     if facts.configured is not None and facts.eos is not None and facts.eos not in facts.configured:
         conflicts.append(f"generation_config.json ends at {list(facts.configured)}, the tokenizer at {facts.eos}")
@@ -61,7 +61,7 @@ def stop_ids(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0)
 def pad_token(evidence: Evidence) -> CheckResult:
     """1 if PAD is also an end token or EOS is used as PAD: safe here, because masks come from lengths, not from ids."""
     pad, eos = evidence.tokens.pad, evidence.tokens.eos
@@ -75,9 +75,9 @@ def pad_token(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above")
+@check(bad="above", warn=0)
 def chat_template(evidence: Evidence) -> CheckResult | None:
-    """Counts silent faults of the chat template, such as leaving out a role that the data has."""
+    """Number of silent faults of the chat template: such as a role of the data that it leaves out."""
     faults = evidence.tokens.template
     if not evidence.tokens.chats:
         return None

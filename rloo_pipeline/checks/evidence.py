@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rloo_pipeline.judging.statistics import Array
+from rloo_pipeline.checks.statistics import Array
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_rel
 
-from rloo_pipeline.judging.statistics import (
+from rloo_pipeline.checks.statistics import (
     estimate_mean,
     estimate_scores,
     estimate_share,

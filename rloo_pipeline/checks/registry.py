@@ -1,0 +1,120 @@
+"""Checks and symptoms register here with their limits, which are keys of the configuration under their names.
+
+A check is a function decorated with `@check`, which takes `Evidence` and returns a `CheckResult`, or None if it does
+not apply. A symptom is a function decorated with `@symptom`, which takes the history of a run up to a round and returns
+its evidence as text, or None. Its limits are its keyword arguments, with their defaults and bounds, described under
+"Limits:" in its docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+
+from pydantic import Field
+
+from rloo_pipeline.checks.evidence import Evidence
+
+Side = Literal["above", "below"]
+Limit = tuple[float | None, float | None]
+"""The values at which a check warns and fails; None means never."""
+Bound = float | None | Mapping[str, float]
+"""One of the two, or one for each number format."""
+F = TypeVar("F", bound=Callable[..., str | None])
+
+
+class CheckResult(NamedTuple):
+    """The value of a check, with a sentence for either verdict."""
+
+    value: float | None
+    shown: str
+    """The value as text, with its interval if it has one."""
+    meaning: str
+    """One sentence for a check that passes."""
+    cure: str
+    """One sentence on what to do if it does not."""
+
+
+CheckFunction = Callable[[Evidence], CheckResult | None]
+
+
+class Check(NamedTuple):
+    """A function and how its value is judged."""
+
+    measure: CheckFunction
+    bad: Side
+    """Side of the limits on which a value is bad."""
+    warn: Bound
+    fail: Bound
+    sft: bool
+    """True if demonstrations can cure it, so that `warmstart.train: auto` trains on them."""
+
+    def limit(self, dtype: str) -> Limit:
+        """The default limits for a number format."""
+        warn, fail = (bound[dtype] if isinstance(bound, Mapping) else bound for bound in (self.warn, self.fail))
+        return warn, fail
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks by name."""
+
+
+def check(
+    bad: Side, *, warn: Bound = None, fail: Bound = None, sft: bool = False
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Registers a function as a check under its name."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        CHECKS[function.__name__] = Check(function, bad, warn, fail, sft)
+        return function
+
+    return register
+
+
+class SymptomRule(NamedTuple):
+    """A symptom that `judging.diagnosis` looks for."""
+
+    title: str
+    cure: str
+    evidence: Callable[..., str | None] | None
+    """None where the evidence is in logs."""
+    description: str
+    limits: Mapping[str, tuple[Any, Any]] = {}
+    """By name: the annotated type, with bounds and description, and the default."""
+
+
+SYMPTOMS: dict[str, SymptomRule] = {}
+"""All symptoms by name."""
+
+
+def symptom(title: str, cure: str) -> Callable[[F], F]:
+    """Registers a function as a symptom under its name, which is the key of its section in `gates`."""
+
+    def register(function: F) -> F:
+        SYMPTOMS[function.__name__] = SymptomRule(title, cure, function, summary(function), dict(_limits(function)))
+        return function
+
+    return register
+
+
+def summary(function: Callable[..., Any]) -> str:
+    """The first paragraph of a function's docstring, in one line."""
+    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+
+
+def _limits(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    hints = get_type_hints(function, include_extras=True)
+    described = dict(re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", inspect.getdoc(function) or "", re.MULTILINE))
+    for name, default in (function.__kwdefaults__ or {}).items():
+        text = " ".join(described[name].split())
+        yield name, (Annotated[hints[name], Field(description=text[0].upper() + text[1:])], default)
+
+
+def threshold(limits: Mapping[str, Any]) -> str:
+    """The limits of a check as text, such as `warn above 0.2, fail above 0.9`."""
+    texts = [
+        f"{verdict} {limits['bad']} {limits[verdict]:g}" for verdict in ("warn", "fail") if limits[verdict] is not None
+    ]
+    return ", ".join(texts) or "–"

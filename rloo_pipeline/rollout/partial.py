@@ -1,0 +1,110 @@
+"""Partial rollouts (`rollout.token_budget`): a round cuts completions after N tokens; the next goes on with them.
+
+Each round begins as many prompts as always, and goes on with the groups that the round before carried over (Kimi k1.5,
+arXiv 2501.12599; slime buffers whole groups, too). In a round, a completion grows by at most N tokens. A group is whole
+when its K completions have ended; until then it is carried, with those that have. A cut depends on tokens alone, so a
+round is a function of the configuration, whatever the number of shards and the time that anything takes.
+
+A segment is what one policy sampled of a completion. A completion has at most S = ⌈max_completion_length / N⌉, and the
+K of a group begin together, so no token is older than S − 1 rounds when its group trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.groups import sampling_config_of
+from rloo_pipeline.rollout.requests import Begun, Request
+from rloo_pipeline.seeds import derive, shard_range
+
+
+class PartialGroups:
+    """The completions of one shard of a round; `groups.Samples`."""
+
+    def __init__(self, round_: int, rows: Sequence[JSON]) -> None:
+        """Takes the rows of the shard, by (group, sample), as far as earlier rounds have sampled them."""
+        self.round, self.rows = round_, rows
+        self.tokens = sum(len(row["completion_ids"]) for row in rows)
+        """Tokens that earlier rounds have sampled."""
+
+    def prompts_of_requests(self) -> list[JSON]:
+        """The rows that have not ended."""
+        return [row for row in self.rows if row["finish_reason"] == tables.BUDGET]
+
+    def requests(self, config: Config) -> list[Request]:
+        """A request for each row that has not ended. The seed of a first segment is that of a run without a budget."""
+        settings, requests = config.rollout, []
+        assert settings.token_budget is not None
+        for row in self.prompts_of_requests():
+            begun, number = Begun(row["completion_ids"], row["sampling_logps"]), len(row[tables.SEGMENTS])
+            left = min(settings.token_budget, settings.max_completion_length - len(begun.ids))
+            sampling = sampling_config_of(settings)._replace(max_completion_length=left)
+            seed = derive(row["seed"], "segment", number) if number else row["seed"]
+            requests.append(Request(row["prompt_ids"], seed, sampling, begun=begun))
+        return requests
+
+    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
+        """The table of the shard without a footer, given the columns of what was sampled for `requests`."""
+        settings, samples = config.rollout, config.rollout.num_generations
+        for row, sampled in zip(self.prompts_of_requests(), columns, strict=True):
+            tokens = len(sampled["completion_ids"])
+            segment = {"end": tokens, "policy_round": settings.policy_of(self.round)}
+            row |= {**sampled, tables.SEGMENTS: [*row[tables.SEGMENTS], segment]}
+            if sampled["finish_reason"] == "length" and tokens < settings.max_completion_length:
+                row["finish_reason"] = tables.BUDGET
+        for first in range(0, len(self.rows), samples):
+            group = self.rows[first : first + samples]
+            carried = any(row["finish_reason"] == tables.BUDGET for row in group)
+            for row in group:
+                row[tables.CARRIED] = carried
+        return pa.Table.from_pylist(list(self.rows), schema=tables.IN_SEGMENTS)
+
+
+def groups_of_shard(
+    config: Config, train: PromptSet, begins: Sequence[int], round_: int, shard: int, before: Sequence[Path]
+) -> PartialGroups:
+    """The groups of a shard: of all groups that were carried over, and then all that begin, its share.
+
+    Args:
+        config: the stage's configuration.
+        train: all training prompts.
+        begins: indices of the prompts that the round begins.
+        round_: number of the round, from 1.
+        shard: number of the shard, from 0.
+        before: all shards of the round before; none for the first round.
+
+    Raises:
+        UserError: a shard of the round before is missing, damaged or of another round.
+    """
+    settings, samples = config.rollout, config.rollout.num_generations
+    if len(before) != (settings.shards if round_ > 1 else 0):
+        raise UserError(
+            f"--before: {len(before)} tables, and rollout.token_budget needs all {settings.shards} rollouts of round "
+            f"{round_ - 1}; name them"
+        )
+    expected = {"round": round_ - 1, "seed": config.seed}
+    rows = [row for number, path in enumerate(before) for row in tables.read_carried(path, shard=number, **expected)]
+    carried = len(rows) // samples
+    share = shard_range(carried + len(begins), settings.shards, shard)
+    begun = [
+        {
+            "prompt_id": prompt["prompt_id"],
+            "sample": sample,
+            "prompt_ids": prompt["prompt_ids"],
+            "completion_ids": [],
+            "sampling_logps": [],
+            "finish_reason": tables.BUDGET,
+            tables.SEGMENTS: [],
+            "seed": derive(config.seed, "round", round_, prompt["prompt_id"], sample),
+        }
+        for prompt in train.rows(list(begins[max(0, share.start - carried) : max(0, share.stop - carried)]))
+        for sample in range(samples)
+    ]
+    return PartialGroups(round_, [*rows[share.start * samples : share.stop * samples], *begun])

@@ -1,0 +1,94 @@
+"""judge_pairs: completions of the warm start and of the final policy → judgements.parquet.
+
+A judge is called like a reward function and also gets `other_completions`, the completions to compare with. It prefers
+what it sees first more often than it should (Zheng et al. 2023, arXiv 2306.05685, section 3.3), so each pair counts
+with the mean of both orders, and the share of pairs with the same verdict in both says how far to trust it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.reward_call import OTHERS
+from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
+from rloo_pipeline.user_code.score_table import batch_of, scoring_facts
+
+JUDGEMENTS = pa.schema(
+    [
+        *tables.KEYS,
+        pa.field("final_first", pa.float64()),
+        pa.field("warmstart_first", pa.float64()),
+        pa.field("error", pa.string()),
+    ]
+)
+"""Verdicts on the final policy's completion in both orders, from 0 (worse than the other) to 1 (better)."""
+
+
+def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output: Path) -> None:
+    """Judges sample i of a prompt by the final policy against sample i by the warm start.
+
+    Args:
+        config: the stage's configuration.
+        prompts: folder of the held-out prompts.
+        before: table of completions of the evaluation `warmstart`.
+        after: table of completions of the evaluation `final`.
+        output: table of `JUDGEMENTS`.
+
+    Raises:
+        UserError: a table is damaged or of other prompts, or the judge fails or returns a number outside 0 to 1.
+    """
+    assert config.judge
+    names = ("warmstart", "final")
+    old, new = (
+        tables.read(path, "completions", evaluated=name) for path, name in zip((before, after), names, strict=True)
+    )
+    tables.check_aligned(old, new, after, str(before), "delete both and run again")
+    held_out = PromptSet(prompts)
+    first, second = batch_of(new, held_out), batch_of(old, held_out)
+    samples = [sum(1 for _ in rows) for _, rows in groupby(new["prompt_id"].to_pylist())]
+    with WorkerPools([config.judge], config.scoring.workers) as pools:
+        [of_new] = pools.score(_against(first, second), samples, {}, more=True)
+        [of_old] = pools.score(_against(second, first), samples, {})
+    verdicts = [_checked(config, result) for result in (of_new, of_old)]
+    rows = {
+        "prompt_id": new["prompt_id"],
+        "sample": new["sample"],
+        "final_first": verdicts[0],
+        "warmstart_first": [None if verdict is None else 1 - verdict for verdict in verdicts[1]],
+        "error": [
+            "; ".join(filter(None, texts)) or None for texts in zip(*map(_reasons, (of_new, of_old)), strict=True)
+        ],
+    }
+    about = {name: tables.footer(table)[tables.DIGEST] for name, table in zip(names, (old, new), strict=True)}
+    facts = {key: value for key, value in scoring_facts([config.judge]).items() if key != tables.WEIGHTS}
+    tables.write(output, pa.table(rows, schema=JUDGEMENTS), JUDGEMENTS, "judgements", **about, **facts)
+    judged = sum(None not in pair for pair in zip(*verdicts, strict=True))
+    say(f"{config.judge.column} judged {judged} of {len(new)} pairs in both orders")
+
+
+def _against(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
+    return batch._replace(columns={**batch.columns, OTHERS: others.completions})
+
+
+def _checked(config: Config, result: FunctionScores) -> list[float | None]:
+    assert config.judge
+    for row, verdict in enumerate(result.scores):
+        if verdict is not None and not 0 <= verdict <= 1:
+            raise UserError(
+                f"judge {config.judge.column}: returned {verdict:g} for row {row}; return from 0 (the completion is "
+                "worse than that of `other_completions`) to 1 (better), or None"
+            )
+    return result.scores
+
+
+def _reasons(result: FunctionScores) -> list[str | None]:
+    return [error or note for error, note in zip(result.errors, result.notes, strict=True)]

@@ -1,0 +1,75 @@
+"""A judge sees each pair of completions in both orders."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from helpers import mini
+
+from rloo_pipeline.artifacts import tables
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.stages import judge_pairs as stage
+
+KEYS = [("p", 0), ("p", 1), ("q", 0), ("q", 1)]
+JUDGE = """
+def prefer(prompts, completions, other_completions, **_):
+    return [None if one == "?" or other == "?" else float(len(one) >= len(other))
+            for one, other in zip(completions, other_completions)]
+
+def eager(prompts, completions, **_):
+    return [2.0] * len(completions)
+"""
+
+
+class Prompts:
+    """Two held-out prompts."""
+
+    columns = ("prompt", "prompt_id")
+
+    def __init__(self, _: Path) -> None: ...
+
+    def by_id(self, ids: list[str]) -> dict[str, dict[str, str]]:
+        return {name: {"prompt_id": name, "prompt": f"about {name}"} for name in ids}
+
+
+def completions(path: Path, evaluated: str, texts: list[str]) -> Path:
+    rows = [
+        {"prompt_id": prompt, "sample": sample, "prompt_ids": [1], "completion_ids": [2], "completion": text}
+        | {"sampling_logps": [0.0], "finish_reason": "stop", "seed": 0}
+        for (prompt, sample), text in zip(KEYS, texts, strict=True)
+    ]
+    tables.write(path, rows, tables.ROLLOUTS, "completions", evaluated=evaluated)
+    return path
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Judges four pairs with a function of JUDGE; returns the table."""
+    monkeypatch.setattr(stage, "PromptSet", Prompts)
+    (tmp_path / "judges.py").write_text(JUDGE)
+    before = completions(tmp_path / "before.parquet", "warmstart", ["ab", "abc", "a", "?"])
+    after = completions(tmp_path / "after.parquet", "final", ["abc", "ab", "a", "abc"])
+
+    def run(function: str) -> pa.Table:
+        config = Config(**mini(judge={"function": f"{tmp_path / 'judges.py'}:{function}"}))
+        stage.judge_pairs(config, tmp_path, before, after, tmp_path / "judgements.parquet")
+        return tables.read(tmp_path / "judgements.parquet", "judgements")
+
+    return run
+
+
+def test_each_pair_is_judged_in_both_orders(judged) -> None:
+    table = judged("prefer")
+    nan = float("nan")
+    np.testing.assert_equal(table["final_first"].to_numpy(), [1, 0, 1, nan])
+    np.testing.assert_equal(table["warmstart_first"].to_numpy(), [1, 0, 0, nan])
+    assert {"warmstart", "final", "functions"} <= tables.footer(table).keys()
+
+
+def test_a_verdict_outside_of_0_to_1_is_refused(judged) -> None:
+    with pytest.raises(
+        UserError, match=r"judge eager: returned 2 for row 0; return from 0 .* to 1 \(better\), or None"
+    ):
+        judged("eager")
