@@ -124,7 +124,9 @@ def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServ
         raise UserError(f"rollout.environment_python: {python} is not a program; name bin/python of the environment")
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
-    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, schema_maker.installed_file())
+    return ForkServerCommand(
+        argv, inherited | variables | {MARK: str(os.getpid())}, None, schema_maker.installed_file()
+    )
 
 
 def _in_sandbox(
