@@ -71,7 +71,7 @@ def prepare() -> dict[str, Any]:
 
 def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process, which here ends with its parent, and writes an error that ends it to LAST_WORDS."""
-    _end_with_parent()
+    end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
     import_shims.replace_ranks()
     _accept_scheduler()
@@ -236,7 +236,7 @@ class KeptTokens:
             last.routed_experts = np.concatenate(self.experts)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Kills this process when its parent ends or replaces itself for any reason; vLLM does not."""
     parent = multiprocessing.parent_process()
     if parent is None:
