@@ -104,13 +104,18 @@ def _describe() -> None:
     every command, where reading all sources takes most of the time to import the sections.
     """
     places = _places()
-    for model in (*sorted(places, key=lambda model: -max(path.count(".") for path in places[model])), Config):
-        for owner in filter(Section.__subclasscheck__, reversed(model.__mro__)):
+    models: list[Model] = sorted(places, key=lambda model: -max(path.count(".") for path in places[model]))
+    models.append(Config)
+    for model in models:
+        for owner in (each for each in reversed(model.__mro__) if issubclass(each, Section)):
             try:
-                [definition] = ast.parse(inspect.getsource(owner)).body
+                source = inspect.getsource(owner)
             except OSError:  # made of checks and symptoms, which describe its keys
                 continue
-            for key, below in pairwise(definition.body):
+            statements = [
+                below for top in ast.parse(source).body if isinstance(top, ast.ClassDef) for below in top.body
+            ]
+            for key, below in pairwise(statements):
                 match key, below:
                     case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                         model.model_fields[name].description = inspect.cleandoc(text)

@@ -23,6 +23,11 @@ from rloo_pipeline.runtime.used_internals import USED
 CONTROLLER, STAGES = "requirements/controller.txt", "requirements/cpu.txt (on GPUs cuda.txt)"
 
 
+PACKAGE = __name__.partition(".")[0]
+REPLACED = "replaced"
+"""Stands for the parameters of a function of this package that took the place of the library's."""
+
+
 class Pin(NamedTuple):
     """The version of a library whose internals are used."""
 
@@ -89,7 +94,7 @@ def _changes(distribution: str) -> Iterator[str]:
             continue
         for path, signature in signatures.items():
             actual = _signature(module, path)
-            if actual != signature:
+            if actual not in (signature, REPLACED):
                 difference = f"takes {actual} and not {signature}" if actual else "does not exist"
                 yield f"{module_name}.{path} {difference}"
 
@@ -100,6 +105,8 @@ def _signature(module: object, path: str) -> str | None:
         function: Any = attrgetter(path)(module)
     except AttributeError:
         return None
+    if getattr(function, "__module__", "").startswith(f"{PACKAGE}."):
+        return REPLACED
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters.values()
     return str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
