@@ -76,7 +76,7 @@ def checks(
     evidence = gather(config, assets, prompts, policy, table, preferences)
     if not ranks.current().first:
         return
-    verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
+    verdicts = judge(evidence, config.checks.limits.by_name(config.sampler_format), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
     stops = bool(failed) and not trial
@@ -88,6 +88,7 @@ def checks(
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
             sampler_proof.KEY: _mean_size(evidence.differences),
+            **({sampler_proof.FORMAT: config.sampler_format} if config.rollout.quantization else {}),
             "accept": config.checks.accept,
             "checks": verdicts,
             "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
@@ -120,7 +121,7 @@ def gather(
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load_configured(policy, config)
-    tokens = config.deepspeed.max_tokens_per_micro_batch
+    tokens = config.deepspeed.micro_batch_tokens
     sequences = round_data.sequences_of(table, prompts, policy)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
@@ -132,7 +133,7 @@ def gather(
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
-        dtype=config.model.dtype,
+        dtype=config.sampler_format,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
         rewarded=any(reward.weight for reward in config.rewards),
@@ -167,7 +168,7 @@ def _demonstration_logps(
             return None
         columns: list[Any] = [*zip(*(pairs[index] for index in indices), strict=True)]
         sequences = Sequences(*columns)
-        tokens = config.deepspeed.max_tokens_per_micro_batch
+        tokens = config.deepspeed.micro_batch_tokens
         return _flat(forward_only.score(TokenLogProbs(model, 1.0), sequences, tokens, name).logps)
 
     pairs = list(zip(examples.trained.prompts, examples.trained.completions, strict=True))

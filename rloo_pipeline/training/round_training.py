@@ -78,17 +78,18 @@ def train(
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
+    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, tables_used)
         if config.algorithm.needs_old_pass:
-            old_logps = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
+            old_logps = engine.logps(sequences, max_tokens, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter, proof, rollouts)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -133,6 +134,7 @@ def _steps(
     engine: Engine,
     sequences: Sequences,
     batch: Batch,
+    max_tokens: int,
     counter: Counter,
     proof: RolloutProof | None,
     rollouts: pa.Table,
@@ -165,7 +167,6 @@ def _steps(
                 engine.skip_step()
                 skipped += 1
                 continue
-            max_tokens = config.deepspeed.max_tokens_per_micro_batch
             prove = None
             if proof is not None and not proof.is_done:
                 prove = partial(proof.by_first_step, engine, record, lengths, rollouts)

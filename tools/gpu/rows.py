@@ -125,6 +125,10 @@ REPLAY = {
     "model": {"build": "tests/model_folders.py:build", "build_options": {"kind": "qwen3_moe"}},
     "rollout": {"router_replay": True},
 }
+FP8 = {
+    "model": {"build_options": {"hidden_size": 64, "intermediate_size": 128}},
+    "rollout": {"quantization": "fp8_per_tensor"},
+}
 REFILL = {"rollout": {"refill": 1}, "algorithm": {"filter_zero_variance": True}}
 IMAGES = ("qwen2_5_vl", "qwen3_vl", "gemma3")
 MODEL_KINDS = (
@@ -208,6 +212,32 @@ ROWS = (
         alone=True,
     ),
     Row(
+        "kernels",
+        "the kernels that replace several of PyTorch's against plain transformers, by type of model",
+        "kernel_rows:compare",
+        minutes=10,
+        options={"device": "cuda"},
+        rehearse={"device": "cpu", "kinds": ["qwen3"]},
+    ),
+    Row(
+        "step-kernels",
+        "an optimizer step of 1.5 billion weights without and with these kernels",
+        "step_rows:step",
+        minutes=10,
+        options={"size": "1.5B", "sides": ["plain", "fast"]},
+        rehearse={"size": "tiny", "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
+        "step-filled",
+        "an optimizer step of 1.5 billion weights with `max_tokens_per_micro_batch: auto`",
+        "step_rows:filled",
+        minutes=10,
+        options={"size": "1.5B"},
+        rehearse={"size": "tiny", "room": 1e9, "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
         "tests",
         "the tests that start vLLM, DeepSpeed or Snakemake, as `make test` runs them on a GPU",
         "machine:suite",
@@ -229,6 +259,7 @@ ROWS = (
     _mini("router-replay", "a mixture of experts trains with the sampler's experts", changes=REPLAY)._replace(
         rehearse="vLLM returns its experts on GPUs only"
     ),
+    _mini("fp8", "rollouts with FP8 weights", changes=FP8),
     _mini("tools", "rollouts of several turns with a calculator", changes=TOOLS),
     *(
         Row(
