@@ -44,22 +44,19 @@ def run(tmp_path, tiny_model) -> Carrying:
 
 
 def test_an_update_trains_on_the_groups_that_have_ended_whatever_their_number(run) -> None:
-    succeeded(run.put(1, GROUPS).update(1))
-    succeeded(run.put(2, GROUPS).update(2))
-    metrics = json.loads((run.run / "rounds" / "00002" / "metrics.json").read_text())
-    assert metrics["groups/sampled"] == ENDED
-    assert metrics["step"] + metrics["steps_left_out"] >= 2 * 2
-    assert 0 < metrics["sampling/staleness"] < 1
-    assert len(tables.read(run.run / "rounds" / "00002" / "train.parquet", "train")) == ENDED * K
-
-
-def test_a_round_in_which_no_group_has_ended_leaves_the_policy_as_it_is(run) -> None:
+    """In round 1 none has, so the policy stays as it is."""
     succeeded(run.put(1, {0: 0, 1: 0}).update(1))
-    metrics = json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text())
-    assert (metrics["groups/sampled"], metrics["steps_left_out"], metrics["reward"]) == (0, 2, None)
+    succeeded(run.put(2, GROUPS).update(2))
+    first, second = (
+        json.loads((run.run / "rounds" / name / "metrics.json").read_text()) for name in ("00001", "00002")
+    )
+    assert (first["groups/sampled"], first["steps_left_out"], first["reward"]) == (0, 2, None)
     before = load_file(run.model / "model.safetensors")
     assert all(torch.equal(weights, before[name]) for name, weights in run.weights(1).items())
-    succeeded(run.put(2, GROUPS).update(2))
+    assert second["groups/sampled"] == ENDED
+    assert 0 < second["sampling/staleness"] < 1
+    assert not all(torch.equal(weights, before[name]) for name, weights in run.weights(2).items())
+    assert len(tables.read(run.run / "rounds" / "00002" / "train.parquet", "train")) == ENDED * K
 
 
 def test_a_shard_in_which_no_group_has_ended_has_empty_tables(run, tmp_path) -> None:
