@@ -7,9 +7,11 @@ batch and a restart do not change it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain, islice
 
 
 @lru_cache(2**17)
@@ -45,15 +47,28 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
         round_: number of the round, from 1.
         seed: seed of the order.
     """
-    first, rows, order = (round_ - 1) * count, list[int](), list[int]()
-    for epoch in range((first + count - 1) // length + 1):
+    first = (round_ - 1) * count
+    return [*islice(chain.from_iterable(_epochs(length, count, seed)), first, first + count)]
+
+
+def earlier_rounds(rows: Iterable[int], length: int, count: int, last: int, seed: int) -> dict[int, int]:
+    """For those of some rows that a round up to `last` has sampled: the latest one; arguments of `rows_of_round`."""
+    wanted, found = set(rows), dict[int, int]()
+    for place, row in enumerate(islice(chain.from_iterable(_epochs(length, count, seed)), last * count)):
+        if row in wanted:
+            found[row] = place // count + 1
+    return found
+
+
+def _epochs(length: int, count: int, seed: int) -> Iterator[list[int]]:
+    """The rows of each epoch in order."""
+    order: list[int] = []
+    for epoch in itertools.count():
         carried_over = epoch * length % count
         used = set(order[length - carried_over :] if carried_over else ())
         shuffled = permutation(length, derive(seed, "epoch", epoch))
         order = [row for row in shuffled if row not in used] + [row for row in shuffled if row in used]
-        offset = first - epoch * length
-        rows += order[max(0, offset) : max(0, offset + count)]
-    return rows
+        yield order
 
 
 def rows_for_refill(length: int, sampled: Iterable[int], round_: int, seed: int) -> list[int]:

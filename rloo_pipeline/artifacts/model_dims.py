@@ -57,6 +57,11 @@ class ModelDims(NamedTuple):
     vision: int = 0
     """Number of parameters in the vision encoder and its projector."""
 
+    def in_sampler(self, dtype: str, quantized: bool) -> int:
+        """Bytes of the weights in vLLM. Quantized ones have a byte each; embeddings, head and vision encoder stay."""
+        whole = min(self.parameters, 2 * self.vocabulary * self.hidden + self.vision) if quantized else self.parameters
+        return whole * BYTES[dtype] + self.parameters - whole
+
     def cached(self, dtype: str) -> int:
         """Bytes of KV cache that one token takes."""
         return 2 * self.layers * self.key_value * BYTES[dtype]

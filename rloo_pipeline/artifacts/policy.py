@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import lineage, model_dims, model_files, vision
@@ -210,15 +211,16 @@ def _object(file: Path) -> dict[str, Any]:
     return content
 
 
-def seal(folder: Path, name: str, **made_from: object) -> str:
+def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}), /, **made_from: object) -> str:
     """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
 
     Args:
         folder: holds the policy.
         name: name of the policy, such as 00001.
+        known: digests of files that were computed when they were written, by name.
         made_from: facts about the run, for `lineage`.
     """
-    return _digest(write_manifest(folder, policy=name, **made_from).digests)
+    return _digest(write_manifest(folder, known, policy=name, **made_from).digests)
 
 
 def sealed_digest(folder: Path) -> str:

@@ -198,8 +198,8 @@ def minutes(seconds: float) -> str:
 
 
 def sampler_gpus(config: Config) -> int:
-    """GPUs of a job that samples: those of its engine and of its environments."""
-    return config.vllm.tensor_parallel_size + config.rollout.environment_gpus
+    """GPUs of a job that samples: those of its engines and of its environments."""
+    return config.vllm.gpus + config.rollout.environment_gpus
 
 
 def hours(
@@ -221,16 +221,16 @@ def hours(
         teacher: as in `fits`.
     """
     counts = tokens(config)
-    shards, processes = config.rollout.shards, config.deepspeed.processes
+    shards, processes, engines = config.rollout.shards, config.deepspeed.processes, config.vllm.data_parallel_size
     starts = {stage: 0.0 if warm else speeds.at(start, pace) for stage, start in speeds.STARTS.items()}
     starts["update"] += speeds.at(speeds.BETWEEN, pace)
     flops = card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
     work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds * _passes(config) / flops
     seconds = {
-        "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * config.rounds,
+        "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * engines * config.rounds,
         "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
     }
-    seconds["rollout"] *= sampler_gpus(config)
+    seconds["rollout"] *= sampler_gpus(config) / engines
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
     for stage, dims in _scorers(config, shape, teacher).items():
         seconds[stage] = 2.0 * dims.parameters * scored / flops
@@ -255,15 +255,17 @@ def _packed_tokens(config: Config) -> float:
 
 
 def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
-    """Seconds that one GPU of each sampler decodes, summed over shards and rounds: it reads its part of the weights and
+    """Seconds that one GPU of each engine decodes, summed over engines and rounds: it reads its part of the weights and
     of the cache for each step.
     """
     counts, parallel = tokens(config), config.vllm.tensor_parallel_size
+    engines = config.rollout.shards * config.vllm.data_parallel_size
     cache = memory.rollout(config, shape, card.gpu)
     room = memory.concurrent_sequences(config, shape, cache)
-    batch = max(1.0, min(card.gpu.sequences, counts["completions per round"] / config.rollout.shards, room))
+    batch = max(1.0, min(card.gpu.sequences, counts["completions per round"] / engines, room))
     context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
-    read_per_step = shape.parameters * BYTES[config.model.dtype] + batch * context * shape.cached(config.model.dtype)
+    weights = shape.in_sampler(config.model.dtype, config.rollout.quantization is not None)
+    read_per_step = weights + batch * context * shape.cached(config.model.dtype)
     bandwidth = card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * parallel
     return counts["completion tokens"] / batch * read_per_step / bandwidth
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import dataset_inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.config import Config, distillation
+from rloo_pipeline.config import Config, distillation, lag
 from rloo_pipeline.errors import UserError
 
 
@@ -36,6 +36,8 @@ def findings(config: Config) -> Iterator[Finding]:
         with problems_of("reward model") as problems:
             model_inputs.model_folder(config.of_reward_model, "reward_model")
         yield from problems
+    if note := lag.note(config.rollout, config.algorithm):
+        yield Finding("sampler", True, note, note=True)
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

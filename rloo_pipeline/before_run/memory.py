@@ -222,17 +222,20 @@ def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> 
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
-    """Memory of a rollout, on a CPU (`card` is None) or on each GPU of a tensor-parallel group."""
+    """Memory of a rollout: of all its engines on a CPU (`card` is None), or on each GPU of a tensor-parallel group."""
     parallel, dtype = config.vllm.tensor_parallel_size, config.model.dtype
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    quantized = config.rollout.quantization is not None
     if card is None:
         cache = cache_bytes(shape, dtype, config.vllm.kv_cache_gib, longest)
-        return {
+        engine = {
             "process": SAMPLER,
-            "weights": float(shape.parameters * BYTES[dtype] / parallel),
+            "weights": shape.in_sampler(dtype, quantized) / parallel,
             "KV cache": float(cache),
         }
-    budget = gpu_budget(shape, dtype, card, config.vllm.gpu_memory_utilization, parallel, longest)
+        return {name: size * config.vllm.data_parallel_size for name, size in engine.items()}
+    utilization = config.vllm.gpu_memory_utilization
+    budget = gpu_budget(shape, dtype, card, utilization, parallel, longest, quantized=quantized)
     return {
         "process": budget.engine,
         "weights": budget.weights,

@@ -42,7 +42,7 @@ def lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterato
     lag = config.rollout.lag or 1
     alone, beside = sides.round_seconds(0), sides.round_seconds(lag)
     of_gpus = (config.rollout.shards * estimate.sampler_gpus(config), config.deepspeed.processes)
-    of_cores = (config.vllm.threads, config.deepspeed.threads * config.deepspeed.processes)
+    of_cores = (config.vllm.job_threads, config.deepspeed.threads * config.deepspeed.processes)
     sampler, trainer = of_gpus if unit == "GPU" else of_cores
     key = f"rollout.lag: {lag}" + ("" if config.rollout.lag else " (not set)")
     units = unit if sampler == 1 else f"{unit}s"

@@ -164,7 +164,10 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
     scoring += ["refill"] if config.rollout.refill else []
     scoring += ["difficulty"] if config.measures_difficulty else []
-    parallel = ("vllm.tensor_parallel_size", config.vllm.tensor_parallel_size)
+    vllm = config.vllm
+    one_engine = ("vllm.tensor_parallel_size", vllm.tensor_parallel_size)
+    several = (f"{one_engine[0]} · vllm.data_parallel_size", vllm.gpus)
+    parallel = one_engine if vllm.data_parallel_size == 1 else several
     # reward functions with `gpus` take turns with the engine
     rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
     engine = max(parallel, rewards, key=lambda pair: pair[1])
@@ -172,7 +175,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
         **dict.fromkeys(training, ranks),
         **dict.fromkeys(scoring, _with_environments(engine, config)),
         "rollout": _with_environments(parallel, config),
-        "harness": parallel,
+        "harness": one_engine,
     }
 
 

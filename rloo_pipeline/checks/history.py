@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 Metrics = Mapping[str, float | None]
@@ -38,7 +39,8 @@ class RoundHistory(NamedTuple):
 
     def start(self, metric: str) -> float | None:
         """Median of the first `START` values; None until there is a later one."""
-        values = self.values(metric)
+        present = (value for metrics in self.rounds if (value := metrics.get(metric)) is not None)
+        values = [*islice(present, START + 1)]
         return statistics.median(values[:START]) if len(values) > START else None
 
     def latest(self, metric: str) -> float | None:

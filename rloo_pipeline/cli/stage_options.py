@@ -107,7 +107,7 @@ def take_sampler(config: Config) -> None:
     gpus = (reward.gpus for reward in getattr(config, "rewards", ()))
     rollout: Rollout | None = getattr(config, "rollout", None)  # lm-eval's tasks have no environments
     beside = rollout.environment_gpus if rollout else 0
-    gpu_claims.claim(max(config.vllm.tensor_parallel_size, *gpus, 1) + beside)
+    gpu_claims.claim(max(config.vllm.gpus, *gpus, 1) + beside)
     gpu_claims.set_aside(beside)
 
 

@@ -28,6 +28,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
+    if config.vllm.data_parallel_size > 1 and config.rollout.uses_tools:
+        yield "vllm.data_parallel_size cannot be used with tools or an environment; set 1, and raise rollout.shards"
 
 
 def _reward_names(config: RunKeys) -> Iterator[str]:
@@ -241,6 +243,12 @@ def _images(config: RunKeys) -> Iterator[str]:
 
 
 def _quantization(config: RunKeys) -> Iterator[str]:
+    rollouts = config.rollout.quantization
+    if rollouts is not None and config.model.dtype == "float32":
+        yield (
+            f"rollout.quantization: {rollouts} cannot be used with model.dtype: float32, since vLLM's FP8 layers "
+            "compute in 16 bits; set bfloat16"
+        )
     name = config.model.quantization
     if name is None:
         return

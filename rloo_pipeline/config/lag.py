@@ -1,10 +1,14 @@
-"""Requirements of `rollout.lag` and `rollout.token_budget` on `algorithm`: default correction, refused combinations.
+"""Requirements of `rollout.lag`, `rollout.token_budget` and `rollout.quantization` on `algorithm`: the default
+correction, refused combinations.
 
 With a lag, the completions of a round come from an older policy than the one that its update starts from; with a token
 budget, some of their tokens do. The update computes the log-probs of the policy that it starts from, π_old, clips
 around it, and weights losses by w = π_old / π_sampler, token by token the policy that sampled it: the decoupled
 objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
 al. 2025, arXiv 2505.24298).
+
+With quantized weights the completions come from another distribution than the policy's, which the same weights
+correct for (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
 """
 
 from __future__ import annotations
@@ -21,36 +25,49 @@ OF_TOKENS: JSON = {"correction": "token_mis", "min": 0.5, "max": 5.0}
 """IcePop's mask with its thresholds (arXiv 2510.18855); AReaL drops tokens above 5 too (`behav_imp_weight_cap`)."""
 OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
 """The weight of the whole action, truncated at the 2 of Yao et al. 2025 and TRL: it drops no completion."""
+OF_QUANTIZED_TOKENS: JSON = {"correction": "token_tis", "max": 2.0}
+"""The same of each token, as Yao et al. 2025 weight FP8 rollouts."""
 
 
 def fill(values: Any) -> Any:
-    """The configuration as it was written, with a correction if samples are of older policies and it names none.
+    """The configuration as it was written, with a correction if samples are of older or quantized policies and it names
+    none.
 
-    A preset's `correction: none` is the choice of a system without older samples, so it gives way too.
+    A preset's `correction: none` is the choice of a system that samples from the policy itself, so it gives way too.
     """
     rollout, algorithm = (values.get(name, {}) for name in ("rollout", "algorithm"))
     if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
         return values
     mismatch = algorithm.get("mismatch", {})
     is_older = rollout.get("lag", 0) not in (0, None) or rollout.get("token_budget") is not None
-    if not is_older or not isinstance(mismatch, dict) or "correction" in mismatch:
+    is_quantized = rollout.get("quantization") is not None
+    if not (is_older or is_quantized) or not isinstance(mismatch, dict) or "correction" in mismatch:
         return values
     chosen = {**presets.PRESETS.get(str(algorithm.get("preset")), {}), **algorithm}
     if chosen.get("old_logps") == "sampler":
         return values
-    default = OF_TOKENS if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
+    of_tokens = OF_TOKENS if is_older else OF_QUANTIZED_TOKENS
+    default = of_tokens if chosen.get("importance_sampling_level") == "token" else OF_COMPLETIONS
     return {**values, "algorithm": {**algorithm, "mismatch": {**default, **mismatch}}}
 
 
 def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
-    """A sentence if completions of an older policy cannot be weighted or are not, or steer β."""
+    """A sentence if completions of an older or quantized policy cannot be weighted, or if those of an older one are not
+    or steer β.
+    """
+    cut = rollout.cut_by
+    if cut and rollout.quantization and algorithm.mismatch.correction != "none":
+        yield (
+            f"rollout.quantization: {rollout.quantization} weights completions by the sampler's log-probs, and with "
+            f"rollout.{cut} those are of the cut distribution; leave one of the two out"
+        )
     if rollout.token_budget is not None:
         lag = f"rollout.token_budget: {rollout.token_budget}"
     elif rollout.lag:
         lag = f"rollout.lag: {rollout.lag}"
     else:
         return
-    if cut := rollout.cut_by:
+    if cut:
         yield (
             f"{lag} weights completions of an older policy by the sampler's log-probs, and with rollout.{cut} those "
             "are of the cut distribution; leave one of the two out"
@@ -71,3 +88,14 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             "old_logps: trainer nothing weights them; leave mismatch.correction out, which sets "
             f"{OF_TOKENS['correction']} for tokens and {OF_COMPLETIONS['correction']} for completions"
         )
+
+
+def note(rollout: Rollout, algorithm: Algorithm) -> str | None:
+    """A sentence if nothing corrects for the quantized weights of the sampler, as the user asked for."""
+    if rollout.quantization is None or algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
+        return None
+    return (
+        f"algorithm.mismatch.correction: none with rollout.quantization: {rollout.quantization}: the trainer takes "
+        "samples of the quantized model for the policy's own, so the gradient is biased; leave mismatch.correction "
+        "out, unless you want to see that"
+    )

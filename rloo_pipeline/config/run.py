@@ -13,6 +13,7 @@ from rloo_pipeline.config import cross_checks, distillation
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
@@ -42,6 +43,7 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("teacher", "models", {}),
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
+    ("rollout", "quantization", None),
     ("rollout", "generation_kwargs", None),
     ("lora", "use_rslora", False),
     ("limits", "pair_accuracy", [0.55, 0.5]),
@@ -61,6 +63,11 @@ class Config(RunKeys):
     def trackers(self) -> list[str]:
         """Trackers in `report_to` other than TensorBoard, without duplicates."""
         return [name for name in dict.fromkeys(self.report_to) if name != TENSORBOARD]
+
+    @property
+    def sampler_format(self) -> str:
+        """Number format of the engine that samples rollouts, by which its log-probs may differ from the trainer's."""
+        return self.model.dtype if self.rollout.quantization is None else FP8
 
     @property
     def tries_model(self) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.generation import GenerationKwargs
 from rloo_pipeline.config.section import Section
 
+FP8 = "fp8"
+"""Name of the number format of an engine with quantized weights."""
 PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
 
 
@@ -70,6 +72,13 @@ class Rollout(Section):
     the rollouts of a round run beside the update of the round before. Losses are then weighted for the older policy:
     `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
     `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
+    """
+    quantization: Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"] | None = None
+    """Sample rollouts with FP8 weights: the engine quantizes the linear layers as it loads a policy, by the scheme of
+    this name in vLLM. Evaluations sample with the weights as they are. Unless you set `algorithm.mismatch.correction`,
+    losses are weighted for the difference (Yao et al. 2025): `token_tis` with 2 where tokens are actions,
+    `sequence_tis` with 2 where completions are. Needs a 16-bit `model.dtype`, and for sampling a GPU with FP8; on CPUs
+    there is `fp8_per_channel`.
     """
     token_budget: int | None = Field(None, ge=1)
     """Tokens that a completion may grow in a round (partial rollouts, Kimi k1.5). What has not ended by then goes on in
@@ -254,6 +263,20 @@ class Vllm(Section):
     """
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
-    threads: int = Field(1, ge=1)
-    """CPU threads per sampling job. A fixed number, independent of the machine, so that sums round the same everywhere.
+    data_parallel_size: int = Field(1, ge=1)
+    """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for
+    clusters that give out whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with
+    tools.
     """
+    threads: int = Field(1, ge=1)
+    """CPU threads per engine. A fixed number, independent of the machine, so that sums round the same everywhere."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the engines of a job."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def job_threads(self) -> int:
+        """CPU threads of the engines of a job."""
+        return self.threads * self.data_parallel_size

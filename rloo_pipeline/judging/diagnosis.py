@@ -20,8 +20,8 @@ last round is judged before the next rollouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from rloo_pipeline.checks.history import Metrics, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS
@@ -34,7 +34,8 @@ class Symptom(NamedTuple):
     name: str
     """Its key in `gates`."""
     title: str
-    action: Literal["warn", "stop"]
+    action: str
+    """`warn` or `stop`."""
     first: int
     """The first round that showed it."""
     last: int
@@ -58,6 +59,7 @@ def diagnose(
     out_of_memory: Mapping[int, str] | None = None,
     planned: int | None = None,
     since: int = 0,
+    only: Collection[str] | None = None,
 ) -> list[Symptom]:
     """Finds the symptoms that rounds showed. A symptom whose action is `off` is skipped.
 
@@ -70,12 +72,14 @@ def diagnose(
         out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 is what comes before the first.
         planned: the run's last round.
         since: the first round that is judged.
+        only: names of symptoms to look for; None for all.
 
     Returns:
         Symptoms sorted by the round that showed them first.
     """
     gates = gates or Gates()
-    watched = {name: gate for name in SYMPTOMS if (gate := gates.of(name)).action != "off"}
+    looked_for = SYMPTOMS if only is None else only
+    watched = {name: gate for name in SYMPTOMS if name in looked_for and (gate := gates.of(name)).action != "off"}
     evidence_by_round: dict[str, dict[int, str]] = {name: {} for name in watched}
     for count in range(max(since, 1), len(rounds) + 1):
         history = RoundHistory(rounds[:count], monitors, evaluations or {}, planned)

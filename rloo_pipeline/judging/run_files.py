@@ -64,9 +64,9 @@ class RunFiles(NamedTuple):
                 evaluations[number] = read_evaluation(self.folder, name)
         return evaluations
 
-    def held_out(self) -> list[JSON]:
-        """held_out.json of the rounds and of the next one, as far as they have one."""
-        rounds = range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
+    def held_out(self, only: Collection[int] = ()) -> list[JSON]:
+        """held_out.json of the rounds and of the next one, or `only` of these rounds, as far as they have one."""
+        rounds = only or range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
         policy_of = self.config.rollout.policy_of
         return read_held_out(
             self.folder,

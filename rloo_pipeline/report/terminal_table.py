@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.report import run_progress
@@ -73,6 +74,9 @@ class Measurements:
         self._metrics: list[Metrics] = []
         self._run = run_files.RunFiles(folder, config, self._metrics)
         self._seconds: list[float | None] = []
+        self._held_out: dict[int, float] = {}
+        """Accuracy by policy: of the rounds' own problems if `_by_round`, else of the evaluations."""
+        self._by_round = False
         self.rows: list[Row] = []
         """A row for each finished round, and one for policy 0 where it was evaluated."""
         self._pace: float | None = None
@@ -91,28 +95,40 @@ class Measurements:
         """Number of rounds to come."""
         return self.config.rounds - len(self._metrics)
 
-    def read(self, rounds: Sequence[int] = ()) -> None:
-        """Reads these rounds, with those before them that are missing, and all evaluations. If it reads a round, it
-        drops the rows of later ones: those rounds are made again.
+    def read(self, rounds: Sequence[int] = (), held_out: Collection[int] | None = None) -> None:
+        """Reads these rounds, with those before them that are missing. If it reads a round, it drops the rows of later
+        ones: those rounds are made again.
 
         Files that are being replaced change nothing.
+
+        Args:
+            rounds: numbers of rounds.
+            held_out: rounds whose held-out accuracy is new. If None, or if a round is made again, all accuracies are
+                read, which takes longer with each round.
         """
         before = len(self._metrics)
+        first = min([before + 1, *rounds])
         try:
-            for number in range(min([before + 1, *rounds]), max(rounds, default=0) + 1):
+            for number in range(first, max(rounds, default=0) + 1):
                 if not self._run.is_current(run_files.metrics_of(self.folder, number), number - 1):
                     break
                 self._metrics[number - 1 :] = [run_files.read_metrics(self.folder, number)]
                 self._seconds[number - 1 :] = [self._seconds_of(number)]
-            held_out = self._run.accuracies()
+            if held_out is None or first <= before or (held_out and not self._by_round):
+                self._held_out, self._by_round = self._run.accuracies(), bool(self._run.held_out())
+            elif held_out:
+                self._held_out |= {
+                    measured["policy"]: measured["accuracy"] for measured in self._run.held_out(held_out)
+                }
             self._pace = run_progress.seconds_per_round(self._run) or (self._seconds[-1] if self._seconds else None)
         except (UserError, OSError, ValueError, KeyError):
             return
         if len(self._metrics) != before:
             self._since = time.time()
-        self.rows = self._rows(held_out)
+        self.rows = self._rows()
 
-    def _rows(self, held_out: Mapping[int, float]) -> list[Row]:
+    def _rows(self) -> list[Row]:
+        held_out = self._held_out
         rows = [Row(0, None, held_out[0], None, None, None, None)] if 0 in held_out else []
         for number, (metrics, seconds) in enumerate(zip(self._metrics, self._seconds, strict=True), start=1):
             tokens = metrics.get("num_completion_tokens")
@@ -124,11 +140,11 @@ class Measurements:
     def _seconds_of(self, number: int) -> float | None:
         """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
         began, ended = list[datetime](), list[datetime]()
-        for stage in STAGES_OF_ROUND:
-            for log in (self.folder / "logs" / stage).glob(f"{number:05d}*.log"):
-                for match in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
-                    ended.append(datetime.fromisoformat(match["ended"]))
-                    began.append(ended[-1] - timedelta(seconds=float(match["seconds"])))
+        logs = (self.folder / job.log for job in jobs_of_round(self.config, number))
+        for log in (log for log in logs if log.parent.name in STAGES_OF_ROUND and log.exists()):
+            for match in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
+                ended.append(datetime.fromisoformat(match["ended"]))
+                began.append(ended[-1] - timedelta(seconds=float(match["seconds"])))
         return max((max(ended) - min(began)).total_seconds(), 0.1) if ended else None
 
 

@@ -18,6 +18,8 @@ HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's kernel for CPUs is compiled for."""
 LATENT = 576
 """The size of latent attention (kv_lora_rank and qk_rope_head_dim together) that it is compiled for."""
+QUANTIZATION = "fp8_per_channel"
+"""The scheme of `rollout.quantization` that it has layers for, which are those of PyTorch."""
 DELTA_HEADS = (64, 128)
 """Sizes of a head of DeltaNet that it is compiled for."""
 MULTIPLE = 32
@@ -60,6 +62,16 @@ def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
                 f"{file}: vLLM on CPUs computes experts of sizes that are multiples of {MULTIPLE}, and {key} is "
                 f"{text[key]}; use another model, or sample on a GPU"
             )
+
+
+def check_quantization(name: str) -> None:
+    """Checks a scheme of `rollout.quantization`.
+
+    Raises:
+        UserError: vLLM has no layers for it here.
+    """
+    if name != QUANTIZATION:
+        raise UserError(f"rollout.quantization: {name} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out")
 
 
 def check_heads(policy: Policy, model: ModelConfig) -> None:

@@ -107,6 +107,7 @@ def gpu_budget(
     parallel: int,
     longest: int,
     recurrent: bool = False,
+    quantized: bool = False,
 ) -> GpuBudget:
     """Divides vLLM's share of a GPU.
 
@@ -121,6 +122,7 @@ def gpu_budget(
         parallel: number of GPUs over which the model is split.
         longest: maximum number of tokens of a prompt with its completion.
         recurrent: True if layers have recurrent states, whose blocks have other sizes; the cache then gets all room.
+        quantized: True with FP8 weights.
 
     Returns:
         The budget; its cache is 0 or less if there is no room for one.
@@ -132,7 +134,7 @@ def gpu_budget(
     share = min(card.memory * utilization, card.memory - devices.idle_bytes("sampler"))
     fixed = GpuBudget(
         devices.IDLE["sampler"],
-        dims.parameters * size / parallel,
+        dims.in_sampler(dtype, quantized) / parallel,
         (card.tokens * per_token + logits) / parallel,
         0,
     )
@@ -142,7 +144,13 @@ def gpu_budget(
 
 
 def gpu_settings(
-    policy: Policy, dtype: Dtype, gpu: VisibleGpu, utilization: float, parallel: int, longest: int
+    policy: Policy,
+    dtype: Dtype,
+    gpu: VisibleGpu,
+    utilization: float,
+    parallel: int,
+    longest: int,
+    quantized: bool = False,
 ) -> dict[str, Any]:
     """vLLM's settings for its share of a GPU; takes the arguments of `gpu_budget`.
 
@@ -156,9 +164,8 @@ def gpu_settings(
     dims = policy.dimensions
     if dims is None:
         return {"max_num_seqs": gpu.sequences, "gpu_memory_utilization": utilization}
-    budget = gpu_budget(
-        dims, dtype, gpu, utilization, parallel, longest, recurrent=model_dims.is_recurrent(policy.config)
-    )
+    recurrent = model_dims.is_recurrent(policy.config)
+    budget = gpu_budget(dims, dtype, gpu, utilization, parallel, longest, recurrent, quantized)
     if budget.cache < (needed := dims.cached(dtype) * longest / parallel):
         raise UserError(
             f"vllm.gpu_memory_utilization: {utilization} of a GPU of {gpu.memory / GB:.1f} GB is too little: the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
 from rloo_pipeline.runtime import devices
@@ -32,7 +33,9 @@ IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
 """Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
-def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int) -> Sampler:
+def load_sampler(
+    policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int, for_rollouts: bool = True
+) -> Sampler | ParallelSampler:
     """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
 
     Args:
@@ -40,6 +43,7 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
         config: the stage's configuration.
         prompts: prompts to sample from.
         max_completion_length: tokens that the context must have room for beside the longest prompt.
+        for_rollouts: False for an evaluation, which `rollout.quantization` does not act on.
 
     Raises:
         UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
@@ -54,18 +58,21 @@ def load_sampler(policy: Policy, config: Config, prompts: PromptSet, max_complet
         vllm.tensor_parallel_size,
         prompts.about_images.most if prompts.about_images else 0,
         config.rollout.router_replay,
+        config.rollout.quantization if for_rollouts else None,
     )
     needed = prompts.longest + max_completion_length
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
         call_reader(policy, config)  # fails before an engine is started
-    key = (settings, config.seed, compatibility_key(policy))
-    sampler: Sampler | None = engine_cache.take("sampler", key)
+    count = vllm.data_parallel_size
+    key = (settings, count, config.seed, compatibility_key(policy))
+    sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
     if sampler is None:
         if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
             formats.check_dtype(model.dtype)
-        sampler = Sampler(policy, settings, needed, config.seed)
+        alone = (policy, settings, needed, config.seed)
+        sampler = Sampler(*alone) if count == 1 else ParallelSampler(*alone, count)
     else:
         sampler.swap(policy, needed)
     engine_cache.keep("sampler", key, sampler)
@@ -145,6 +152,7 @@ def rollout_facts(
         "seed": config.seed,
         "policy": policy_digest,
         "policy_round": config.rollout.policy_of(round_),
+        **({"quantization": config.rollout.quantization} if config.rollout.quantization else {}),
         **sampling_facts(config.model, sampling_config_of(config.rollout)),
         **({tables.TOOLS: json.dumps(tools)} if tools else {}),
     }
@@ -173,6 +181,8 @@ class Draw(NamedTuple):
     sampling: SamplingConfig
     names: tuple[str | int, ...]
     """The seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`)."""
+    expected: Mapping[str, float] = {}
+    """Tokens that a completion is likely to have, by prompt_id, as far as they are known."""
 
     def prompts_of_requests(self) -> list[JSON]:
         """Each prompt, K times."""
@@ -181,7 +191,13 @@ class Draw(NamedTuple):
     def requests(self, config: Config) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
-            Request(row["prompt_ids"], self._seed_of(config, row, sample), self.sampling, images)
+            Request(
+                row["prompt_ids"],
+                self._seed_of(config, row, sample),
+                self.sampling,
+                images,
+                expected=self.expected.get(row["prompt_id"]),
+            )
             for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
             for sample in range(self.samples)
         ]
@@ -211,7 +227,7 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler, config: Config, *draws: Samples) -> list[pa.Table]:
+def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Samples) -> list[pa.Table]:
     """Samples all draws at once: the engine mixes them in its batches.
 
     Args:
@@ -226,7 +242,7 @@ def sample_groups(sampler: Sampler, config: Config, *draws: Samples) -> list[pa.
         UserError: a log-prob is NaN or infinite.
     """
     requests = [draw.requests(config) for draw in draws]
-    if config.rollout.uses_tools:
+    if config.rollout.uses_tools and isinstance(sampler, Sampler):
         prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
         columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
     else:

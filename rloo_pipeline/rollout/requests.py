@@ -23,6 +23,8 @@ class Request(NamedTuple):
     """Images of the prompt."""
     begun: Begun | None = None
     """Tokens of the completion that earlier rounds have sampled."""
+    expected: float | None = None
+    """Tokens that the completion is likely to have; None if nothing is known."""
 
     @property
     def for_vllm(self) -> TokensPrompt:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.rollout import (
     adapters,
@@ -51,6 +52,8 @@ class EngineSettings(NamedTuple):
     """Images that a prompt may have."""
     router_replay: bool = False
     """True if completions get the experts that vLLM chose."""
+    quantization: str | None = None
+    """vLLM's name of the scheme by which it quantizes weights as it loads them."""
 
 
 class Sampler:
@@ -68,6 +71,8 @@ class Sampler:
                 "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
                 "sample on a GPU"
             )
+        if engine.quantization and not _on_gpu():
+            cpu_limits.check_quantization(engine.quantization)
         self.policy = policy
         self.digest = policy.digest
         """Digest of the weights that the engine holds; empty while others are loaded."""
@@ -83,7 +88,13 @@ class Sampler:
         if _on_gpu():
             parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
             self.settings |= engine_size.gpu_settings(
-                policy, engine.dtype, visible_gpu(parallel), share, parallel, self.max_model_len
+                policy,
+                engine.dtype,
+                visible_gpu(parallel),
+                share,
+                parallel,
+                self.max_model_len,
+                quantized=engine.quantization is not None,
             )
         else:
             self.settings |= engine_size.cpu_settings(policy, engine.dtype, engine.kv_cache_gib, self.max_model_len)
@@ -171,7 +182,8 @@ class Sampler:
         if reply.cached:
             raise IncompatibleEngine("a cache of another policy's prompts")
         if not self.swap_checked or swap_check.is_cheap(policy):
-            swap_check.check_weights(reply, policy, self.settings["dtype"])
+            number_format = FP8 if "quantization" in self.settings else None
+            swap_check.check_weights(reply, policy, self.settings["dtype"], number_format)
             self.swap_checked = True
 
     def leave_gpu(self) -> None:
@@ -275,6 +287,8 @@ def _llm_settings(policy: Policy, engine: EngineSettings, max_model_len: int, se
         "generation_config": "vllm",
         **engine_size.image_settings(policy.config, engine.most_images),
     }
+    if engine.quantization is not None:
+        settings["quantization"] = engine.quantization
     if engine.router_replay:
         # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
         settings |= {"enable_return_routed_experts": True, "async_scheduling": False}

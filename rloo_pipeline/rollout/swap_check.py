@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import adapters
 from rloo_pipeline.runtime.progress import say
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
 
-LIMITS: Mapping[Dtype, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
-"""Largest mean difference in nats between engine and transformers, by dtype: far above rounding, far below the
+LIMITS: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05, FP8: 0.7}
+"""Largest mean difference in nats between engine and transformers, by number format: far above rounding, far below the
 difference between two models.
 """
 ALWAYS_CHECKED_BYTES = 2**30
@@ -169,13 +170,14 @@ def is_cheap(policy: Policy) -> bool:
     return size <= ALWAYS_CHECKED_BYTES
 
 
-def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype) -> None:
+def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_format: str | None = None) -> None:
     """Checks that an engine computes with the weights of a policy.
 
     Args:
         reply: the engine's reply to the prompts.
         policy: the policy that the engine was given.
-        dtype: the engine's number format.
+        dtype: that of the policy.
+        number_format: that of the engine's weights, if it is another one.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.
@@ -186,7 +188,7 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype) -> None:
     except Exception as error:  # of any kind: the stage then gets a new engine, which needs no check
         raise IncompatibleEngine(f"weights that transformers could not check ({error})") from error
     nats = mean_difference(reply, expected)
-    if nats <= LIMITS[dtype]:
+    if nats <= LIMITS[number_format or dtype]:
         return
     architecture = next(iter(policy.config.get("architectures") or ["this model"]))
     if policy.is_adapter:

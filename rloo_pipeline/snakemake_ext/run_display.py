@@ -176,11 +176,14 @@ class RunDisplay:
 
     def _measured(self, run: Measurements, file: Path) -> None:
         """Reads what a job has measured, of a round or of a policy."""
-        if file.name != "metrics.json":
+        if file.name == "summary.json":
             run.read()
             return
         number = int(file.parent.name)
-        run.read([number])
+        if file.name == "held_out.json":
+            run.read(held_out=[number])
+            return
+        run.read([number], held_out=())
         row = next((row for row in run.rows if row.round == number), None)
         if row and not self._live:
             name = f"{run.config.run}: " if len(self._runs) > 1 else ""

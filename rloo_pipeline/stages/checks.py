@@ -76,7 +76,7 @@ def checks(
     evidence = gather(config, assets, prompts, policy, table, preferences)
     if not ranks.current().first:
         return
-    verdicts = judge(evidence, config.checks.limits.by_name(config.model.dtype), config.checks.accept)
+    verdicts = judge(evidence, config.checks.limits.by_name(config.sampler_format), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
     stops = bool(failed) and not trial
@@ -88,6 +88,7 @@ def checks(
             "prompts": len(evidence.rewards),
             "num_generations": evidence.rewards.shape[1],
             sampler_proof.KEY: _mean_size(evidence.differences),
+            **({sampler_proof.FORMAT: config.sampler_format} if config.rollout.quantization else {}),
             "accept": config.checks.accept,
             "checks": verdicts,
             "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
@@ -132,7 +133,7 @@ def gather(
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
-        dtype=config.model.dtype,
+        dtype=config.sampler_format,
         longest=config.rollout.max_completion_length,
         rewards=scores_of(table, "reward", samples),
         rewarded=any(reward.weight for reward in config.rewards),

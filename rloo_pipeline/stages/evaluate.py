@@ -46,7 +46,7 @@ def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: 
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
     sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest, groups.kwargs_of(config.rollout))
-    sampler = groups.load_sampler(policy, config, held_out, longest)
+    sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     def sample(
         path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]

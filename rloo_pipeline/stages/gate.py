@@ -24,8 +24,10 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
         UserError: a symptom has the action `stop`; stopped.json in the run's folder then names it.
     """
     read_metrics(run, round_)  # checks that they are of this run
-    rounds = metrics_until(run, round_)
-    symptoms = showing(diagnose(rounds, config.gates, monitors=monitors_of(config.rewards)), round_)
+    rounds, monitors = metrics_until(run, round_), monitors_of(config.rewards)
+    # all rounds are judged, which takes longer with each, only by the symptoms that show
+    names = [symptom.name for symptom in diagnose(rounds, config.gates, monitors=monitors, since=round_)]
+    symptoms = showing(diagnose(rounds, config.gates, monitors=monitors, only=names), round_) if names else []
     diagnosis_json = {"round": round_, "symptoms": [symptom._asdict() for symptom in symptoms]}
     stops = [symptom for symptom in symptoms if symptom.action == "stop"]
     for symptom in symptoms:

@@ -10,6 +10,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
+from rloo_pipeline.data import earlier_lengths
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
@@ -51,8 +52,11 @@ def rollout(
     indices = prompts_of_round(config, train, round_, rates).sampled
     if settings.token_budget is None:
         share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
-        rows = train.rows(indices[share.start : share.stop])
-        draw: groups.Samples = Draw(rows, settings.num_generations, sampling, ("round", round_))
+        own, expected = indices[share.start : share.stop], {}
+        if config.vllm.data_parallel_size > 1:  # which completions do not depend on
+            expected = earlier_lengths.expected(config, train, own, round_, output.parents[2])
+        names = ("round", round_)
+        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, names, expected)
         begun = 0
     else:
         draw = partial.groups_of_shard(config, train, indices, round_, shard, before)

@@ -113,7 +113,7 @@ _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "tr
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
-    "rollout": _SAMPLED,
+    "rollout": but("lag", "refill", "token_budget", "quantization", *_WHERE),
     "evaluation": _EVALUATED,
 }
 _SAMPLER_READS = ("run", "scoring", "vllm", "dataset")

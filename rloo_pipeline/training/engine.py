@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -68,7 +69,7 @@ class Engine:
         on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
-        """True if the ranks share the weights from the start and write them one by one."""
+        """True if the ranks share the weights from the start and write them together."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
         self.form = module.form
@@ -243,11 +244,13 @@ class Engine:
         return values[0]
 
     def save_policy(self, target: Path, **made_from: object) -> str:
-        """Writes the policy as Hugging Face or PEFT files. Every rank takes part; the first one writes.
+        """Writes the policy as Hugging Face or PEFT files. Every rank takes part; of a split model all write weights.
 
         Returns:
             The policy's digest.
         """
+        if self.split and self.settings.lora is None:
+            return self._save_split(target, **made_from)
         weights, digest = self.weights(), ""
         if self.rank.first:
             with files.atomic_folder(target) as temporary:
@@ -258,6 +261,19 @@ class Engine:
                 pass
         return self.from_first(digest)
 
+    def _save_split(self, target: Path, **made_from: object) -> str:
+        from rloo_pipeline.training import split_loading
+
+        digest = ""
+        with files.atomic_folder(target) if self.rank.first else nullcontext() as temporary:
+            if self.rank.first:
+                policy_model.save_beside(self.model, temporary, self.policy.folder)
+            folder = self.from_first(temporary)
+            digests = split_loading.write_together(self.model, folder)
+            if self.rank.first:
+                digest = seal(folder, target.name, digests, **made_from)
+        return self.from_first(digest)
+
     def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
         """Writes the policy's files to an empty folder."""
         if self.settings.lora is not None:
@@ -266,8 +282,6 @@ class Engine:
             if isinstance(adapter.target_modules, set):  # whose order differs between processes
                 adapter.target_modules = sorted(adapter.target_modules)
             self.model.save_pretrained(target, state_dict=dict(weights))
-        elif self.split:
-            policy_model.save_split(self.model, weights, target, self.policy.folder)
         else:
             policy_model.save(self.model, dict(weights), target, self.policy.folder)
 

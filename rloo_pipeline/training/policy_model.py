@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -195,13 +195,10 @@ def save(model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, pr
     copy_side_files(previous, target)
 
 
-def save_split(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], target: Path, previous: Path) -> None:
-    """Does the same as `save` for weights that arrive one at a time; writes them as they arrive."""
-    from rloo_pipeline.training import split_loading
-
+def save_beside(model: PreTrainedModel, target: Path, previous: Path) -> None:
+    """Does the same as `save` without the weights, before these are written."""
     _save_pretrained(model, target, {})
     (target / WEIGHTS).unlink(missing_ok=True)
-    split_loading.write_shards(weights, target)
     model.self_check.write(target)  # type: ignore[operator, union-attr]
     copy_side_files(previous, target)
 

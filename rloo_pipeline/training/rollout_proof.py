@@ -54,7 +54,7 @@ class RolloutProof:
             rollouts: the round's tables of rollouts.
         """
         self.config, self.round, self.policy = config, round_, policy
-        self.bound = sampler_proof.bound(policy, config.model.dtype, config.rollout.temperature, checks)
+        self.bound = sampler_proof.bound(policy, config.sampler_format, config.rollout.temperature, checks)
         self.remedy = sampler_proof.remedy(rollouts[0].parent)
         self.masked = config.rollout.masked_by is not None
         """True if the sampler's log-probs are of a distribution with masked tokens, so `by_pass` compares them."""

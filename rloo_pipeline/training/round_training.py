@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import torch
 
 from rloo_pipeline.algorithm.kl import adapt_beta
 from rloo_pipeline.artifacts import tables
@@ -67,6 +68,8 @@ def train(
         Raises:
             UserError: another policy sampled the rollouts.
     """
+    if not len(sampled.rollouts):
+        return _without_steps(config, engine, state, sampled.rollouts)
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
     sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
@@ -96,6 +99,17 @@ def train(
     state = _next_state(config, state, batch, record, sampled.rollouts)
     experts = engine.experts.metrics(engine.sum_over_ranks)
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
+
+
+def _without_steps(config: Config, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
+    """The result of a round in which no group has ended (`rollout.token_budget`): the policy stays as it is."""
+    algorithm, none = config.algorithm, torch.zeros(0)
+    for _ in range(skipped := algorithm.num_iterations * algorithm.steps_per_generation):
+        engine.skip_step()
+    completions = RoundTensors(none.double(), torch.zeros(0, 0, dtype=torch.bool), none.bool(), None)
+    beta = algorithm.beta if state.beta is None else state.beta
+    batch = Batch(completions, none.double(), None, none, none.bool(), none.bool(), beta)
+    return TrainedRound(rollouts, batch, Record.empty(0), [], skipped, state, {}, 0.0)
 
 
 def _prove(

@@ -27,6 +27,7 @@ from torch import Tensor
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from rloo_pipeline.config import Config
 
-ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02}
+ROUNDING = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.02, FP8: 0.35}
 """Largest mean difference by rounding, in nats per token, in random models (see the check `logprob_difference`)."""
 EXPERTS = 4
 """Factor on `ROUNDING` for mixtures of experts, if policy 0 was not measured."""
@@ -43,6 +44,9 @@ CHECK = "logprob_difference"
 """Name of the same check of policy 0. In `checks.accept`, it accepts later differences too."""
 KEY = "sampler_difference"
 """Key of checks.json: the difference of policy 0 in nats per token; null if its sampling was truncated."""
+
+FORMAT = "sampler_format"
+"""Key of checks.json: number format of the engine that sampled then, if it is not that of the policy."""
 
 
 class SamplerDifference(NamedTuple):
@@ -89,22 +93,22 @@ def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: 
     return difference(torch.tensor(sums), torch.tensor(tokens))
 
 
-def bound(policy: Policy, dtype: str, temperature: float, checks: Path) -> Bound:
+def bound(policy: Policy, number_format: str, temperature: float, checks: Path) -> Bound:
     """The largest allowed difference for a policy's completions.
 
     Args:
         policy: the policy.
-        dtype: number format of sampler and trainer.
+        number_format: of the sampler.
         temperature: sampling temperature, which divides logits and their rounding; 0 counts as 1.
         checks: checks.json of the run.
     """
     found = read_json(checks)
-    measured = found.get(KEY)
+    measured = found.get(KEY) if found.get(FORMAT, number_format) == number_format else None
     experts = measured is None and model_dims.experts_key(policy.config) is not None
-    rounding = ROUNDING[dtype] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
+    rounding = ROUNDING[number_format] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
     return Bound(
         math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * (measured or 0.0)),
-        f"{rounding:.2g} by {dtype}{' and experts' if experts else ''}, "
+        f"{rounding:.2g} by {number_format}{' and experts' if experts else ''}, "
         + ("nothing measured for policy 0" if measured is None else f"{measured:.2g} measured for policy 0"),
     )
 

@@ -41,7 +41,7 @@ def of_role(role: str, config: Config) -> int:
     """Number of GPUs for a role's stages; a `scorer` has GPUs only if a reward function needs them."""
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)
     if role == "sampler":  # whose reward functions take turns with the engine
-        return max(config.vllm.tensor_parallel_size, of_rewards) + config.rollout.environment_gpus
+        return max(config.vllm.gpus, of_rewards) + config.rollout.environment_gpus
     if role == "logprobs":
         return config.deepspeed.forward_processes
     if role == "trainer":

@@ -48,7 +48,7 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     # with a lag, the refill of a round runs beside the rollouts of the next one
     samplers = config.rollout.tables if config.rollout.lag else config.rollout.shards
     roles = {
-        "sampler": at_once(config.vllm.threads, samplers),
+        "sampler": at_once(config.vllm.job_threads, samplers),
         "scorer": at_once(config.scoring.workers),
         "observer": 1,
     }

@@ -3,10 +3,12 @@
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import forks
 
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Rollout
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
 GIB = 2**30
@@ -53,9 +55,30 @@ def started_with(folder: Path) -> dict[str, object]:
     sampler.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
     vllm.LLM = lambda **settings: given.update(settings)
     engine_cache.enable()
-    sampler.Sampler(Policy(folder), sampler.EngineSettings("bfloat16", 0.9, 1, 1, router_replay=True), 100, 7)
+    sampler.Sampler(Policy(folder), sampler.EngineSettings("bfloat16", 0.9, 1, 1, 0, True, "fp8_per_tensor"), 100, 7)
     EngineArgs(**given)  # knows all of these names
     return given
+
+
+def quantized_by() -> dict[str, list[str]]:
+    """What vLLM does on loading with each scheme that `rollout.quantization` can name."""
+    from vllm.config.quantization import resolve_quantization_config
+    from vllm.model_executor.layers.quantization.online.base import _ONLINE_LINEAR_METHODS, _ONLINE_MOE_METHODS
+
+    found = {}
+    for name in get_args(get_args(Rollout.model_fields["quantization"].annotation)[0]):
+        scheme = resolve_quantization_config(name, None)
+        methods = (_ONLINE_LINEAR_METHODS[scheme.linear.weight], _ONLINE_MOE_METHODS[scheme.moe.weight])
+        found[name] = [method.__name__ for method in methods]
+    return found
+
+
+def test_each_scheme_quantizes_as_vllm_loads() -> None:
+    assert forks.call(quantized_by) == {
+        "fp8_per_tensor": ["Fp8PerTensorOnlineLinearMethod", "Fp8PerTensorOnlineMoEMethod"],
+        "fp8_per_channel": ["Fp8PtpcOnlineLinearMethod", "Fp8PtpcOnlineMoEMethod"],
+        "fp8_per_block": ["Fp8PerBlockOnlineLinearMethod", "Fp8PerBlockOnlineMoEMethod"],
+    }
 
 
 def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
@@ -72,6 +95,7 @@ def test_the_sampler_starts_vllm_with_its_share_of_the_gpu(tiny_model) -> None:
         "tensor_parallel_size": 1,
         "generation_config": "vllm",
         "enable_sleep_mode": True,
+        "quantization": "fp8_per_tensor",
         "enable_return_routed_experts": True,
         "async_scheduling": False,
         "scheduler_cls": "rloo_pipeline.rollout.engine_process.scheduler",

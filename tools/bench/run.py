@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import data_parallel
 import handover
+import long_run
 import overlap
 import scoring
 import shapes
@@ -231,6 +233,8 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
     "plan": plan,
+    "long": long_run.long_run,
+    "data_parallel": data_parallel.data_parallel,
     "scoring": scoring.scoring,
     "split": split.split,
     "gpu": gpu,

@@ -125,6 +125,10 @@ REPLAY = {
     "model": {"build": "tests/model_folders.py:build", "build_options": {"kind": "qwen3_moe"}},
     "rollout": {"router_replay": True},
 }
+FP8 = {
+    "model": {"build_options": {"hidden_size": 64, "intermediate_size": 128}},
+    "rollout": {"quantization": "fp8_per_tensor"},
+}
 REFILL = {"rollout": {"refill": 1}, "algorithm": {"filter_zero_variance": True}}
 IMAGES = ("qwen2_5_vl", "qwen3_vl", "gemma3")
 MODEL_KINDS = (
@@ -255,6 +259,7 @@ ROWS = (
     _mini("router-replay", "a mixture of experts trains with the sampler's experts", changes=REPLAY)._replace(
         rehearse="vLLM returns its experts on GPUs only"
     ),
+    _mini("fp8", "rollouts with FP8 weights", changes=FP8),
     _mini("tools", "rollouts of several turns with a calculator", changes=TOOLS),
     *(
         Row(

@@ -149,7 +149,7 @@ def scoring_threads(config):
 
 def sampling_threads(config):
     """Threads of a job that samples and scores."""
-    return max(config.vllm.threads, config.scoring.workers)
+    return max(config.vllm.job_threads, config.scoring.workers)
 
 
 def next_policy_first(stage):

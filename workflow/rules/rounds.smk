@@ -20,7 +20,7 @@ rule rollout:
         f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
     # With a lag, jobs of several rounds wait for a core: of all, updates are first, then scores.
     priority: next_policy_first(1)
-    threads: by_run(lambda config: config.vllm.threads)
+    threads: by_run(lambda config: config.vllm.job_threads)
     resources:
         gpu_stages=1,
         mem_mb=growing(8000),

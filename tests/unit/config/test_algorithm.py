@@ -3,7 +3,7 @@
 import pytest
 from helpers import mini
 
-from rloo_pipeline.config import STAGES
+from rloo_pipeline.config import STAGES, lag
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
@@ -120,6 +120,16 @@ REFUSED = {
         {"rollout": {"lag": 2}},
         ["rollout.lag: 2", "clip: none", "old_logps: trainer"],
     ),
+    "quantized rollouts in float32": (
+        {},
+        {"rollout": {"quantization": "fp8_per_block"}, "model": {"dtype": "float32"}},
+        ["rollout.quantization: fp8_per_block", "model.dtype: float32", "set bfloat16"],
+    ),
+    "quantized rollouts of a cut distribution": (
+        {},
+        {"rollout": {"quantization": "fp8_per_block", "top_k": 5}, "model": {"dtype": "bfloat16"}},
+        ["rollout.quantization: fp8_per_block", "rollout.top_k"],
+    ),
     "a lag of a cut distribution": ({}, {"rollout": {"lag": 1, "top_k": 5}}, ["rollout.lag: 1", "rollout.top_k"]),
     "a refill without the filter": ({}, {"rollout": {"refill": 2}}, ["rollout.refill: 2", "filter_zero_variance"]),
     "a filter of groups that have a signal": (
@@ -235,6 +245,39 @@ def test_with_older_samples_there_is_a_correction_that_suits_the_actions(name, r
     assert (mismatch.correction, mismatch.min, mismatch.max) == expected
     again = validate(config.model_dump(mode="json"), "config.yaml")
     assert again == config, "as the run's own config.yaml"
+
+
+FP8 = {"rollout": {"quantization": "fp8_per_tensor"}, "model": {"dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({}, ("sequence_tis", None, 2)),
+        (TOKEN, ("token_tis", None, 2)),
+        ({"mismatch": {"correction": "sequence_mis"}}, ("sequence_mis", None, 2)),
+    ],
+)
+def test_samples_of_a_quantized_policy_are_weighted(algorithm, expected) -> None:
+    config = validate(mini(algorithm=algorithm, **FP8), "test.yaml")
+    mismatch = config.algorithm.mismatch
+    assert (mismatch.correction, mismatch.min, mismatch.max) == expected
+    assert lag.note(config.rollout, config.algorithm) is None
+
+
+def test_who_does_not_weight_them_is_told() -> None:
+    config = validate(mini(algorithm={"mismatch": {"correction": "none"}}, **FP8), "test.yaml")
+    assert "correction: none with rollout.quantization" in lag.note(config.rollout, config.algorithm)
+    by_ratio = validate(mini(algorithm={"old_logps": "sampler"}, **FP8), "test.yaml")
+    assert lag.note(by_ratio.rollout, by_ratio.algorithm) is None
+
+
+def test_quantized_rollouts_are_sampled_again_and_evaluations_are_not() -> None:
+    plain = validate(mini(model=FP8["model"]), "test.yaml")
+    quantized = validate(mini(**FP8), "test.yaml")
+    differ = {stage for stage in STAGES if quantized.params(stage) != plain.params(stage)}
+    assert differ >= {"rollout", "refill", "probe", "checks", "difficulty", "update"}
+    assert not differ & {"evaluate", "evaluate-chosen", "harness", "distance", "warmstart", "score"}
 
 
 def test_a_lag_decides_the_policy_and_nothing_else() -> None:

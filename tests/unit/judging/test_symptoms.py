@@ -295,7 +295,8 @@ def test_a_gate_writes_symptoms_and_stops_only_if_configured(tmp_path) -> None:
     rounds = run_of(kl=[0.2, 0.4, 0.55])
     run = write_run(tmp_path / "run", rounds)
     assert read_json(judge(run, 10)) == {"round": 10, "symptoms": []}
-    assert [symptom["name"] for symptom in read_json(judge(run, 12))["symptoms"]] == ["kl_explosion"]
+    (symptom,) = read_json(judge(run, 12))["symptoms"]
+    assert (symptom["name"], symptom["first"], symptom["last"]) == ("kl_explosion", 11, 12)
     write_run(run, rounds, gates={"kl_explosion": {"action": "stop"}})
     judge(run, 10)
     assert not (run / "stopped.json").exists()

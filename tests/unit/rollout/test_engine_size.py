@@ -57,6 +57,13 @@ def test_a_small_model_gets_what_a_full_batch_takes(tmp_path) -> None:
     assert gpu_budget(small, "bfloat16", H200, 0.9, 1, 100, recurrent=True).total == pytest.approx(0.9 * H200.memory)
 
 
+def test_quantized_weights_leave_more_of_a_gpu_to_the_cache() -> None:
+    """7.6 billion weights, of which 1.09 in embeddings and head."""
+    plain, quantized = (gpu_budget(QWEN_7B, "bfloat16", A10, 0.95, 1, 2048, quantized=each) for each in (False, True))
+    assert plain.weights - quantized.weights == pytest.approx(7.6e9 - 2 * 152064 * 3584)
+    assert quantized.cache - plain.cache == pytest.approx(plain.weights - quantized.weights, abs=1)
+
+
 def test_warm_engines_on_the_same_gpu_leave_less(monkeypatch) -> None:
     alone = gpu_budget(QWEN_7B, "bfloat16", A10, 1.0, 1, 2048)
     monkeypatch.setenv(devices.WARM, "logprobs sampler trainer")

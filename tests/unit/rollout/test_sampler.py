@@ -10,7 +10,7 @@ from helpers import mini
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import groups
+from rloo_pipeline.rollout import groups, sampler
 from rloo_pipeline.rollout.requests import Completion, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -18,16 +18,34 @@ HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
 
 
 def test_an_engine_that_left_the_gpu_is_not_started_to_sample_nothing() -> None:
-    sampler = Sampler.__new__(Sampler)
-    sampler.llm = None
-    assert sampler.sample([], "completions") == []
-    assert sampler.llm is None
+    engine = Sampler.__new__(Sampler)
+    engine.llm = None
+    assert engine.sample([], "completions") == []
+    assert engine.llm is None
 
 
 def test_samples_of_a_broken_adapter_name_its_folder_and_not_that_of_its_base() -> None:
     broken = Completion([5], "1", [float("nan")], "stop")
-    sampler: Any = SimpleNamespace(policy=Policy(Path("rounds/00003/policy")), settings={"model": "models/base"})
-    sampler.sample = lambda requests, *_: [broken] * len(requests)
+    engine: Any = SimpleNamespace(policy=Policy(Path("rounds/00003/policy")), settings={"model": "models/base"})
+    engine.sample = lambda requests, *_: [broken] * len(requests)
     draw = groups.Draw([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, ("rollout", 4))
     with pytest.raises(UserError, match=r"^rounds/00003/policy: the policy samples with log-probs that are not finite"):
-        groups.sample_groups(sampler, Config.model_validate(mini()), draw)
+        groups.sample_groups(engine, Config.model_validate(mini()), draw)
+
+
+def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tiny_model, monkeypatch) -> None:
+    config = Config.model_validate(mini(rollout={"quantization": "fp8_per_block"}, model={"dtype": "bfloat16"}))
+    given: list[str | None] = []
+    monkeypatch.setattr(groups, "Sampler", lambda _policy, settings, *_: given.append(settings.quantization))
+    for for_rollouts in (True, False):
+        prompts: Any = SimpleNamespace(longest=10, about_images=None)
+        groups.load_sampler(Policy(tiny_model), config, prompts, 8, for_rollouts)
+    assert given == ["fp8_per_block", None]
+
+
+def test_on_cpus_quantized_rollouts_have_one_scheme(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr(sampler, "_on_gpu", lambda: False)
+    with pytest.raises(
+        UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_chan"
+    ):
+        Sampler(Policy(tiny_model), sampler.EngineSettings("bfloat16", 0.9, 1, 1, quantization="fp8_per_block"), 64, 0)

@@ -46,6 +46,14 @@ def test_the_bound_is_what_the_format_explains_or_three_times_what_the_checks_me
     assert bound(tmp_path, "bfloat16", sampler_difference=0.015) == pytest.approx(0.045)
 
 
+def test_what_was_measured_in_fp8_explains_no_difference_of_an_evaluation(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    checks = {"sampler_difference": 0.2, "sampler_format": "fp8"}
+    assert bound(tmp_path, "fp8", **checks) == pytest.approx(0.6)
+    assert bound(tmp_path, "fp8", sampler_difference=0.02, sampler_format="fp8") == 0.35
+    assert bound(tmp_path, "bfloat16", **checks) == 0.04
+
+
 def test_who_accepts_the_check_of_policy_0_accepts_the_difference_of_later_ones(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert bound(tmp_path, accept=["mixed", "logprob_difference"]) == math.inf

@@ -1,0 +1,188 @@
+"""Several vLLM engines of one job, each in a process with GPUs of its own (`vllm.data_parallel_size`).
+
+Which engine samples a completion does not change it, but for rounding on GPUs. So groups are dealt out by the lengths
+that earlier rounds make likely: the longest first, each to the engine with the fewest tokens so far (Graham 1969,
+"Bounds on multiprocessing timing anomalies").
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.rollout import engine_process
+from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
+from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.progress import announcing, counting
+from rloo_pipeline.workers import engine_cache
+
+
+class ParallelSampler:
+    """As `Sampler`, for completions of one turn."""
+
+    def __init__(self, policy: Policy, engine: EngineSettings, max_model_len: int, seed: int, count: int) -> None:
+        """Starts `count` engines at once, each with the policy; other arguments as for `Sampler`.
+
+        Raises:
+            UserError: this job has too few GPUs, or as `Sampler`.
+        """
+        self.policy, self.digest = policy, policy.digest
+        self.engine_seconds = [0.0] * count
+        """Wall seconds of the last call of `sample`, of each engine."""
+        context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process has
+        self._connections: list[Connection] = []
+        atexit.register(self.close)  # before multiprocessing waits for its processes
+        for gpus in _gpus(count, engine.tensor_parallel_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, gpus, engine_cache.is_enabled()))
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+        with announcing(f"starting {count} vLLM engines"):
+            self._call("start", _bare(policy), engine, max_model_len, seed)
+        devices.hold_gpu(self)
+
+    def sample(self, requests: Sequence[Request], label: str) -> list[Completion]:
+        """Samples one completion per request, in their order. `label` is that of the progress lines."""
+        parts = dict(zip(self._connections, deal(requests, len(self._connections)), strict=True))
+        for connection, part in parts.items():
+            connection.send(("sample", [requests[index] for index in part]))
+        done: dict[int, Completion] = {}
+        working = [*parts]
+        with counting(label, len(requests)) as counter:
+            while working:
+                for connection in wait(working):
+                    assert isinstance(connection, Connection)
+                    answer = _receive(connection)
+                    if isinstance(answer, float):
+                        self.engine_seconds[self._connections.index(connection)] = answer
+                        working.remove(connection)
+                    else:
+                        index, completion = answer
+                        done[parts[connection][index]] = completion
+                        counter.advance()
+        return [done[index] for index in range(len(requests))]
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of the last call of `sample`."""
+        return max(self.engine_seconds)
+
+    def swap(self, policy: Policy, max_model_len: int) -> None:
+        """Loads another policy into all engines, as `Sampler.swap`."""
+        with announcing(f"loading {policy} into {len(self._connections)} vLLM engines"):
+            self._call("swap", _bare(policy), max_model_len)
+        self.policy, self.digest = policy, policy.digest
+
+    def leave_gpu(self) -> None:
+        """Takes all engines off their GPUs, as `Sampler.leave_gpu`."""
+        self._call("leave_gpu")
+
+    def close(self) -> None:
+        """Ends the engines."""
+        while self._connections:
+            self._connections.pop().close()
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Calls a method of all engines at once."""
+        for connection in self._connections:
+            connection.send((name, *arguments))
+        for connection in self._connections:
+            _receive(connection)
+
+
+def deal(requests: Sequence[Request], count: int) -> list[list[int]]:
+    """Indices of the requests of each of `count` engines. Neighbours with the same prompt stay together."""
+    groups = [list(group) for _, group in groupby(range(len(requests)), lambda index: id(requests[index].prompt_ids))]
+    known = [length for request in requests if (length := request.expected) is not None]
+    usual = sum(known) / len(known) if known else 1.0
+
+    def tokens(group: list[int]) -> float:
+        lengths = (requests[index].expected for index in group)
+        return sum(usual if length is None else length for length in lengths)
+
+    dealt: list[list[int]] = [[] for _ in range(count)]
+    loads = [0.0] * count
+    for group in sorted(groups, key=tokens, reverse=True):
+        engine = loads.index(min(loads))
+        dealt[engine] += group
+        loads[engine] += tokens(group)
+    return dealt
+
+
+def _gpus(count: int, parallel: int) -> Iterator[list[str]]:
+    """The GPUs of each engine; without GPUs, empty lists."""
+    visible = devices.visible_gpus() if devices.has_gpu() else []
+    if visible and len(visible) < count * parallel:
+        raise UserError(
+            f"vllm.data_parallel_size: {count} engines of {parallel} GPUs each, and this job has {len(visible)} in "
+            "all; ask for more (gres in the profile), or lower it"
+        )
+    return (visible[engine * parallel : (engine + 1) * parallel] for engine in range(count))
+
+
+def _bare(policy: Policy) -> Policy:
+    """The policy without what was read of it."""
+    return Policy(policy.folder, policy.trust_remote_code)
+
+
+def _receive(connection: Connection) -> Any:
+    """What an engine answers; an error of it is raised."""
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise RuntimeError("the process of an engine was killed, as where memory runs out") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+class _Sent(SingleTurns):
+    """Requests whose completions are sent as soon as they are sampled."""
+
+    def __init__(self, requests: Sequence[Request], connection: Connection) -> None:
+        super().__init__(requests)
+        self._connection = connection
+
+    def take(self, index: int, completion: Completion) -> bool:
+        """Sends the completion."""
+        self._connection.send((index, completion))
+        return True
+
+
+def _serve(connection: Connection, gpus: list[str], warm: bool) -> None:
+    """Runs an engine for the process that has the other end of the connection, and ends with it."""
+    engine_process.end_with_parent()
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if warm:
+        engine_cache.enable()
+    sampler: Sampler | None = None
+    while True:
+        try:
+            name, *arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            answer = None
+            if sampler is None:
+                sampler = Sampler(*arguments)
+            elif name == "sample":
+                sampler.play(_Sent(*arguments, connection), "completions")
+                answer = sampler.seconds
+            else:
+                getattr(sampler, name)(*arguments)
+            connection.send(answer)
+        except (UserError, IncompatibleEngine) as error:
+            connection.send(error)
+        except Exception as error:  # not every error can be sent
+            connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+    os._exit(0)  # vLLM's threads would wait
