@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Int32, Int64
@@ -76,7 +76,7 @@ class Layout:
     def to(self, device: torch.device) -> Layout:
         """The layout on another device."""
         names = "sources", "real", "first_copy", "starts", "begins", "lengths"
-        tensors = {name: devices.moved(getattr(self, name), device) for name in names}
+        tensors: dict[str, Any] = {name: devices.moved(getattr(self, name), device) for name in names}
         index = HeadIndex(*(devices.moved(part, device) for part in self.tokens))
         return replace(self, **tensors, tokens=index, _by_heads={})
 
