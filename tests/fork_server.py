@@ -209,6 +209,8 @@ def _become(
     package = importlib.util.find_spec(PACKAGE)
     if package and own_modules and package.origin == own_modules[PACKAGE].__file__:
         sys.modules.update(own_modules)
+        progress = own_modules[f"{PACKAGE}.runtime.progress"]
+        progress.console = type(progress.console)(stderr=True)  # width and colours are those of its environment
     if address and module == "snakemake":
         _fork_jobs(address)
     code = 0

@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -201,15 +201,15 @@ def _stages(kind: str, section: str) -> list[str]:
 
 def _type(field: FieldInfo, places: dict[Model, list[str]] | None = None) -> str:
     """The type with its bounds, for a cell of the table."""
-    bounds = [
-        f"{sign} {getattr(entry, name)}"
-        for entry in field.metadata
-        for name, sign in BOUNDS.items()
-        if getattr(entry, name, None) is not None
-    ]
     members = _members(field.annotation)
     names = " or ".join(_name(member, places or {}) for member in members if member is not types.NoneType)
-    return " ".join([names, ", ".join(bounds)]).strip() + (", or null" if types.NoneType in members else "")
+    return " ".join([names, _bounds(field)]).strip() + (", or null" if types.NoneType in members else "")
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The bounds of a number."""
+    pairs = [(sign, getattr(entry, name, None)) for entry in field.metadata for name, sign in BOUNDS.items()]
+    return ", ".join(f"{sign} {bound}" for sign, bound in pairs if bound is not None)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -223,6 +223,8 @@ def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
         return "[section](#limits)"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"[section](#{_anchor(places[annotation])})"
+    if origin is Annotated:
+        return f"{_name(arguments[0], places)} {_bounds(arguments[1])}"
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is list:

@@ -63,7 +63,7 @@ def _written(changes: dict[str, Any]) -> str:
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then more cards."""
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    sizes = [size for n in range(1, 8) if (size := config.deepspeed.max_tokens_per_micro_batch >> n) > longest]
+    sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
     smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
     yield CHECKPOINTING
     yield from smaller

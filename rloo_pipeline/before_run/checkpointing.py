@@ -1,6 +1,8 @@
-"""`deepspeed.gradient_checkpointing: auto`: on where training would not fit into memory without it.
+"""`auto` in `deepspeed`: recomputed activations where training would not fit into memory without them, and on GPUs
+the largest micro-batches that fit.
 
-Recomputed activations have the bits of stored ones, so the decision changes no result.
+Recomputed activations have the bits of stored ones. Other micro-batches round differently, so their size follows from
+the configuration and the card alone.
 """
 
 from __future__ import annotations
@@ -11,12 +13,19 @@ from rloo_pipeline.before_run import advice, memory
 from rloo_pipeline.config import Config, OptimizerName
 from rloo_pipeline.runtime import devices
 
+MOST, STEP = 65536, 1024
+"""Tokens of a micro-batch: more gain nothing; its size is a multiple of STEP, so that it does not change with the few
+bytes that a driver reserves.
+"""
+
 
 def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) -> Config:
-    """`resolve_for` the model of a policy and the memory of this process; off where config.json has no known sizes."""
-    if config.deepspeed.gradient_checkpointing != "auto":
-        return config
+    """`resolve_for` the model of a policy and the memory of this process; nothing is recomputed, and micro-batches have
+    their fixed size, where config.json has no known sizes.
+    """
     if (shape := policy.dimensions) is None:
+        if config.deepspeed.gradient_checkpointing != "auto":
+            return config
         return advice.override(config, {"deepspeed.gradient_checkpointing": False})
     return resolve_for(config, shape, devices.device_type(), devices.training_bytes(), whole)
 
@@ -24,7 +33,7 @@ def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) 
 def resolve_for(
     config: Config, shape: ModelDims, device: str, room: float, whole: OptimizerName | None = None
 ) -> Config:
-    """The configuration with true or false in place of `auto`.
+    """The configuration with true or false, and a number of tokens, in place of `auto`.
 
     Args:
         config: configuration of the run or of a stage that trains.
@@ -33,13 +42,23 @@ def resolve_for(
         room: bytes that a process may use.
         whole: the optimizer of a training of all weights with full micro-batches, such as SFT; None for updates.
     """
-    if config.deepspeed.gradient_checkpointing != "auto":
-        return config
-    without, batch = advice.override(config, {"deepspeed.gradient_checkpointing": False}), None
+    if config.deepspeed.gradient_checkpointing == "auto":
+        tokens = None if whole is None else config.deepspeed.micro_batch_tokens
+        without = advice.override(config, {"deepspeed.gradient_checkpointing": False})
+        fits = _fits(without, shape, device, room, whole, tokens)
+        config = advice.override(config, {"deepspeed.gradient_checkpointing": not fits})
+    if config.deepspeed.max_tokens_per_micro_batch == "auto" and device == "cuda":
+        sizes = range(MOST, STEP, -STEP)
+        most = next((size for size in sizes if _fits(config, shape, device, room, whole, size)), STEP)
+        config = advice.override(config, {advice.MICRO_BATCH: most})
+    return config
+
+
+def _fits(
+    config: Config, shape: ModelDims, device: str, room: float, whole: OptimizerName | None, tokens: int | None
+) -> bool:
+    """True if the estimate with micro-batches of so many tokens is within the room; None: with the largest one."""
     if whole is not None:
-        tokens = config.deepspeed.max_tokens_per_micro_batch
-        batch = memory.MicroBatch(tokens, tokens, several=True)
-        trains_all = {"update.lora": None, "update.optimizer": whole}
-        without = advice.override(without, trains_all)
-    needed = memory.total(memory.update(without, shape, device, batch)) > room * memory.ROOM
-    return advice.override(config, {"deepspeed.gradient_checkpointing": needed})
+        config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
+    batch = None if tokens is None else memory.MicroBatch(tokens, tokens, several=True)
+    return memory.total(memory.update(config, shape, device, batch)) <= room * memory.ROOM

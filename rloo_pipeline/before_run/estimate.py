@@ -282,7 +282,7 @@ def _moved(config: Config, shape: ModelDims, pace: str) -> float:
     seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
     if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
         share = _packed_tokens(config) / config.deepspeed.processes
-        batches = max(1.0, share / config.deepspeed.max_tokens_per_micro_batch)
+        batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
         weights = memory.weight_bytes(config, shape) / config.deepspeed.processes
         seconds += batches * _passes(config) * weights / link
     return seconds

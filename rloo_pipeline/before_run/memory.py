@@ -68,7 +68,7 @@ def micro_batch_of(config: Config) -> MicroBatch:
     per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
     per_process = sequences / config.deepspeed.processes
-    size = max(1.0, min(per_process, config.deepspeed.max_tokens_per_micro_batch // per_sequence))
+    size = max(1.0, min(per_process, config.deepspeed.micro_batch_tokens // per_sequence))
     return MicroBatch(round(size * per_sequence), round(size * completion), size < per_process)
 
 

@@ -8,7 +8,7 @@ import psutil
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, memory
+from rloo_pipeline.before_run import advice, checkpointing, memory
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -81,6 +81,8 @@ def sentence(
         gpu: the GPU; None on CPUs.
         holders: processes that hold memory of the GPU, including this one.
     """
+    if role == "trainer" and gpu is not None and dims is not None:  # what `auto` was
+        config = checkpointing.resolve_for(config, dims, "cuda", devices.left_for_training(gpu.memory))
     room = devices.machine_bytes() if gpu is None else gpu.memory
     place = "this machine or job" if gpu is None else f"the GPU ({gpu.name})"
     parts = [f"out of memory: {place} has {room / GB:.1f} GB"]
@@ -117,7 +119,7 @@ def _sampler_fits(config: Config, gpu: VisibleGpu | None, others: float) -> str:
 
 
 def _trainer_fits(role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, others: float) -> str:
-    smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.max_tokens_per_micro_batch})"
+    smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.micro_batch_tokens})"
     if gpu is None:
         return f"{smaller}, or give the job more memory"
     ends = "end the other processes, or " if others else ""

@@ -115,7 +115,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     """
     console = Terminal()
     card = estimate.card_of(gpu) if gpu else None
-    shape, auto = model_inputs.shape(config), config.deepspeed.gradient_checkpointing == "auto"
+    shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     problem = layouts.problem(config, shape, card) if card else ""
@@ -124,7 +124,9 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     _print_run(config, shape, console)
     if config.measures_difficulty:
         _print_difficulty(config, shape, card, console)
-    if auto:
+    if asked.max_tokens_per_micro_batch == "auto" and card:
+        console.print(f"deepspeed.max_tokens_per_micro_batch: auto is {config.deepspeed.micro_batch_tokens}")
+    if asked.gradient_checkpointing == "auto":
         needed = "on, to fit" if config.deepspeed.gradient_checkpointing else "off, not needed"
         console.print(f"deepspeed.gradient_checkpointing: auto is {needed}")
     warm = wait is None and config.workers != "never"

@@ -50,7 +50,8 @@ def _key(name: str, rule: SymptomRule) -> tuple[Any, Any]:
     """Section and default of a symptom, for pydantic."""
     title = "".join(word.capitalize() for word in name.split("_"))
     base = Gate if rule.evidence else LogGate
-    section = create_model(title, __base__=base, __doc__=rule.description, **rule.limits)
+    limits: JSON = {**rule.limits}
+    section = create_model(title, __base__=base, __doc__=rule.description, **limits)
     return section, Field(section(), description=rule.description)
 
 

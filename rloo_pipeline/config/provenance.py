@@ -160,8 +160,12 @@ def _closure(start: Path, roots: tuple[Path, ...] = (), copies: str = "") -> fro
         for file in _imports(queue.pop(), roots, copies) - files:
             files.add(file)
             queue.append(file)
-    templates = (template for file in files for template in file.parent.glob(f"{file.stem}.*.j2"))
-    return frozenset({*files, *templates})
+    return frozenset({*files, *(template for file in files for template in _templates(file))})
+
+
+@cache
+def _templates(file: Path) -> tuple[Path, ...]:
+    return tuple(file.parent.glob(f"{file.stem}.*.j2"))
 
 
 @cache

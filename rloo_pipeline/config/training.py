@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -170,9 +170,10 @@ class Deepspeed(Section):
     they change; the other keys rerun nothing and apply to rounds that have not run yet.
     """
 
-    max_tokens_per_micro_batch: int = Field(16384, ge=1)
+    max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding
-    and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks.
+    and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as
+    many as fit by the estimate of `rloo plan`, and is 16384 elsewhere.
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the
@@ -211,6 +212,11 @@ class Deepspeed(Section):
     def own_keys(self) -> JSON:
         """The keys of `config`."""
         return self.config if isinstance(self.config, dict) else {}
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """`max_tokens_per_micro_batch`, or its number where nothing has put another in place of `auto`."""
+        return 16384 if self.max_tokens_per_micro_batch == "auto" else self.max_tokens_per_micro_batch
 
     @property
     def splits_weights(self) -> bool:

@@ -21,7 +21,7 @@ last round is judged before the next rollouts.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline.checks.history import Metrics, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS
@@ -34,7 +34,8 @@ class Symptom(NamedTuple):
     name: str
     """Its key in `gates`."""
     title: str
-    action: Literal["warn", "stop"]
+    action: str
+    """`warn` or `stop`."""
     first: int
     """The first round that showed it."""
     last: int

@@ -11,8 +11,6 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.runtime import guard
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,7 +23,6 @@ def rotate_heads() -> None:
     kernel = base.forward_cpu
     if kernel.__module__ == __name__:  # replaced in this process
         return
-    guard.require_callable(base, "forward_cpu", "(self, positions, query, key)")
 
     def forward_cpu(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
         return (self.forward_native if query.dim() > 2 else partial(kernel, self))(positions, query, key)
@@ -41,7 +38,6 @@ def leave_experts_to_cpus() -> None:
     select = module.select_unquantized_moe_backend
     if select.__module__ == __name__:  # replaced in this process
         return
-    guard.require_callable(module, "select_unquantized_moe_backend", "(moe_config)")
 
     def select_unquantized_moe_backend(moe_config: Any) -> Any:
         moe_config.is_lora_enabled = False
@@ -61,8 +57,6 @@ def attend_within_images() -> None:
     build = builder.build
     if build.__module__ == __name__:  # replaced in this process
         return
-    guard.require("vllm")
-    guard.require_callable(builder, "build", "(self, common_prefix_len, common_attn_metadata, fast_build)")
 
     def build_in_parts(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         return build(self, common_prefix_len, split_at_images(common_attn_metadata), fast_build)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import devices, guard, import_shims, scratch
+from rloo_pipeline.runtime import devices, import_shims, scratch
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -64,7 +64,6 @@ def prepare() -> dict[str, Any]:
         os.environ |= {"VLLM_RPC_BASE_PATH": str(_folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         os.environ |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-        guard.require_callable(process, "run_engine_core", "(*args, dp_rank, local_dp_rank, **kwargs)")
         process.run_engine_core = staticmethod(run)
     _accept_scheduler()
     return {"scheduler_cls": f"{__name__}.{scheduler.__name__}"}
@@ -170,7 +169,6 @@ def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:
     plain = copy(vllm_config.scheduler_config)
     plain.scheduler_cls = None
     kind: Any = plain.get_scheduler_cls()
-    guard.require_callable(kind, "update_from_output", "(self, scheduler_output, model_runner_output)")
 
     class WholeCompletions(kind):  # type: ignore[misc]  # chosen by vLLM
         """Returns the outputs of a request when it is finished."""

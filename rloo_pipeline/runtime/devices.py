@@ -70,13 +70,18 @@ def idle_bytes(role: str) -> float:
 
 
 def training_bytes() -> float:
-    """Bytes that an update process may use: what warm workers leave of its GPU, or its share of `machine_bytes`."""
+    """Bytes that an update process may use of its GPU (`left_for_training`), or its share of `machine_bytes`."""
     import torch
 
     if torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return float(total) - idle_bytes("trainer")
+        return left_for_training(float(total))
     return machine_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def left_for_training(total: float) -> float:
+    """Bytes of a GPU that warm workers would leave to an update, which does the same without them."""
+    return total - sum(size for role, size in IDLE.items() if role != "trainer")
 
 
 def machine_bytes() -> float:

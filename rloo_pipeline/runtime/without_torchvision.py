@@ -38,11 +38,11 @@ def prepare_processors() -> None:
     """Makes transformers load the processors of PROCESSORS without their video part."""
     if not _is_missing():
         return
+    guard.require("transformers")
     import transformers
 
     for name in PROCESSORS:
         processor: Any = getattr(transformers, name)
-        guard.require_callable(processor, "get_attributes", "()")
         processor.get_attributes = classmethod(lambda _: ["image_processor", "tokenizer"])
         processor.video_processor = property(_no_videos)
 

@@ -14,22 +14,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from rloo_pipeline.runtime import guard
-
 
 def find_all_jobs() -> None:
-    """Changes Snakemake's DAG in this process.
-
-    Raises:
-        UserError: its method takes other parameters than those known here.
-    """
+    """Changes Snakemake's DAG in this process."""
     import snakemake.api  # noqa: F401 - snakemake.dag cannot be imported before it
     from snakemake.dag import DAG
 
     search = DAG.bfs
     if search.__module__ == __name__:
         return
-    guard.require_callable(DAG, "bfs", "(self, direction, *jobs, stop)")
 
     def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
         # update_needrun asks for the jobs behind one; --omit-from asks the same and means another thing

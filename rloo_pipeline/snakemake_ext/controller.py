@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
-from snakemake.path_modifier import PathModifier
-from snakemake.persistence.file import FilePersistence as Persistence
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
 from rloo_pipeline.before_run import inputs, slurm_checks, warm_engines
@@ -117,8 +115,6 @@ class Controller:
         """
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
-        guard.require_callable(PathModifier, "modify", "(self, path, property)")
-        guard.require_callable(Persistence, "_io_read", "(self, subject, id)")
         for display in self._displays():
             for run, config in self.runs.configs.items():
                 display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())

@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rloo_pipeline.runtime import guard
-
 
 def note_parameters(rules: Iterable[Any]) -> None:
     """Notes the parameters of all functions in the inputs, params, resources and priorities of Snakemake's rules.
@@ -41,9 +39,6 @@ def report_briefly() -> None:
     """Makes a dry run report only the first job of each rule in full, and of the others only what `rloo` shows.
 
     The first one's command is formatted, so a mistake in a rule's command is found as before.
-
-    Raises:
-        UserError: Snakemake reports a job in another way than the one known here.
     """
     from snakemake.jobs import Job
     from snakemake.logging import logger
@@ -52,7 +47,6 @@ def report_briefly() -> None:
     report_fully = Job.log_info
     if report_fully.__module__ == __name__:
         return
-    guard.require_callable(Job, "log_info", "(self, indent, printshellcmd)")
     seen: set[str] = set()
 
     def log_info(job: Any, *options: Any, **named: Any) -> None:

@@ -16,24 +16,17 @@ from typing import Any
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard
 
 TIMESTAMP = ".snakemake_timestamp"
 """Snakemake's file in a folder with the time of the job that made it."""
 
 
 def make_safe() -> None:
-    """Patches Snakemake's cache in this process.
-
-    Raises:
-        UserError: Snakemake's methods do not have the expected parameters.
-    """
+    """Patches Snakemake's cache in this process."""
     from snakemake.caching.local import OutputFileCache
 
     if OutputFileCache.store.__module__ == __name__:
         return
-    for name in ("store", "fetch"):
-        guard.require_callable(OutputFileCache, name, "(self, job)")
     fetch = OutputFileCache.fetch
 
     async def store(self: Any, job: Any) -> None:

@@ -40,32 +40,6 @@ LONGEST_WAIT = 60.0
 """Seconds between two questions at most."""
 SHARE_OF_WAIT = 0.1
 """The wait, as a share of the time since a job last ended."""
-SIGNATURES = {
-    "run_jobs": "(self, jobs)",
-    "run_array_jobs": "(self, jobs)",
-    "run_job": "(self, job)",
-    "check_active_jobs": "(self, active_jobs)",
-    "cancel_jobs": "(self, active_jobs)",
-    "_submit_job": "(self, job)",
-    "_submit_array_jobs": "(self, jobs)",
-    "_report_job_submission_threadsafe": "(self, job_info)",
-    "_report_job_error_threadsafe": "(self, job_info, msg)",
-    "get_account_arg": "(self, job)",
-    "get_partition_arg": "(self, job)",
-    "get_status_command": "(self)",
-}
-"""Methods of the plugin's executor that are overridden or called here."""
-
-
-def check_plugin() -> None:
-    """Checks that the SLURM plugin is the one that this module was made for.
-
-    Raises:
-        UserError: it is another version, or a method takes other parameters.
-    """
-    guard.require("snakemake-executor-plugin-slurm")
-    for name, signature in SIGNATURES.items():
-        guard.require_callable(plugin.Executor, name, signature)
 
 
 class Executor(plugin.Executor):  # type: ignore[misc]
@@ -77,7 +51,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     def __init__(self, workflow: Any, logger: Any) -> None:
         """Raises: WorkflowError, where the SLURM plugin is not the one that this was made for."""
         try:
-            check_plugin()
+            guard.require("snakemake-executor-plugin-slurm")
         except UserError as error:
             raise WorkflowError(str(error)) from None
         self._states = JobStates()

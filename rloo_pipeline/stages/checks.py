@@ -121,7 +121,7 @@ def gather(
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
     model = forward_only.load_configured(policy, config)
-    tokens = config.deepspeed.max_tokens_per_micro_batch
+    tokens = config.deepspeed.micro_batch_tokens
     sequences = round_data.sequences_of(table, prompts, policy)
     scored = forward_only.score(
         TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
@@ -168,7 +168,7 @@ def _demonstration_logps(
             return None
         columns: list[Any] = [*zip(*(pairs[index] for index in indices), strict=True)]
         sequences = Sequences(*columns)
-        tokens = config.deepspeed.max_tokens_per_micro_batch
+        tokens = config.deepspeed.micro_batch_tokens
         return _flat(forward_only.score(TokenLogProbs(model, 1.0), sequences, tokens, name).logps)
 
     pairs = list(zip(examples.trained.prompts, examples.trained.completions, strict=True))

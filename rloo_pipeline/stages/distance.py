@@ -88,7 +88,7 @@ def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> 
     """log π of each token, by completion, under a policy."""
     model = forward_only.load_configured(policy, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
-    return forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, label).logps
+    return forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
 
 
 def _summed(logps: list[list[float]]) -> NDArray[np.float64]:

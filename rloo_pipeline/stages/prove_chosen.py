@@ -41,7 +41,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
     model = forward_only.load_configured(policy, config)
     logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
-    logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
+    logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
     checks = chosen.run / "warmstart" / "checks.json"
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:

@@ -102,7 +102,7 @@ def _logps(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None) -> 
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
-    tokens = config.deepspeed.max_tokens_per_micro_batch
+    tokens = config.deepspeed.micro_batch_tokens
     logps = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs").logps
     seconds = time.monotonic() - began
     if scorer.rows is None:

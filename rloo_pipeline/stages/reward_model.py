@@ -70,9 +70,10 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     engine = RewardEngine(
         start, TrainerSettings.of_section(config, schedule, steps), derive(config.seed, "reward model")
     )
-    losses = train(engine, section, trained, steps, config.deepspeed.max_tokens_per_micro_batch, config.seed)
+    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
+    losses = train(engine, section, trained, steps, max_tokens, config.seed)
     with counting("held-out conversations", len(held_out.lengths)) as counter:
-        tokens = config.deepspeed.max_tokens_per_micro_batch
+        tokens = config.deepspeed.micro_batch_tokens
         rewards = engine.logps(held_out.sequences, tokens, counter.advance)[:, 0].double().numpy()
     digest = engine.save_policy(model, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:

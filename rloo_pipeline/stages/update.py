@@ -82,6 +82,7 @@ def update(
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
+        of_metrics |= {"micro_batch_tokens": config.deepspeed.micro_batch_tokens}
         _write(trained, metrics, outputs, about | {"run": config.run, **of_metrics})
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)

@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -73,14 +72,6 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
     return merge(ours, settings.deepspeed_config or {})
 
 
-REPLACED = {
-    "_copy_recovery_script": "(self, save_path)",
-    "clip_fp32_gradients": "(self)",
-    "module_state_dict": "(self, destination, prefix, keep_vars, exclude_frozen_parameters)",
-}
-"""Methods of DeepSpeed's engine that are replaced here."""
-
-
 def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool) -> None:
     """Replaces parts of DeepSpeed's engine: clipping, all-reduce on one rank, what a checkpoint holds.
 
@@ -89,15 +80,7 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
         max_grad_norm: see `clip_plainly`.
         world: number of ranks.
         weights_in_state: True if a checkpoint holds the weights too.
-
-    Raises:
-        UserError: a method that is replaced does not exist, or takes other parameters.
     """
-    for name, signature in REPLACED.items():
-        guard.require_callable(type(engine), name, signature)
-    guard.require_callable(type(engine.checkpoint_engine), "save", "(self, state_dict, path)")
-    guard.require_callable(type(engine.checkpoint_engine), "makedirs", "(self, path, exist_ok)")
-    guard.require_callable(type(engine.checkpoint_engine), "load", "(self, path, map_location)")
     clip_plainly(engine, max_grad_norm)
     # a single rank would still copy all gradients back and forth to sum them up
     engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)

@@ -9,7 +9,7 @@ a sequence is a matrix, and the query heads that share a key-value head are one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -75,9 +75,10 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The layout on another device."""
-        tensors = self.sources, self.real, self.first_copy, self.starts, self.begins, self.lengths
+        names = "sources", "real", "first_copy", "starts", "begins", "lengths"
+        tensors = {name: devices.moved(getattr(self, name), device) for name in names}
         index = HeadIndex(*(devices.moved(part, device) for part in self.tokens))
-        return Layout(*(devices.moved(part, device) for part in tensors), index, self.blocks, self.even)
+        return replace(self, **tensors, tokens=index, _by_heads={})
 
     def head_index(self, heads: int) -> HeadIndex:
         """The layout for `heads` heads per token, by what is known of one: a GPU is not asked for any size."""

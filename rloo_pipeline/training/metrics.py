@@ -28,9 +28,9 @@ OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "
 """Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
 
 
-def staleness(rollouts: pa.Table, round_: int) -> float:
+def staleness(rollouts: pa.Table, round_: int) -> float | None:
     """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from; with
-    `rollout.token_budget` on average over tokens.
+    `rollout.token_budget` on average over tokens, of which there may be none.
     """
     if tables.SEGMENTS not in rollouts.column_names:
         return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
@@ -39,7 +39,7 @@ def staleness(rollouts: pa.Table, round_: int) -> float:
         for segments in rollouts[tables.SEGMENTS].to_pylist()
         for start, segment in zip([0, *(one["end"] for one in segments)], segments, strict=False)
     ]
-    return sum(tokens * age for tokens, age in ages) / sum(tokens for tokens, _ in ages)
+    return sum(tokens * age for tokens, age in ages) / sum(tokens for tokens, _ in ages) if ages else None
 
 
 def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metrics:
@@ -53,8 +53,8 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
     groups = selection.scores(scores).view(-1, samples)
     scorable = _finite(scores["reward"])
     metrics["reward"], metrics["reward_std"] = _mean(scorable), _std(scorable)
-    equal = sum(not nan_stats.differ(group) for group in groups) / len(groups)
-    metrics["frac_reward_zero_std"] = equal if rewarded(scores) else None
+    equal = sum(not nan_stats.differ(group) for group in groups)
+    metrics["frac_reward_zero_std"] = equal / len(groups) if rewarded(scores) and len(groups) else None
     metrics["unscorable"] = len(rewards) - len(scorable) if rewarded(scores) else 0
     metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
     return metrics | length_metrics(rollouts) | tool_metrics(rollouts)
@@ -95,7 +95,7 @@ def group_metrics(teaching: Tensor, sampled: RoundTables, trained_groups: int) -
     tokens = sum(tables.sampled_lengths(sampled.rollouts))
     return {
         "groups/sampled": groups,
-        "groups/refilled": groups * sampled.refilled // len(sampled.rollouts),
+        "groups/refilled": groups * sampled.refilled // max(1, len(sampled.rollouts)),
         "groups/teaching": taught,
         "groups/tokens_per_teaching": tokens / min(taught, trained_groups) if taught else None,
     }

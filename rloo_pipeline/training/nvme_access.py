@@ -24,11 +24,9 @@ THREADS = 4
 
 def replace() -> None:
     """Makes DeepSpeed read and write with `Handle`."""
-    from deepspeed.ops.op_builder import AsyncIOBuilder
     from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
 
     guard.require("deepspeed")
-    guard.require_callable(AsyncIOBuilder, "load", "(self, verbose)")
     operations = SimpleNamespace(aio_handle=Handle)
     for module in (partitioned_optimizer_swapper, partitioned_param_swapper):
         module.AsyncIOBuilder = lambda: SimpleNamespace(load=lambda **_: operations)

@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import lora_support, self_check
+from rloo_pipeline.training import faster_kernels, lora_support, self_check
 from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
@@ -67,6 +67,7 @@ def load(
     if disable_dropout:
         dropout.remove(model)
     model.self_check = checked  # type: ignore[assignment]
+    faster_kernels.install(model, policy, checked)
     return model
 
 

@@ -75,7 +75,7 @@ class RolloutProof:
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
         logprobs = TokenLogProbs(forward_only.load_configured(self.policy, config), config.rollout.temperature)
         devices.hold_gpu(logprobs)
-        logps = forward_only.score(logprobs, sequences, config.deepspeed.max_tokens_per_micro_batch, "proof").logps
+        logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
         logprobs.leave_gpu()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
@@ -89,7 +89,7 @@ class RolloutProof:
         """
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, engine.policy)
-        tokens = self.config.deepspeed.max_tokens_per_micro_batch
+        tokens = self.config.deepspeed.micro_batch_tokens
         logps = engine.logps(sequences, tokens, lambda _: None, dropout=False)
         lengths = sequences.sampled()
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import torch
 
 from rloo_pipeline.algorithm.kl import adapt_beta
 from rloo_pipeline.artifacts import tables
@@ -67,6 +68,8 @@ def train(
         Raises:
             UserError: another policy sampled the rollouts.
     """
+    if not len(sampled.rollouts):
+        return _without_steps(config, engine, state, sampled.rollouts)
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
     sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
@@ -75,17 +78,18 @@ def train(
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
+    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
         completions = round_data.completions_of(config, tables_used)
         if config.algorithm.needs_old_pass:
-            old_logps = engine.logps(sequences, config.deepspeed.max_tokens_per_micro_batch, counter.advance)
+            old_logps = engine.logps(sequences, max_tokens, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
-        record, steps, skipped = _steps(config, round_, engine, sequences, batch, counter, proof, rollouts)
+        record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
     if skipped:
         say(
             f"round {round_}: skipped {skipped} of {skipped + len(steps)} optimizer steps, because all of their "
@@ -95,6 +99,17 @@ def train(
     state = _next_state(config, state, batch, record, sampled.rollouts)
     experts = engine.experts.metrics(engine.sum_over_ranks)
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
+
+
+def _without_steps(config: Config, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
+    """The result of a round in which no group has ended (`rollout.token_budget`): the policy stays as it is."""
+    algorithm, none = config.algorithm, torch.zeros(0)
+    for _ in range(skipped := algorithm.num_iterations * algorithm.steps_per_generation):
+        engine.skip_step()
+    completions = RoundTensors(none.double(), torch.zeros(0, 0, dtype=torch.bool), none.bool(), None)
+    beta = algorithm.beta if state.beta is None else state.beta
+    batch = Batch(completions, none.double(), None, none, none.bool(), none.bool(), beta)
+    return TrainedRound(rollouts, batch, Record.empty(0), [], skipped, state, {}, 0.0)
 
 
 def _prove(
@@ -119,6 +134,7 @@ def _steps(
     engine: Engine,
     sequences: Sequences,
     batch: Batch,
+    max_tokens: int,
     counter: Counter,
     proof: RolloutProof | None,
     rollouts: pa.Table,
@@ -151,7 +167,6 @@ def _steps(
                 engine.skip_step()
                 skipped += 1
                 continue
-            max_tokens = config.deepspeed.max_tokens_per_micro_batch
             prove = None
             if proof is not None and not proof.is_done:
                 prove = partial(proof.by_first_step, engine, record, lengths, rollouts)

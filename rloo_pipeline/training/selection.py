@@ -80,17 +80,8 @@ def teaching_groups(config: Config, sampled: RoundTables) -> Bool[Tensor, " prom
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
-    """Rows that the update trains on: all of them, or the first teaching groups of a round with more than it needs.
-
-    Raises:
-        UserError: no group has ended within the token budget.
-    """
+    """Rows that the update trains on: all of them, or the first teaching groups of a round with more than it needs."""
     samples = config.rollout.num_generations
-    if not len(sampled.rollouts):
-        raise UserError(
-            f"rollout.token_budget: no group of the round has ended within {config.rollout.token_budget} tokens, so "
-            "there is nothing to train on; raise it, or generation_batch_size"
-        )
     if config.rollout.token_budget or len(sampled.rollouts) == config.rollout.generation_batch_size:
         return list(range(len(sampled.rollouts)))
     groups = nan_stats.first_teaching(teaching_groups(config, sampled), config.rollout.num_prompts)

@@ -43,11 +43,12 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
+    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
         for step in range(section.steps):
             rows = rows_of_step(len(sequences.prompts), section.batch_size, step, derive(config.seed, "sft", "order"))
-            losses.append(_step(engine, sequences, rows, config.deepspeed.max_tokens_per_micro_batch))
+            losses.append(_step(engine, sequences, rows, max_tokens))
             counter.advance()
     engine.save_policy(output, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:

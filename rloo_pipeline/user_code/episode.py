@@ -129,8 +129,8 @@ class Episode:
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
             return self.finish()
-        if request.schema_file:
-            schema_maker.load(request.schema_file)
+        if request.schema_file or not schema_maker.OF_TYPES & sys.modules.keys():
+            schema_maker.load(request.schema_file or schema_maker.installed_file())
         return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:

@@ -1,4 +1,4 @@
-"""`get_json_schema` of transformers without transformers, for images that lack it.
+"""`get_json_schema` of transformers without transformers, whose import takes a second and which images may lack.
 
 Of what the file that defines it imports, schemas need the standard library alone, and the rest is replaced. Only the
 process that makes schemas calls this; those of episodes do not.
@@ -9,9 +9,18 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 NAME = "transformers.utils.chat_template_utils"
+OF_TYPES = {"PIL", "torch", "transformers"}
+"""Modules whose types transformers can put into a schema. A tool can have such a type only if its code imports one."""
+
+
+def installed_file() -> str:
+    """The file of the installed transformers, found without its import."""
+    package = importlib.util.find_spec("transformers")
+    return str(Path(str(package and package.origin)).parent / "utils" / "chat_template_utils.py")
 
 
 def load(file: str) -> None:

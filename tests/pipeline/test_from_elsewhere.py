@@ -91,7 +91,7 @@ def test_what_a_new_project_lacks_is_one_sentence(tmp_path, tiny_model, monkeypa
     Path("rows.jsonl").write_text(rows)
     init(Path("project"), ProjectChoices(str(tiny_model), "rows.jsonl", None), force=False)
     Path("project/data/eval.jsonl").unlink()
-    outcome = forks.run("rloo_pipeline", ["run", "--cores", "1"], ENVIRONMENT, Path("project").absolute())
+    outcome = forks.run("snakemake", ["--cores", "1"], ENVIRONMENT, Path("project").absolute())
     assert outcome.returncode == 1
     *_, last = outcome.stderr.splitlines()
     assert last.startswith("Error: data/eval.jsonl: no such dataset file"), outcome.stderr

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import forks
 import pytest
-from helpers import ROOT
+from helpers import ROOT, succeeded
 
 SCRIPT = ROOT / "tools" / "bench" / "gpu.py"
 
@@ -23,9 +23,9 @@ def gpu(monkeypatch):
 
 def measured(tmp_path, *arguments: str, **environment: str) -> dict[str, dict]:
     output = tmp_path / "gpu.json"
-    command = [sys.executable, SCRIPT, "--device", "cpu", "--dtype", "float32", "--sizes", "tiny", "--output", output]
+    options = ["--device", "cpu", "--dtype", "float32", "--sizes", "tiny", "--output", str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    subprocess.run([*command, "--prompts", "2", "--steps", "2", *arguments], check=True, env=environment)
+    succeeded(forks.run(SCRIPT, [*options, "--prompts", "2", "--steps", "2", *arguments], environment))
     return json.loads(output.read_text())["tiny"]
 
 

@@ -4,7 +4,9 @@ import json
 
 import pyarrow as pa
 import pytest
-from helpers import Round, done, rloo, succeeded, write_prompts
+import torch
+from helpers import Round, done, succeeded, write_prompts
+from safetensors.torch import load_file
 
 from rloo_pipeline.artifacts import tables
 
@@ -51,10 +53,13 @@ def test_an_update_trains_on_the_groups_that_have_ended_whatever_their_number(ru
     assert len(tables.read(run.run / "rounds" / "00002" / "train.parquet", "train")) == ENDED * K
 
 
-def test_a_round_in_which_no_group_has_ended_is_refused(run) -> None:
-    outcome = rloo(*run.put(1, {0: 0, 1: 0}).update_arguments(1))
-    assert outcome.returncode == 1
-    assert "rollout.token_budget: no group of the round has ended within 9 tokens" in outcome.stderr
+def test_a_round_in_which_no_group_has_ended_leaves_the_policy_as_it_is(run) -> None:
+    succeeded(run.put(1, {0: 0, 1: 0}).update(1))
+    metrics = json.loads((run.run / "rounds" / "00001" / "metrics.json").read_text())
+    assert (metrics["groups/sampled"], metrics["steps_left_out"], metrics["reward"]) == (0, 2, None)
+    before = load_file(run.model / "model.safetensors")
+    assert all(torch.equal(weights, before[name]) for name, weights in run.weights(1).items())
+    succeeded(run.put(2, GROUPS).update(2))
 
 
 def test_a_shard_in_which_no_group_has_ended_has_empty_tables(run, tmp_path) -> None:

@@ -16,6 +16,7 @@ from helpers import Round, done, succeeded
 
 from rloo_pipeline.artifacts import policy, tables
 from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.runtime import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -234,18 +235,29 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
     assert [row["advantage"] for row in table] == pytest.approx([row["reward"] or 0.0 for row in table])
 
 
-def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
-    shutil.copytree(plain.run, tmp_path / "world")
-    other = Round(tmp_path / "world", plain.model, **CHANGES, deepspeed={"processes": 2}).write(2)
-    outcome = other.update(2)
+def test_another_number_of_processes_is_refused(tmp_path, plain, monkeypatch) -> None:
+    monkeypatch.setenv(ranks.FAILED, str(tmp_path / "failed"))
+    assert [outcome.returncode for outcome in with_two_ranks(tmp_path, plain).update_by_ranks(2)] == [1, 1]
+    assert "deepspeed.processes 1, this run has 2" in (tmp_path / "failed").read_text()
+
+
+@pytest.mark.long
+def test_the_error_of_a_rank_is_that_of_the_update_which_started_it(tmp_path, plain) -> None:
+    outcome = with_two_ranks(tmp_path, plain).update(2)
     assert outcome.returncode == 1
     last = outcome.stderr.splitlines()[-1]
     assert "one of the 2 ranks failed" in last
     assert "deepspeed.processes 1, this run has 2" in last
 
 
+def with_two_ranks(folder: Path, one: Round) -> Round:
+    """Round 2 on two ranks, of a run whose round 1 had one."""
+    shutil.copytree(one.run, folder / "world")
+    return Round(folder / "world", one.model, **CHANGES, deepspeed={"processes": 2}).write(2)
+
+
 @pytest.mark.parametrize(
-    ("kept", "changes", "ranks"),
+    ("kept", "changes", "processes"),
     [
         ((), {}, 1),
         pytest.param((1,), {}, 1, marks=pytest.mark.long),
@@ -256,12 +268,12 @@ def test_another_number_of_processes_is_refused(tmp_path, plain) -> None:
     ids=["none kept", "one kept", "adapter", "adapter, one kept", "two ranks"],
 )
 def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since_the_last_one_again(
-    tmp_path, tiny_model, kept, changes, ranks
+    tmp_path, tiny_model, kept, changes, processes
 ) -> None:
     """Also where the policy of that last state has been removed; the bytes are those of an update with the state."""
 
     def update(number: int) -> str:
-        outcomes = [run.update(number)] if ranks == 1 else run.update_by_ranks(number)
+        outcomes = [run.update(number)] if processes == 1 else run.update_by_ranks(number)
         return "".join(succeeded(outcome).stderr for outcome in outcomes)
 
     first, run = tmp_path / "first", Round(tmp_path / "run", tiny_model, algorithm=CHANGES["algorithm"], **changes)

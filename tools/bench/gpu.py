@@ -1,11 +1,12 @@
 """An optimizer step on a GPU: tokens/s, model FLOPs utilisation and peak memory of ours and of TRL's, model by model.
 
-    gpu.py [--device cuda|cpu] [--sizes 0.5B 1.5B 7B] [--sides plain deepspeed trl] [--steps 3] [--output FILE]
+    gpu.py [--device cuda|cpu] [--sizes 0.5B 1.5B 7B] [--sides plain fast deepspeed trl] [--steps 3] [--output FILE]
 
-Three sides, each in a process of its own, on the same random weights, prompts and completions:
+Four sides, each in a process of its own, on the same random weights, prompts and completions:
 
 - `plain`: our packing, log-probs and loss through the vocabulary, with PyTorch's AdamW on the weights as they are. This
   is all of our step that is not DeepSpeed's, and needs torch and transformers only.
+- `fast`: the same with `training/faster_kernels.py`, on GPUs only.
 - `deepspeed`: our engine as a run has it (ZeRO 0), with float32 master weights where weights have 16 bits.
 - `trl`: TRL's RLOOTrainer, given the completions in place of sampled ones; its AdamW too is on the weights as they are.
 
@@ -146,7 +147,14 @@ def model(size: Size, device: str, dtype: str, attention: str) -> Any:
     return model_object.train()
 
 
-def plain(task: Task, _: Path) -> list[float]:
+def fast(task: Task, folder: Path) -> list[float]:
+    """The same with the kernels that a run has on a GPU: seconds of each."""
+    from rloo_pipeline.training import faster_kernels
+
+    return plain(task, folder, list(faster_kernels.KERNELS.values()))
+
+
+def plain(task: Task, _: Path, kernels: Sequence[Callable[[Any], None]] = ()) -> list[float]:
     """Our step on PyTorch alone: seconds of each."""
     import torch
 
@@ -154,7 +162,10 @@ def plain(task: Task, _: Path) -> list[float]:
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     attention.register()
-    module = TokenLogProbs(model(SIZES[task.size], task.device, task.dtype, attention.NAME), 1.0)
+    loaded = model(SIZES[task.size], task.device, task.dtype, attention.NAME)
+    for use in kernels:
+        use(loaded)
+    module = TokenLogProbs(loaded, 1.0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=0.0, fused=task.device == "cuda")
     sequences, rows, most, loss_of = _ours(task)
 
@@ -195,7 +206,12 @@ def trl(task: Task, folder: Path) -> list[float]:
     return updates
 
 
-SIDES: dict[str, Callable[[Task, Path], list[float]]] = {"plain": plain, "deepspeed": deepspeed, "trl": trl}
+SIDES: dict[str, Callable[[Task, Path], list[float]]] = {
+    "plain": plain,
+    "fast": fast,
+    "deepspeed": deepspeed,
+    "trl": trl,
+}
 
 
 def _ours(task: Task) -> tuple[Any, list[int], int, Callable[..., Tensor]]:
@@ -312,7 +328,7 @@ def _row(task: Task, side: str) -> dict[str, Any]:
 def _compare(rows: dict[str, Any]) -> None:
     """Adds the ratios of our figures to TRL's where both were measured."""
     trl = rows.get("trl", {})
-    for side in ("plain", "deepspeed"):
+    for side in ("plain", "fast", "deepspeed"):
         if "tokens_per_s" in trl and "tokens_per_s" in rows.get(side, {}):
             rows[side]["tokens_per_s_vs_trl"] = rows[side]["tokens_per_s"]["value"] / trl["tokens_per_s"]["value"]
             rows[side]["peak_memory_vs_trl"] = rows[side]["peak_memory_gb"] / trl["peak_memory_gb"]
@@ -323,7 +339,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["0.5B", "1.5B", "7B"])
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["plain", "deepspeed", "trl"])
     parser.add_argument("--prompts", type=int, default=8, help="of a step; each has 4 completions")
     parser.add_argument("--micro", type=int, default=4, help="sequences that go through the model at once")
     parser.add_argument("--steps", type=int, default=3)

@@ -12,21 +12,59 @@ from rows import Figures, RowError
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "gpu.py"
 PROMPTS, MICRO = 16, 16
+TINY, LONGEST = (16, 24), (200, 500)
+"""Tokens of the longest prompt and completion in tools/bench/gpu.py."""
 
 
-def step(folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", "trl")) -> Figures:
+def filled(folder: Path, size: str, room: float | None = None, sides: Sequence[str] = ("deepspeed",)) -> Figures:
+    """`step` with the micro-batches of `max_tokens_per_micro_batch: auto`, two of them.
+
+    Args:
+        folder: an empty folder for the row's files.
+        size: as in `step`.
+        room: bytes of the card; None asks for them.
+        sides: as in `step`.
+
+    Raises:
+        RowError: they do not fit, or a side was left out.
+    """
+    import gpu
+
+    from rloo_pipeline.artifacts.model_dims import ModelDims
+    from rloo_pipeline.before_run import checkpointing
+    from rloo_pipeline.config.loading import load
+    from rloo_pipeline.runtime import devices
+
+    of = gpu.SIZES[size]
+    widths = of.heads * of.head_dim, of.key_value_heads * of.head_dim, of.intermediate, of.vocabulary
+    head = of.vocabulary * of.hidden * (1 if of.tied else 2)
+    shape = ModelDims(of.hidden, of.layers, *widths, of.layer_weights + head)
+    config = load(machine.ROOT / ".test" / "config" / "config.yaml")
+    keys = {"gradient_checkpointing": of.checkpointing, "max_tokens_per_micro_batch": "auto"}
+    training = {"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+    config = config.model_copy(update=training | {"deepspeed": config.deepspeed.model_copy(update=keys)})
+    resolved = checkpointing.resolve_for(config, shape, "cuda", devices.training_bytes() if room is None else room)
+    tokens = resolved.deepspeed.micro_batch_tokens
+    micro = max(4, tokens // sum(TINY if size == "tiny" else LONGEST))
+    return Figures({"tokens a micro-batch": tokens}) | step(folder, size, sides, [micro // 2, micro])
+
+
+def step(
+    folder: Path, size: str, sides: Sequence[str] = ("plain", "deepspeed", "trl"), counts: Sequence[int] = ()
+) -> Figures:
     """Tokens/s, share of the card's peak and memory of each side.
 
     Args:
         folder: an empty folder for the row's files.
         size: model size; `tiny` is measured on a CPU.
         sides: ours without and with DeepSpeed, and TRL's.
+        counts: prompts of the step, and sequences of a micro-batch.
 
     Raises:
         RowError: a side was left out.
     """
     on_cpu = ["--device", "cpu", "--dtype", "float32", "--steps", "1"] if size == "tiny" else []
-    counts = [4, 4] if size == "tiny" else [PROMPTS, MICRO]
+    counts = counts or ([4, 4] if size == "tiny" else [PROMPTS, MICRO])
     call = [sys.executable, SCRIPT, "--sizes", size, "--sides", *sides, "--output", folder / "step.json", *on_cpu]
     machine.command([*call, "--prompts", counts[0], "--micro", counts[1]], folder)
     rows, figures, left_out = json.loads((folder / "step.json").read_text())[size], Figures(), []

@@ -13,6 +13,7 @@ therefore processed a few sequences at a time: each product with the vocabulary 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from math import inf
 from types import MethodType
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class HeadInputs(NamedTuple):
     """Tokens that are never sampled: their probability is 0."""
 
 
+KIND = "rloo_projection"
+"""Attribute of a head: the subclass of `Projection` that computes its losses."""
 NEVER = -1e30
 """A logit whose exponential is 0, and which is finite, so that 0 times it is 0."""
 
@@ -90,9 +93,10 @@ def _forward(
     """Replaces `nn.Linear.forward`, so that DeepSpeed's hooks on the module run for this computation too."""
     if inputs is None:
         return nn.functional.linear(hidden, self.weight, self.bias)
+    kind: type[Projection] = getattr(self, KIND, Projection)
     if inputs.loss_of is None:
-        return _Projection(hidden, self.weight, self.bias, inputs).logps()
-    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs)  # type: ignore[no-untyped-call]
+        return kind(hidden, self.weight, self.bias, inputs).logps()
+    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -100,8 +104,10 @@ class _Loss(torch.autograd.Function):
     """The loss; its gradient is computed in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, inputs: HeadInputs) -> Tensor:
-        projection = _Projection(hidden, weight, bias, inputs)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, inputs: HeadInputs, kind: type[Projection]
+    ) -> Tensor:
+        projection = kind(hidden, weight, bias, inputs)
         loss = projection.loss(ctx.needs_input_grad[1], ctx.needs_input_grad[2])
         ctx.gradients = (projection.d_hidden, projection.d_weight, projection.d_bias)
         return loss
@@ -109,10 +115,10 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         computed, ctx.gradients = ctx.gradients, None
-        return *(None if part is None else part.mul_(gradients[0].to(part.dtype)) for part in computed), None
+        return *(None if part is None else part.mul_(gradients[0].to(part.dtype)) for part in computed), None, None
 
 
-class _Projection:
+class Projection:
     """One pass over the completion tokens of a pack."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, inputs: HeadInputs) -> None:
@@ -120,16 +126,25 @@ class _Projection:
         self.form, vocabulary = inputs.form, len(weight)
         self.divisor = inputs.temperature / inputs.form.scale
         capped = inputs.form.cap < inf
-        self.limit = max(1, ELEMENTS.get(hidden.device.type, ELEMENTS["cuda"]) // (vocabulary * (2 if capped else 1)))
+        self.dtype, elements = self.held_at_once()
+        self.limit = max(1, elements // (vocabulary * (2 if capped else 1)))
         self.step = self.cached = self.limit
         if hidden.device.type == "cpu":
             self.cached = max(1, IN_CACHE // vocabulary)
             self.step = min(self.limit, max(MIN_ROWS, self.cached))
-        self.logits = hidden.new_empty((min(len(hidden), self.step), vocabulary), dtype=torch.float32)
-        self.probs = self.sums = self.slopes = self.logits[:0]
+        self.probs = self.sums = self.slopes = hidden.new_empty(0, dtype=torch.float32)
         self.d_hidden: Tensor | None = None
         self.d_weight: Tensor | None = None
         self.d_bias: Tensor | None = None
+
+    def held_at_once(self) -> tuple[torch.dtype, int]:
+        """Number format of logits that are held, and how many."""
+        return torch.float32, ELEMENTS.get(self.hidden.device.type, ELEMENTS["cuda"])
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "rows vocabulary"]:
+        """A buffer for the logits of a slice."""
+        return self.hidden.new_empty((min(len(self.hidden), self.step), len(self.weight)), dtype=self.dtype)
 
     def logps(self) -> Float[Tensor, " completion_tokens"]:
         """Log-probs in float32."""
@@ -143,8 +158,8 @@ class _Projection:
     def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
         rows = min(len(self.hidden), self.limit)
-        self.probs = self.logits.new_empty(rows, len(self.weight))
-        self.sums = self.logits.new_empty(rows, 1)
+        self.probs = self.hidden.new_empty((rows, len(self.weight)), dtype=self.dtype)
+        self.sums = self.hidden.new_empty((rows, 1), dtype=torch.float32)
         if self.form.cap < inf:
             self.slopes = torch.empty_like(self.probs)
         self.d_hidden = torch.zeros_like(self.hidden)
@@ -227,13 +242,8 @@ class _Projection:
     def _backward_part(self, part: slice, offset: int, gradient: Tensor) -> None:
         """Adds the gradient of a slice of tokens to hidden states and weights; overwrites its softmax."""
         assert self.d_hidden is not None
-        hidden, scale = self.hidden[part], gradient / self.divisor
-        scale = scale.unsqueeze(-1)
-        d_logits = self.probs[offset : offset + len(hidden)]
-        d_logits *= -scale / self.sums[offset : offset + len(hidden)]
-        d_logits.scatter_add_(-1, self.inputs.pack.targets[part].unsqueeze(-1), scale)
-        if self.form.cap < inf:
-            d_logits *= self.slopes[offset : offset + len(hidden)]
+        hidden = self.hidden[part]
+        d_logits = self._d_logits(part, slice(offset, offset + len(hidden)), gradient / self.divisor)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
         d_logits = d_logits.to(self.weight.dtype)
@@ -242,6 +252,15 @@ class _Projection:
             self.d_weight.addmm_(d_logits.T, hidden)
         elif self.d_weight is not None:
             self.d_weight += d_logits.T @ hidden
+
+    def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
+        """The gradient of the logits of a slice, whose softmax is in these rows of the buffers."""
+        d_logits, scale = self.probs[rows], scale.unsqueeze(-1)
+        d_logits *= -scale / self.sums[rows]
+        d_logits.scatter_add_(-1, self.inputs.pack.targets[part].unsqueeze(-1), scale)
+        if self.form.cap < inf:
+            d_logits *= self.slopes[rows]
+        return d_logits
 
 
 def _exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

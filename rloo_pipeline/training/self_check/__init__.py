@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,7 @@ UNLIMITED = 10**9
 IMAGES = "prompts with images are not packed"
 IGNORED_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Configuration keys that do not change a float32 result."""
+Prepare = Callable[[Any], None]
 _results: dict[str, SelfCheck] = {}
 
 
@@ -95,8 +97,21 @@ def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
     return _results[digest]
 
 
-def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck:
-    """Runs the check for a transformers configuration, with `images` in the prompts; the result has no digest yet.
+def run(
+    config: Any,
+    trust_remote_code: bool,
+    images: bool = False,
+    forms: Sequence[Packed] = (),
+    prepare: Prepare | None = None,
+) -> SelfCheck:
+    """Runs the check for a transformers configuration; the result has no digest yet.
+
+    Args:
+        config: of the model.
+        trust_remote_code: allow the model's own code to run.
+        images: True if prompts have images.
+        forms: the forms to try; all by default.
+        prepare: moves the small model to its device, and installs the kernels that are to be checked.
 
     Raises:
         UserError: as `load_or_run`.
@@ -124,8 +139,8 @@ def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck
                 "tokens after it), so it cannot be sampled from; use another model"
             )
         problems = [IMAGES] if images else []  # of forms
-        for form in forms_for(images):
-            problem, result = _try(plain, form)
+        for form in forms or forms_for(images):
+            problem, result = _try(plain, form, prepare)
             if result is not None:
                 return result._replace(why="; ".join(dict.fromkeys(problems)), images=images)
             problems.append(problem)
@@ -135,10 +150,10 @@ def run(config: Any, trust_remote_code: bool, images: bool = False) -> SelfCheck
     )
 
 
-def _try(plain: against_plain.PlainModel, form: Packed) -> tuple[str, SelfCheck | None]:
+def _try(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
     """Tries a form; returns the problem, or the result if there is none."""
     try:
-        difference = plain.compare(form)
+        difference = plain.compare(form, prepare)
     except UserError as error:
         return str(error), None
     except Exception as error:

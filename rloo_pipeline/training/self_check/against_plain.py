@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,11 +57,13 @@ class PlainModel:
         self.logps = _one_by_one(self.model, self.sequences)
         self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
 
-    def compare(self, form: Packed) -> Difference:
-        """The differences of a form of batch."""
+    def compare(self, form: Packed, prepare: Callable[[Any], None] | None = None) -> Difference:
+        """The differences of a form of batch, in a copy that `prepare` may move and change."""
         model = small.build(self.config, self.trust_remote_code, form.attention)
         model.load_state_dict(self.model.state_dict())
         dropout.remove(model)
+        if prepare is not None:
+            prepare(model)
         logps = _in_form(model.train(), self.sequences, form)
         largest = max(float((a - b).abs().max()) for a, b in zip(logps, self.logps, strict=True))
         return Difference(type(model).__name__, largest, *_gradients(model, self.model))
@@ -125,17 +127,17 @@ def _in_form(model: Any, sequences: Sequences, form: Packed) -> list[Tensor]:
     """The result of `_one_by_one`, computed by the training code."""
     logps_by_row: dict[int, Tensor] = {}
     module = TokenLogProbs(model, 1.0)
-    module.form = form
+    module.form, device = form, next(model.parameters()).device
     for rows in form.micro_batches(sequences, range(len(sequences.prompts)), 10**9):
 
         def loss(
             positions: Sequence[int], logps: Tensor, mask: Tensor, _: Tensor, rows: Sequence[int] = rows
         ) -> Tensor:
             unpadded = [row[row_mask] for row, row_mask in zip(logps, mask, strict=True)]
-            logps_by_row.update({rows[i]: row.detach() for i, row in zip(positions, unpadded, strict=True)})
-            return torch.stack([(row * _weights(len(row))).sum() for row in unpadded]).sum()
+            logps_by_row.update({rows[i]: row.detach().cpu() for i, row in zip(positions, unpadded, strict=True)})
+            return torch.stack([(row * _weights(len(row)).to(row.device)).sum() for row in unpadded]).sum()
 
-        module(sequences.pick(rows), loss).backward()
+        module(sequences.pick(rows).to(device), loss).backward()
     return [logps_by_row[row] for row in range(len(sequences.prompts))]
 
 
@@ -151,4 +153,4 @@ def _gradients(model: Any, plain: Any) -> tuple[float, str]:
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).cpu()

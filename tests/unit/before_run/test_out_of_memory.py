@@ -10,7 +10,7 @@ import yaml
 from helpers import executable, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import out_of_memory
+from rloo_pipeline.before_run import checkpointing, out_of_memory
 from rloo_pipeline.cli import stage_options
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -56,6 +56,13 @@ def test_a_trainer_is_told_what_it_wanted_and_what_would_fit() -> None:
     assert "optimizer 121.6" in text
     assert "would fit with " in text
     assert "vllm" not in text
+    small = QWEN_7B._replace(parameters=500_000_000, layers=4)
+    long = {"rollout": {"generation_batch_size": 4096, "max_completion_length": 1024}}
+    wanted = [
+        out_of_memory.sentence("trainer", config(**long, deepspeed=keys), small, H200, [OURS])
+        for keys in ({}, {"max_tokens_per_micro_batch": checkpointing.MOST}, {"max_tokens_per_micro_batch": 16384})
+    ]
+    assert wanted[0] == wanted[1] != wanted[2], "`auto` wanted more"
     assert "end the other processes, or " in out_of_memory.sentence("trainer", config(), QWEN_7B, H200, [OTHER, OURS])
 
 

@@ -1,15 +1,14 @@
 """Another version of a library, or another signature, is one sentence and never a change that does nothing."""
 
 import importlib.metadata
-from types import SimpleNamespace
 
+import forks
 import pytest
 from helpers import ROOT
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard, import_shims
 from rloo_pipeline.snakemake_ext import ancient_inputs, slurm_executor
-from rloo_pipeline.training import deepspeed_config
 
 
 def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> None:
@@ -18,7 +17,6 @@ def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> N
 
     for distribution in guard.PINS:
         guard.require(distribution)
-    slurm_executor.check_plugin()
     ancient_inputs.find_all_jobs()
     assert DAG.bfs.__module__ == ancient_inputs.__name__
     changed = DAG.bfs
@@ -53,39 +51,50 @@ def test_engines_of_another_version_are_not_imported(start, monkeypatch) -> None
         start()
 
 
-def test_a_method_with_other_parameters_is_refused(monkeypatch) -> None:
-    def run_jobs(self, jobs, more):
-        """As a later version might have it."""
+def patch_release(monkeypatch, **changed) -> None:
+    """Makes the SLURM plugin a patch release of the pinned one in which some methods of its executor are others."""
+    major, minor, _ = guard.PINS["snakemake-executor-plugin-slurm"].version.split(".")
+    monkeypatch.setattr(guard, "version", lambda _: f"{major}.{minor}.99")
+    for name, method in changed.items():
+        monkeypatch.setattr(slurm_executor.plugin.Executor, name, method)
+    guard.changes.cache_clear()
 
-    monkeypatch.setattr(slurm_executor.plugin.Executor, "run_jobs", run_jobs)
-    with pytest.raises(UserError, match=r"run_jobs takes \(self, jobs, more\), and .* written for \(self, jobs\)"):
-        slurm_executor.check_plugin()
+
+def test_a_patch_release_in_which_all_that_is_used_is_the_same_is_taken(monkeypatch) -> None:
+    patch_release(monkeypatch)
+    guard.require("snakemake-executor-plugin-slurm")
 
 
-def test_a_method_that_is_gone_is_refused(monkeypatch) -> None:
+def test_a_patch_release_with_other_parameters_is_refused_by_their_name(monkeypatch) -> None:
+    patch_release(monkeypatch, run_jobs=lambda self, jobs, more: None)
+    with pytest.raises(
+        UserError, match=r"\.99 is installed.*Executor\.run_jobs takes \(self, jobs, more\) and not \(self, jobs\)"
+    ):
+        guard.require("snakemake-executor-plugin-slurm")
+
+
+def test_a_patch_release_without_a_method_is_refused_by_its_name(monkeypatch) -> None:
+    patch_release(monkeypatch)
     monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
-    with pytest.raises(UserError, match="_submit_job does not exist"):
-        slurm_executor.check_plugin()
+    with pytest.raises(UserError, match=r"where .*Executor\._submit_job does not exist, and rloo_pipeline uses"):
+        guard.require("snakemake-executor-plugin-slurm")
 
 
-def test_a_function_of_a_module_is_named_with_it() -> None:
-    with pytest.raises(UserError, match=r"^rloo_pipeline\.runtime\.guard\.missing does not exist"):
-        guard.require_callable(guard, "missing", "()")
+def test_a_name_or_a_module_that_is_gone_is_a_change(monkeypatch) -> None:
+    places = {"pathlib": {"Path.absolute": "(self)", "Gone.name": "()"}, "no_such_module": {"name": "()"}}
+    monkeypatch.setitem(guard.USED, "patchlib", places)
+    expected = ("pathlib.Gone.name does not exist", "no_such_module cannot be imported")
+    assert guard.changes("patchlib") == expected
 
 
-@pytest.mark.parametrize("name", deepspeed_config.REPLACED)
-def test_an_engine_without_what_is_replaced_is_refused(name) -> None:
-    class Engine(SimpleNamespace):
-        """As a later DeepSpeed might have it."""
+def test_of_the_installed_libraries_all_that_is_used_is_there() -> None:
+    assert forks.call(changes_of_all) == ()
 
-    def method(signature: str) -> object:
-        return eval(f"lambda {signature.strip('()')}: None")
 
-    for other, signature in deepspeed_config.REPLACED.items():
-        if other != name:
-            setattr(Engine, other, method(signature))
-    with pytest.raises(UserError, match=rf"Engine\.{name} does not exist"):
-        deepspeed_config.adjust(Engine(), 1.0, 1, True)
+def changes_of_all() -> tuple[str, ...]:
+    """In a process of its own, since other tests replace some of it."""
+    assert guard.USED.keys() == guard.PINS.keys()
+    return tuple(change for distribution in guard.PINS for change in guard.changes(distribution))
 
 
 def test_versions_are_read_from_what_is_installed() -> None:

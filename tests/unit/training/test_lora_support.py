@@ -1,11 +1,11 @@
 """An adapter that vLLM cannot serve is an error, decided from config.json and the section `lora`."""
 
 import json
-import subprocess
-import sys
+import os
 
+import forks
 import pytest
-from helpers import mini
+from helpers import mini, succeeded
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Lora
@@ -56,7 +56,7 @@ def test_what_vllm_does_not_serve_is_an_error(config, lora, message, tmp_path) -
 
 
 @pytest.mark.slow
-def test_the_list_is_that_of_the_installed_vllm() -> None:
+def test_the_list_is_that_of_the_installed_vllm(tmp_path) -> None:
     """Of architectures whose modules can be imported here."""
     code = """
 import importlib
@@ -68,7 +68,8 @@ for name in ("BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTJFo
     architecture = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), kind)
     print("is", name, supports_lora(architecture))
 """
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "serves.py").write_text(code)
+    output = succeeded(forks.run(tmp_path / "serves.py", [], os.environ)).stdout
     supported = {line.split()[1]: line.split()[2] == "True" for line in output.splitlines() if line.startswith("is ")}
     assert supported == {name: name not in lora_support.UNSUPPORTED for name in supported}
     assert len(supported) == 10

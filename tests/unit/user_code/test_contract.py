@@ -1,6 +1,7 @@
 """Environments that were written for TRL run unchanged, and one that breaks the contract is refused in a sentence."""
 
 import json
+import runpy
 
 import pytest
 
@@ -129,6 +130,37 @@ def test_two_documented_environments_of_trl_run_unchanged(tmp_path) -> None:
         [schema] = pool.schemas({"environment": "wordle"})
         assert schema["function"]["description"] == "Make a guess in the Wordle environment."
         assert schema["function"]["parameters"]["required"] == ["guess"]
+
+
+PICTURE = '''from {module} import {kind}
+from typing import Literal
+
+def picture(number: int, of: Literal["a", "b"], sizes: list[float] | None = None) -> {kind}:
+    """Draw it.
+
+    Args:
+        number: of the picture
+        of: what
+        sizes: of its parts
+
+    Returns:
+        The picture.
+    """
+'''
+
+
+@pytest.mark.parametrize(("module", "kind"), [("PIL.Image", "Image"), ("decimal", "Decimal")])
+def test_schemas_are_those_of_transformers_also_of_the_types_that_it_adds(tmp_path, module, kind) -> None:
+    """The process that makes schemas imports transformers only for these."""
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    file = tmp_path / "draws.py"
+    file.write_text(PICTURE.format(module=module, kind=kind))
+    with EnvironmentPool(None, [f"{file}:picture"], 1, 60) as pool:
+        pool.check()
+        [schema] = pool.schemas({})
+    assert schema == get_json_schema(runpy.run_path(str(file))["picture"])
+    assert (schema["function"]["return"]["type"] == "object") == (module == "decimal")
 
 
 RESET = "def reset(self, **row): return None"

@@ -1,0 +1,122 @@
+"""Kernels that take the place of several of PyTorch's on a GPU, each where it computes what plain transformers compute.
+
+Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), by the type of the model, and the head's loss in one
+pass (`one_pass`). The self-check's small copy of the model goes through each of them on the GPU, once per process and
+configuration, and is compared with plain transformers on the CPU. A kernel that fails is left out, and a line says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.errors import one_line
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.training import self_check
+from rloo_pipeline.training.self_check import SelfCheck
+
+ROTARY = "rotary_pos_emb"
+"""Part of the names of transformers' functions that Liger replaces for all models of a type."""
+_problems: dict[tuple[str, str], str] = {}
+"""By kernels and digest of the self-check."""
+
+
+def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
+    """Gives a model on a GPU the kernels that pass their check.
+
+    Args:
+        model: causal language model of transformers.
+        policy: its policy.
+        checked: its self-check.
+    """
+    if (device := devices.device_type()) == "cpu":
+        return
+    source = policy.transformers_config, policy.trust_remote_code
+    for name, use in KERNELS.items():
+        if (name, checked.digest) not in _problems:
+            _problems[name, checked.digest] = problem(use, *source, checked, device)
+            if why := _problems[name, checked.digest]:
+                say(f"{checked.model} trains without {name} ({why})")
+        if not _problems[name, checked.digest]:
+            use(model)
+
+
+def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, checked: SelfCheck, device: str) -> str:
+    """Why some kernels are not for a model; empty if they are.
+
+    Args:
+        use: installs the kernels in a model.
+        config: transformers configuration of the model.
+        trust_remote_code: allow the model's own code to run.
+        checked: its self-check, for the form of batch.
+        device: the device to check them on.
+    """
+    from rloo_pipeline.training.batch_forms import FORMS
+
+    classes: set[type] = set()
+
+    def prepare(model: Any) -> None:
+        classes.add(type(model))
+        use(model.to(device))
+
+    try:
+        self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
+    except Exception as error:  # a library's kernel may fail on a card in any way
+        for kind in classes:
+            _restore_rotary(vars(sys.modules[kind.__module__]))
+        return one_line(error)
+    return ""
+
+
+def liger(model: Any) -> None:
+    """Lets a model, if Liger knows its type, compute with Liger's kernels where its tensors are on a GPU.
+
+    Liger also replaces classes and functions of transformers' modules, which small models on the CPU use as well: these
+    come back, and rotary embeddings, which have no object of their own, are told apart by the device.
+    """
+    logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it tells which of its kernels are for other devices
+    from liger_kernel.backends import set_impl
+    from liger_kernel.transformers import monkey_patch
+
+    from rloo_pipeline.training.expert_load import takes_experts
+
+    set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
+    modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
+    before = [dict(vars(module)) for module in modules]
+    # the counts and the replay of experts need transformers' own layers
+    parts = {"rope": True, "rms_norm": True, "swiglu": not any(map(takes_experts, model.modules()))}
+    monkey_patch._apply_liger_kernel_to_instance(model, **parts, cross_entropy=False, fused_linear_cross_entropy=False)
+    for module, names in zip(modules, before, strict=True):
+        for name, usual in names.items():
+            if (fast := vars(module)[name]) is not usual:
+                setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
+
+
+def _by_device(usual: Any, fast: Any) -> Any:
+    """Rotary embeddings by Liger on a GPU, by transformers on a CPU."""
+    usual = getattr(usual, "usual", usual)
+
+    def rotary(query: Any, *arguments: Any, **options: Any) -> Any:
+        return (usual if query.device.type == "cpu" else fast)(query, *arguments, **options)
+
+    rotary.usual = usual  # type: ignore[attr-defined]
+    return rotary
+
+
+def _restore_rotary(names: dict[str, Any]) -> None:
+    """Gives transformers' own functions back to a module with these names."""
+    names |= {name: value.usual for name, value in names.items() if ROTARY in name and hasattr(value, "usual")}
+
+
+def one_pass(model: Any) -> None:
+    """Lets the head of a model compute its losses in one pass."""
+    from rloo_pipeline.training.one_pass import use
+
+    use(model)
+
+
+KERNELS: dict[str, Callable[[Any], None]] = {"Liger's kernels": liger, "the head's loss in one pass": one_pass}

@@ -1,0 +1,141 @@
+"""The head's log-probs and loss on a GPU with one pass over the logits, and one for their gradient.
+
+`Projection` of `kernels/lm_head.py` makes about ten passes over the logits of a group of tokens, in float32. Here the
+logits keep the number format of the model. With m and s the running maximum and Σ exp(z − m), and t = Σ exp(z − m)·(z −
+m), a block with the maximum m' > m changes s to s·e^(m − m') and t to (t + s·(m − m'))·e^(m − m'), as in FlashAttention
+(Dao et al. 2022). The second pass writes the gradient of the logits in their place.
+
+The kernels are Triton's, so this module needs it; tests/unit/training/test_one_pass.py runs them in its interpreter.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection
+
+BLOCK = 4096
+"""Logits that a program reads at once."""
+_LEAST = tl.constexpr(NEVER)
+
+
+def use(model: Any) -> None:
+    """Lets the head of a causal language model compute its losses this way."""
+    setattr(model.get_output_embeddings(), KIND, OnePassProjection)
+
+
+class OnePassProjection(Projection):
+    """The same as `Projection`. Heads with a bias and capped logits (phi-2, Gemma 2) do as that does."""
+
+    largest: Tensor
+    """Maximum of each row of `probs`, which holds logits here."""
+
+    def held_at_once(self) -> tuple[torch.dtype, int]:
+        """As many bytes as in float32 with the softmax beside the logits."""
+        if not self._applies:
+            return super().held_at_once()
+        return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()
+
+    @property
+    def _applies(self) -> bool:
+        return self.bias is None and self.form.cap == inf
+
+    def logps(self) -> Tensor:
+        """Log-probs in float32."""
+        if not self._applies:
+            return super().logps()
+        parts = self._parts(slice(0, len(self.hidden)))
+        return torch.cat([self._summary(part, self.logits)[0] for part in parts])
+
+    def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
+        """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
+        self.largest = self.hidden.new_empty(min(len(self.hidden), self.limit), dtype=torch.float32)
+        return super().loss(for_weight, for_bias)
+
+    def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
+        if not self._applies:
+            return super()._softmax(part, offset)
+        rows = slice(offset, offset + part.stop - part.start)
+        logps, entropy, self.largest[rows], self.sums[rows, 0] = self._summary(part, self.probs[rows])
+        return logps, entropy
+
+    def _summary(self, part: slice, buffer: Tensor) -> Tensor:
+        """[4, tokens]: log-prob, entropy, maximum and Σ exp(z − maximum); leaves undivided logits in the buffer."""
+        hidden = self.hidden[part]
+        logits, summary = buffer[: len(hidden)], hidden.new_empty((4, len(hidden)), dtype=torch.float32)
+        torch.mm(hidden, self.weight.T, out=logits)
+        for token in self.inputs.never:
+            logits[:, token] = NEVER
+        shape = len(hidden), logits.shape[1], self.divisor
+        _summarize[(len(hidden),)](logits, self.inputs.pack.targets[part], summary, *shape, BLOCK, num_warps=8)
+        return summary
+
+    def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
+        if not self._applies:
+            return super()._d_logits(part, rows, scale)
+        logits = self.probs[rows]
+        columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], scale.contiguous()
+        grid = len(logits), triton.cdiv(logits.shape[1], BLOCK)
+        _differentiate[grid](logits, *columns, logits.shape[1], self.divisor, BLOCK, num_warps=8)
+        return logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summarize(
+    logits: tl.tensor,
+    targets: tl.tensor,
+    summary: tl.tensor,
+    rows: tl.tensor,
+    vocabulary: tl.tensor,
+    divisor: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """The four values of `_summary` for one row."""
+    row = tl.program_id(0).to(tl.int64)
+    start = logits + row * vocabulary
+    largest = _LEAST
+    total = 0.0
+    weighted = 0.0
+    for first in range(0, vocabulary, block):
+        places = first + tl.arange(0, block)
+        inside = places < vocabulary
+        z = tl.where(inside, tl.load(start + places, mask=inside, other=0.0).to(tl.float32) / divisor, _LEAST)
+        above = tl.maximum(largest, tl.max(z, 0))
+        decay, exponentials = tl.exp(largest - above), tl.where(inside, tl.exp(z - above), 0.0)
+        weighted = (weighted + total * (largest - above)) * decay + tl.sum(exponentials * (z - above), 0)
+        total = total * decay + tl.sum(exponentials, 0)
+        largest = above
+    log_total = tl.log(total)
+    at_target = tl.load(start + tl.load(targets + row)).to(tl.float32) / divisor
+    tl.store(summary + row, at_target - (largest + log_total))
+    tl.store(summary + rows + row, log_total - weighted / total)
+    tl.store(summary + 2 * rows + row, largest)
+    tl.store(summary + 3 * rows + row, total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _differentiate(
+    logits: tl.tensor,
+    targets: tl.tensor,
+    largest: tl.tensor,
+    sums: tl.tensor,
+    scales: tl.tensor,
+    vocabulary: tl.tensor,
+    divisor: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """scale · (onehot − softmax) in place of a block of the logits of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * block + tl.arange(0, block)
+    inside, pointers = places < vocabulary, logits + row * vocabulary + places
+    z = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) / divisor
+    scale = tl.load(scales + row)
+    softmax = tl.exp(z - tl.load(largest + row)) / tl.load(sums + row)
+    hit = tl.where(places == tl.load(targets + row), scale, 0.0)
+    tl.store(pointers, (hit - scale * softmax).to(logits.dtype.element_ty), mask=inside)

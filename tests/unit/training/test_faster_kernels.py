@@ -1,0 +1,88 @@
+"""A kernel for GPUs is used where it computes what plain transformers compute; on a CPU another device stands in."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3
+
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.training import faster_kernels, self_check
+from rloo_pipeline.training.self_check import small
+
+CONFIG = Qwen3Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, head_dim=32)
+USUAL = modeling_qwen3.apply_rotary_pos_emb, modeling_qwen3.Qwen3MLP
+
+
+def right(model) -> None:
+    model.rightly = True
+
+
+def wrong(model) -> None:
+    for module in model.modules():
+        if isinstance(module, modeling_qwen3.Qwen3MLP):
+            module.forward = lambda x, usual=module.forward: 1.01 * usual(x)
+
+
+def broken(model) -> None:
+    raise RuntimeError("this card has no such instruction")
+
+
+def test_a_kernel_that_fails_its_check_is_left_out_with_a_word(monkeypatch) -> None:
+    monkeypatch.setattr(devices, "device_type", lambda: "cpu:0")
+    monkeypatch.setattr(faster_kernels, "KERNELS", {"the right": right, "the wrong": wrong, "the broken": broken})
+    monkeypatch.setattr(faster_kernels, "_problems", {})
+    lines = list[str]()
+    monkeypatch.setattr(faster_kernels, "say", lines.append)
+    checked = self_check.run(CONFIG, False)._replace(digest="of a test")
+    model = small.build(small.shrink(CONFIG, small.Shrink.HEADS), False, "eager")
+    policy = SimpleNamespace(transformers_config=CONFIG, trust_remote_code=False)
+    for _ in range(2):
+        faster_kernels.install(model, policy, checked)
+    assert model.rightly
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert len(lines) == 2, "once per kernel"
+    assert "trains without the wrong (" in lines[0]
+    assert "log-probs differ" in lines[0]
+    assert "this card has no such instruction" in lines[1]
+
+
+@pytest.fixture
+def liger(monkeypatch):
+    """Liger, as far as it is called: it replaces a class and a function of transformers."""
+
+    def apply(model, **parts) -> None:
+        assert parts["swiglu"]
+        modeling_qwen3.Qwen3MLP = None
+        modeling_qwen3.apply_rotary_pos_emb = lambda query, *_: "by Liger"
+
+    patch = SimpleNamespace(_apply_liger_kernel_to_instance=apply)
+    modules = {
+        "liger_kernel": ModuleType("liger_kernel"),
+        "liger_kernel.backends": SimpleNamespace(set_impl=lambda _: None),
+        "liger_kernel.transformers": SimpleNamespace(monkey_patch=patch),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield
+    assert (modeling_qwen3.apply_rotary_pos_emb, modeling_qwen3.Qwen3MLP) == USUAL
+
+
+def test_liger_changes_nothing_for_small_models_on_the_cpu(liger) -> None:
+    model = small.build(small.shrink(CONFIG, small.Shrink.HEADS), False, "eager")
+    for _ in range(2):
+        faster_kernels.liger(model)
+    assert modeling_qwen3.Qwen3MLP is USUAL[1]
+    assert modeling_qwen3.apply_rotary_pos_emb(torch.empty(1, device="meta")) == "by Liger"
+    heads = torch.ones(1, 2, 3, 4)
+    turned = modeling_qwen3.apply_rotary_pos_emb(heads, heads, heads[:, 0], heads[:, 0])
+    assert torch.equal(turned[0], USUAL[0](heads, heads, heads[:, 0], heads[:, 0])[0])
+
+    def fail_later(model) -> None:
+        faster_kernels.liger(model)
+        raise RuntimeError("too late")
+
+    checked = self_check.SelfCheck("Qwen3ForCausalLM", 0.0, 0.0, "", "of a test")
+    assert "too late" in faster_kernels.problem(fail_later, CONFIG, False, checked, "cpu")

@@ -1,0 +1,74 @@
+"""The head's loss in one pass over the logits is that of the other path; Triton's interpreter runs it without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from models import gradient, qwen3
+
+from rloo_pipeline.training import packing
+from rloo_pipeline.training.kernels import lm_head
+from rloo_pipeline.training.logprobs import TokenLogProbs
+
+LENGTHS = [7, 1, 12, 5]
+CASES = [
+    {"tokens": 10**6, "temperature": 0.7, "never": ()},
+    {"tokens": 8, "temperature": 1.0, "never": (3, 96)},  # the third sequence is longer
+    {"tokens": 3, "temperature": 1.3, "never": ()},
+]
+
+
+def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
+    pytest.importorskip("triton", reason="requirements/cpu.txt has no Triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    lines = subprocess.run([sys.executable, __file__], check=True, capture_output=True, text=True, env=environment)
+    errors = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert len(errors) == 2 * len(CASES)
+    for error in errors:
+        bound = 1e-6 if error.pop("dtype") == "float32" else 1e-2  # a gradient of the logits is rounded to bfloat16
+        assert all(value <= bound for value in error.values()), error
+
+
+def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Loss, log-probs, entropies and gradient."""
+    torch.manual_seed(1)
+    prompts = [torch.randint(5, 90, (3 + i,)).tolist() for i in range(len(LENGTHS))]
+    pack = packing.pack(prompts, [torch.randint(5, 90, (length,)).tolist() for length in LENGTHS])
+    module, seen = TokenLogProbs(model, temperature), list[torch.Tensor]()
+    module.never = never
+
+    def loss_of(rows, logps, mask, entropy):
+        seen.extend((logps[mask].detach(), entropy[mask]))
+        weights = torch.tensor([1.0, -2.0, 0.5, -0.3])[list(rows)].unsqueeze(-1)
+        return (logps.exp() * weights * mask).sum()
+
+    loss = module(pack, loss_of)
+    model.zero_grad()
+    (3.0 * loss).backward()
+    with torch.no_grad():
+        logps = module(pack)
+    columns = {"log-probs with a loss": torch.cat(seen[::2]), "entropies": torch.cat(seen[1::2]), "log-probs": logps}
+    return {"loss": loss.detach(), "gradient": gradient(model), **columns}
+
+
+def main() -> None:
+    """Prints the largest relative distance of each value, case by case."""
+    from rloo_pipeline.training import one_pass
+
+    one_pass.BLOCK = 32  # several blocks, the last one not full
+    for dtype in (torch.float32, torch.bfloat16):
+        for case in CASES:
+            lm_head.ELEMENTS = one_pass.ELEMENTS = {"cpu": 97 * case["tokens"], "cuda": 97 * case["tokens"] // 2}
+            usual, fast = (qwen3(tied=True).to(dtype) for _ in range(2))
+            one_pass.use(fast)
+            expected = run(usual, case["temperature"], case["never"])
+            actual = run(fast, case["temperature"], case["never"])
+            distances = {name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()}
+            print(json.dumps({"dtype": str(dtype).removeprefix("torch."), **distances}))
+
+
+if __name__ == "__main__":
+    main()
