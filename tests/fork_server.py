@@ -147,7 +147,8 @@ def _import() -> dict[str, ModuleType]:
     shape_checks.install()
     package = importlib.import_module(PACKAGE)
     for module in pkgutil.walk_packages(package.__path__, f"{PACKAGE}."):
-        if not module.name.endswith("__main__"):
+        without_triton = module.name == f"{PACKAGE}.training.one_pass" and not importlib.util.find_spec("triton")
+        if not module.name.endswith("__main__") and not without_triton:
             importlib.import_module(module.name)
     own_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PACKAGE}
     _forget_package()
