@@ -77,6 +77,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
         else:
             cpu_limits.check(inputs.model, dtype)
             cpu_limits.check_configured_heads(inputs.model)
+            cpu_limits.check_quantization(inputs.config.rollout.quantization)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 

@@ -64,13 +64,13 @@ def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
             )
 
 
-def check_quantization(name: str) -> None:
-    """Checks a scheme of `rollout.quantization`.
+def check_quantization(name: str | None) -> None:
+    """Checks the scheme of `rollout.quantization`, if any.
 
     Raises:
         UserError: vLLM has no layers for it here.
     """
-    if name != QUANTIZATION:
+    if name not in (None, QUANTIZATION):
         raise UserError(f"rollout.quantization: {name} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out")
 
 

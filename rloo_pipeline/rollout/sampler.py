@@ -71,7 +71,7 @@ class Sampler:
                 "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
                 "sample on a GPU"
             )
-        if engine.quantization and not _on_gpu():
+        if not _on_gpu():
             cpu_limits.check_quantization(engine.quantization)
         self.policy = policy
         self.digest = policy.digest

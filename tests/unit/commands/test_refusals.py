@@ -325,6 +325,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
+    "rollout.cpu_limits.check_quantization": (
+        Case(
+            "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
+            config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
+            checks=MACHINE,
+        ),
+    ),
     "rollout.engine_size": NODE,
     "rollout.engine_size.context_length": (
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
@@ -340,6 +347,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "rollout.groups": SAMPLED,
     "rollout.partial": BY_HAND,
+    "rollout.parallel_sampler": NODE,
     "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
     "rollout.sampler": NODE,
