@@ -56,18 +56,18 @@ class ParallelSampler:
         for connection, part in parts.items():
             connection.send(("sample", [requests[index] for index in part]))
         done: dict[int, Completion] = {}
-        working = [*parts]
+        working: list[Any] = [*parts]
         with counting(label, len(requests)) as counter:
             while working:
-                for connection in wait(working):
-                    assert isinstance(connection, Connection)
-                    answer = _receive(connection)
+                ready: Any
+                for ready in wait(working):
+                    answer = _receive(ready)
                     if isinstance(answer, float):
-                        self.engine_seconds[self._connections.index(connection)] = answer
-                        working.remove(connection)
+                        self.engine_seconds[self._connections.index(ready)] = answer
+                        working.remove(ready)
                     else:
                         index, completion = answer
-                        done[parts[connection][index]] = completion
+                        done[parts[ready][index]] = completion
                         counter.advance()
         return [done[index] for index in range(len(requests))]
 
@@ -176,7 +176,7 @@ def _serve(connection: Connection, gpus: list[str], warm: bool) -> None:
             if sampler is None:
                 sampler = Sampler(*arguments)
             elif name == "sample":
-                sampler.play(_Sent(*arguments, connection), "completions")
+                sampler.play(_Sent(arguments[0], connection), "completions")
                 answer = sampler.seconds
             else:
                 getattr(sampler, name)(*arguments)

@@ -37,8 +37,8 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
         write_json(output, diagnosis_json)
         return
     write_json(run / STOPPED, diagnosis_json)
-    names = ", ".join(f"gates.{symptom.name}.action" for symptom in stops)
+    keys = ", ".join(f"gates.{symptom.name}.action" for symptom in stops)
     raise UserError(
-        f"the run ends after round {round_}, as {names} asks for: {stops[0].title}: {stops[0].evidence}; "
+        f"the run ends after round {round_}, as {keys} asks for: {stops[0].title}: {stops[0].evidence}; "
         f"try: {stops[0].cure}"
     )

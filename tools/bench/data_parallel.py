@@ -12,12 +12,13 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from task import words_qwen3
 
 PROMPTS, SAMPLES, LONGEST = 24, 4, 384
-MODEL = {
+MODEL: dict[str, Any] = {
     "vocabulary": 4096, "hidden_size": 256, "layers": 4, "heads": 4, "key_value_heads": 2, "head_dim": 64,
     "intermediate_size": 1024, "initializer_range": 0.02,
 }  # fmt: skip

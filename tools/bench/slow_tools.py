@@ -50,6 +50,7 @@ def main() -> None:
     train = PromptSet(options.run / "prompts" / "train")
     rows = train.rows([*range(config.rollout.num_prompts)])
     sampler = groups.load_sampler(Policy(policy), config, train, config.rollout.max_completion_length)
+    assert isinstance(sampler, Sampler), "a run with tools has one engine"
     with tempfile.TemporaryDirectory() as folder:
         quick = _with_tool(config, Path(folder) / "quick.py", [], options.seconds)
         first, _ = _sample(sampler, quick, rows)
