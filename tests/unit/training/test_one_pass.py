@@ -23,7 +23,11 @@ CASES = [
 
 def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
     pytest.importorskip("triton", reason="requirements/cpu.txt has no Triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     lines = subprocess.run([sys.executable, __file__], check=True, capture_output=True, text=True, env=environment)
     errors = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(errors) == 2 * len(CASES)
