@@ -1,5 +1,8 @@
 """Groups are dealt to several engines of a job by the lengths that are likely."""
 
+import multiprocessing
+import os
+import signal
 from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +12,13 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.data import earlier_lengths
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import parallel_sampler
 from rloo_pipeline.rollout.parallel_sampler import deal
-from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_of_round
 
 HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
@@ -83,3 +87,52 @@ def test_each_engine_has_gpus_of_its_own_and_too_few_are_refused(monkeypatch) ->
     assert [*parallel_sampler._gpus(2, 2)] == [["4", "5"], ["6", "7"]]
     with pytest.raises(UserError, match=r"^vllm.data_parallel_size: 3 engines of 2 GPUs each, and this job has 4"):
         parallel_sampler._gpus(3, 2)
+
+
+class Echo:
+    """An engine whose completions are the seeds of their requests."""
+
+    def __init__(self, policy: Any, *_: Any) -> None:
+        if policy.folder.name == "broken":
+            raise UserError("a broken policy")
+        self.policy, self.seconds = policy, 0.5
+
+    def play(self, turns: Any, _: str) -> None:
+        for index, request in turns.requests(True):
+            if request.seed == KILLED:
+                os.kill(os.getpid(), signal.SIGKILL)
+            turns.take(index, Completion([request.seed], self.policy.folder.name, [0.0], "stop"))
+
+    def swap(self, policy: Any, _: int) -> None:
+        self.policy = policy
+
+    def leave_gpu(self) -> None:
+        pass
+
+
+KILLED = 99
+
+
+def test_engines_answer_in_the_order_of_the_requests_and_their_errors_are_raised(monkeypatch, tmp_path) -> None:
+    """The engines are forks of this process, which have `Echo` in the place of `Sampler`."""
+    monkeypatch.setattr(parallel_sampler, "Sampler", Echo)
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(parallel_sampler.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(Policy, "digest", property(lambda policy: policy.folder.name))
+    settings: Any = SimpleNamespace(tensor_parallel_size=1)
+    sampler = parallel_sampler.ParallelSampler(Policy(tmp_path / "first"), settings, 64, 0, 2)
+    batch = requests((2, 10), (2, 50), (2, 20))
+    batch = [request._replace(seed=place) for place, request in enumerate(batch)]
+    completions = sampler.sample(batch, "completions")
+    assert [completion.ids for completion in completions] == [[place] for place in range(6)]
+    assert {completion.text for completion in completions} == {"first"}
+    assert sampler.engine_seconds == [0.5, 0.5]
+    sampler.swap(Policy(tmp_path / "second"), 64)
+    sampler.leave_gpu()
+    assert sampler.digest == "second"
+    assert {completion.text for completion in sampler.sample(batch[:3], "completions")} == {"second"}
+    with pytest.raises(RuntimeError, match="the process of an engine was killed"):
+        sampler.sample([batch[0], batch[1]._replace(seed=KILLED)], "completions")
+    sampler.close()
+    with pytest.raises(UserError, match="a broken policy"):
+        parallel_sampler.ParallelSampler(Policy(tmp_path / "broken"), settings, 64, 0, 2)
