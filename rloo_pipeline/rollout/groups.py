@@ -165,7 +165,7 @@ class Samples(Protocol):
         """The row of the prompt of each request."""
 
     def requests(self, config: Config) -> list[Request]:
-        """What to sample."""
+        """The requests, in the order of the rows."""
 
     def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
         """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""

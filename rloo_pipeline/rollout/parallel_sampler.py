@@ -135,7 +135,7 @@ def _bare(policy: Policy) -> Policy:
 
 
 def _receive(connection: Connection) -> Any:
-    """What an engine answers; an error of it is raised."""
+    """An engine's answer; raises its error."""
     try:
         answer = connection.recv()
     except EOFError:

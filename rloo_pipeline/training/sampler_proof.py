@@ -98,7 +98,7 @@ def bound(policy: Policy, number_format: str, temperature: float, checks: Path) 
 
     Args:
         policy: the policy.
-        number_format: of the sampler.
+        number_format: the sampler's number format.
         temperature: sampling temperature, which divides logits and their rounding; 0 counts as 1.
         checks: checks.json of the run.
     """

@@ -102,7 +102,9 @@ def simulate(budget: int | None) -> Figures:
                 steps, completions = steps + times[-1], completions + len(whole)
                 tokens += sum(len(one["completion_ids"]) for one in columns) - sum(old)
                 ages.append(staleness(whole, round_))
-    return Figures(lost / steps, tokens / steps, completions / (ROUNDS - 8), sum(age or 0.0 for age in ages) / len(ages))
+    return Figures(
+        lost / steps, tokens / steps, completions / (ROUNDS - 8), sum(age or 0.0 for age in ages) / len(ages)
+    )
 
 
 def main() -> None:

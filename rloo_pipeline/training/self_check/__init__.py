@@ -107,7 +107,7 @@ def run(
     """Runs the check for a transformers configuration; the result has no digest yet.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         trust_remote_code: allow the model's own code to run.
         images: True if prompts have images.
         forms: the forms to try; all by default.
