@@ -190,7 +190,10 @@ def _section(model: Model, paths: list[str], places: dict[Model, list[str]]) -> 
         ]
         lines += [" ".join(effects), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-    fields = {"SYMPTOM.action": Gate.model_fields["action"]} if model is Gates else model.model_fields
+    fields = model.model_fields
+    if model is Gates:
+        gate: Model = next(one for one in places if issubclass(one, Gate))
+        fields = {"SYMPTOM.action": gate.model_fields["action"]}
     lines += [_row(name, field, places) for name, field in fields.items()]
     return "\n".join(lines) + "\n"
 

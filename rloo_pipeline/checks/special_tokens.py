@@ -47,7 +47,7 @@ def generation_prompt(evidence: Evidence) -> CheckResult | None:
 
 @check(bad="above", warn=0)
 def stop_ids(evidence: Evidence) -> CheckResult:
-    """Number of disagreements of tokenizer, generation config and template on how a completion ends."""
+    """Number of disagreements between tokenizer, generation config and template on how a completion ends."""
     facts, conflicts = evidence.tokens, list[str]()
     if facts.configured is not None and facts.eos is not None and facts.eos not in facts.configured:
         conflicts.append(f"generation_config.json ends at {list(facts.configured)}, the tokenizer at {facts.eos}")
@@ -77,7 +77,7 @@ def pad_token(evidence: Evidence) -> CheckResult:
 
 @check(bad="above", warn=0)
 def chat_template(evidence: Evidence) -> CheckResult | None:
-    """Number of silent faults of the chat template: such as a role of the data that it leaves out."""
+    """Number of silent faults of the chat template, such as a role of the data that it leaves out."""
     faults = evidence.tokens.template
     if not evidence.tokens.chats:
         return None

@@ -235,9 +235,13 @@ def sampler_mismatch(
     return None
 
 
-@symptom("stale rollouts", "lower rollout.lag, lower update.learning_rate, raise algorithm.beta")
+@symptom(
+    "stale rollouts",
+    "lower rollout.lag or raise rollout.token_budget, lower update.learning_rate, raise algorithm.beta",
+)
 def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0.5) -> str | None:
-    """The policy has moved so far from the older one that sampled (`rollout.lag`) that few tokens count.
+    """The policy has moved so far from older ones that sampled (`rollout.lag`, `rollout.token_budget`) that few tokens
+    count.
 
     Limits:
         effective_sample_size: minimum effective sample size of the tokens' importance weights, as a share of the tokens
@@ -246,7 +250,7 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    return f"sampled {lag:g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
+    return f"sampled {lag:.2g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
 
 
 @symptom(

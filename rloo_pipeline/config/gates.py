@@ -36,8 +36,8 @@ class LogGate(Gate):
 
 
 class GatesByName(Section):
-    """Symptoms that a gate looks for after each round, and the action for each. `rloo diagnose RUN` prints them at any
-    time.
+    """Symptoms that a gate looks for after each round, and the action for each; `memory` has no `stop`. `rloo diagnose
+    RUN` prints them at any time. docs/monitoring.md lists them.
     """
 
     def of(self, name: str) -> Gate:

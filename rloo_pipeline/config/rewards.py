@@ -93,6 +93,8 @@ class Judge(Reward):
             yield "weight has no effect on a judge; leave it out"
         if self.gpus:
             yield "gpus: a judge runs without GPUs; let it ask a service"
+        if self.function == REWARD_MODEL:
+            yield "function: a reward model scores a completion alone; make it a reward, and summary.json has its win rate"
 
 
 class Scoring(Section):

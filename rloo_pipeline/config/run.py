@@ -23,7 +23,7 @@ TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
     *("sampling_logps", "finish_reason", "seed", "reward", "seconds", "error"),
     *("environment_reward", "environment_state", "environment_observation", "environments"),
-    *("image_ids", "placeholder_ids"),
+    *("image_ids", "placeholder_ids", "other_completions"),
 )
 """Names that no column of a dataset may have: reward functions get them, or they are joined with the dataset's."""
 
@@ -44,6 +44,8 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("rollout", "quantization", None),
+    ("rollout", "token_budget", None),
+    ("rollout", "environment_python", None),
     ("rollout", "generation_kwargs", None),
     ("lora", "use_rslora", False),
     ("limits", "pair_accuracy", [0.55, 0.5]),
@@ -183,6 +185,8 @@ class Config(RunKeys):
         params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
+        if params.get("judge") and self.judge:
+            params["judge"] = self.judge.decides()
         nested = {
             "lora": params.get("update", {}).get("lora") or {},
             "mismatch": params.get("algorithm", {}).get("mismatch", {}),

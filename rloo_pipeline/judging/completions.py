@@ -36,4 +36,8 @@ def counts_of(config: Config, scores: pa.Table, samples: int) -> dict[str, Count
     """For each prompt_id, the number of right completions among those that the reward scored."""
     right = is_correct(config, scores, samples).sum(axis=1, dtype=float).tolist()
     scored = np.isfinite(scores_of(scores, config.deciding_reward.column, samples)).sum(axis=1, dtype=float).tolist()
-    return dict(zip(scores["prompt_id"].to_pylist()[::samples], map(Counts, right, scored), strict=True))
+    counts: dict[str, Counts] = {}
+    for prompt_id, *of_group in zip(scores["prompt_id"].to_pylist()[::samples], right, scored, strict=True):
+        earlier = counts.get(prompt_id, Counts())  # several groups of a prompt may end in a round (rollout.token_budget)
+        counts[prompt_id] = Counts(earlier.right + of_group[0], earlier.samples + of_group[1])
+    return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,5 +39,13 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
     return pa.table(columns)
 
 
-def _keys(table: pa.Table) -> list[tuple[str, int]]:
-    return list(zip(table["prompt_id"].to_pylist(), table["sample"].to_pylist(), strict=True))
+def _keys(table: pa.Table) -> list[tuple[str, int, int]]:
+    """Prompt and sample of each row, and the number of rows before it with the same ones: with `rollout.token_budget`,
+    groups of a prompt that began in several rounds can end in one.
+    """
+    seen = Counter[tuple[str, int]]()
+    keys = []
+    for pair in zip(table["prompt_id"].to_pylist(), table["sample"].to_pylist(), strict=True):
+        keys.append((*pair, seen[pair]))
+        seen[pair] += 1
+    return keys

@@ -177,6 +177,8 @@ def _sample(run: RunFiles, number: int) -> Sample | None:
     if not run.is_current(folder / "scores" / "000.parquet", run.config.rollout.policy_of(number)):
         return None
     scores = tables.read(folder / "scores" / "000.parquet", "scores", ["prompt_id", "reward"])
+    if not len(scores):  # no group of the shard has ended (rollout.token_budget)
+        return None
     index = random.Random(f"{run.config.seed} {number}").randrange(len(scores))
     rollouts = tables.read(folder / "rollouts" / "000.parquet", "rollouts", ["prompt_id", "completion"])
     prompt_id = rollouts["prompt_id"][index].as_py()

@@ -127,8 +127,10 @@ def _shown_groups(
     config: Config, run: Path, number: int, table: pa.Table, most: int, most_each: int
 ) -> list[ShownGroup]:
     """At most `most` prompts of a table and `most_each` completions of each."""
-    ids = list(dict.fromkeys(table["prompt_id"].to_pylist()))
-    samples = len(table) // len(ids)
+    if not len(table):  # no group has ended (rollout.token_budget)
+        return []
+    samples = max(table["sample"].to_pylist()) + 1
+    ids = table["prompt_id"].to_pylist()[::samples]
     right = is_correct(config, table, samples)
     advantages = grid(table["advantage"], samples) if "advantage" in table.column_names else np.zeros(right.shape)
     chosen = choose_groups(right, advantages, permutation(len(ids), derive(config.seed, "report", number)), most)

@@ -105,7 +105,7 @@ def _signature(module: object, path: str) -> str | None:
         function: Any = attrgetter(path)(module)
     except AttributeError:
         return None
-    if getattr(function, "__module__", "").startswith(f"{PACKAGE}."):
+    if (getattr(function, "__module__", None) or "").startswith(f"{PACKAGE}."):
         return REPLACED
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters.values()

@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.manifest import MANIFEST, digest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config, Reward, provenance
+from rloo_pipeline.config import REWARD_MODEL, Config, Reward, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
@@ -122,7 +122,7 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
     weights = {reward.column: reward.weight for reward in rewards}
     files = {reward.column: provenance.function_files(reward.function) for reward in rewards}
     digests = {name: _digest(list(of_one.values())) for name, of_one in files.items() if of_one}
-    models = {reward.column: digest(file) for reward in rewards if (file := _manifest_of_model(reward)).exists()}
+    models = {reward.column: digest(file) for reward in rewards if (file := _manifest_of_model(reward))}
     return {
         tables.WEIGHTS: json.dumps(weights),
         **({lineage.FUNCTIONS: json.dumps(digests)} if digests else {}),
@@ -130,9 +130,12 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
     }
 
 
-def _manifest_of_model(reward: Reward) -> Path:
+def _manifest_of_model(reward: Reward) -> Path | None:
     """The manifest that a reward model has if the run has trained it."""
-    return Path(str(reward.options.get("model", "")), MANIFEST)
+    if reward.function != REWARD_MODEL or "model" not in reward.options:
+        return None
+    file = Path(str(reward.options["model"]), MANIFEST)
+    return file if file.exists() else None
 
 
 def _digest(digests: Sequence[str]) -> str:

@@ -14,3 +14,10 @@ def test_a_completion_without_a_score_is_neither_right_nor_wrong() -> None:
     assert counts == {"a": Counts(1.0, 2.0), "b": Counts(0.0, 0.0), "c": Counts(1.0, 1.0)}
     right = is_correct(configuration(), table, 2)
     assert right.tolist() == [[True, False], [False, False], [False, True]], "in evaluations it is not right"
+
+
+def test_all_groups_of_a_prompt_count() -> None:
+    """With `rollout.token_budget`, groups that began in several rounds can end in one."""
+    scores = [1.0, 0.0, 1.0, 0.0, 0.0, None]
+    table = pa.table({"prompt_id": ["a", "a", "b", "b", "a", "a"], "scores/answer": scores})
+    assert counts_of(configuration(), table, 2) == {"a": Counts(1.0, 3.0), "b": Counts(1.0, 2.0)}

@@ -291,7 +291,10 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     os.utime(metrics, (time.time() + 1,) * 2)
     assert "a completion of round 1" in shown(run), "the other one is of an earlier policy 1"
     os.utime(metrics, (STARTED, STARTED))
-    (run / "rounds" / "00002" / "scores" / "000.parquet").write_bytes(b"cut off")
+    scores = run / "rounds" / "00002" / "scores" / "000.parquet"
+    tables.write(scores, [], tables.scores_schema(["answer"]), "scores")
+    assert "a completion of round 1" in shown(run), "in round 2 no group of the first shard has ended"
+    scores.write_bytes(b"cut off")
     assert "a completion of round 1" in shown(run)
 
 

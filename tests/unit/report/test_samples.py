@@ -1,11 +1,25 @@
 """The completions of the report's page: an episode is shown message by message, with its calls."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
+from helpers import write_prompts
+from synthetic_runs import configuration
 
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.data.tool_template import answer_messages, call_message
-from rloo_pipeline.report.samples import MAX_CHARACTERS, ShownTurn, _messages, _rarer_first, choose_groups, turns_of
+from rloo_pipeline.report.round_table import read_round
+from rloo_pipeline.report.samples import (
+    MAX_CHARACTERS,
+    ShownTurn,
+    _messages,
+    _rarer_first,
+    choose_groups,
+    groups,
+    turns_of,
+)
 
 
 def test_an_episode_is_shown_turn_by_turn() -> None:
@@ -59,3 +73,33 @@ def test_of_a_large_group_the_rarer_kind_is_shown() -> None:
     group[[12, 29]] = True
     assert _rarer_first(group, 4) == [0, 1, 12, 29]
     assert _rarer_first(~group, 4) == [0, 1, 12, 29]
+
+
+def write_round(run: Path, number: int, prompts: list[str]) -> None:
+    """Writes a trained round with groups of two completions; the advantage of a row is its place."""
+    folder, about = run / "rounds" / f"{number:05d}", {"run": "synthetic", "round": number, "seed": 3, "policy": "p"}
+    keys = [{"prompt_id": name, "sample": sample} for name in prompts for sample in range(2)]
+    tokens = {"prompt_ids": [1], "completion_ids": [2], "completion": "", "sampling_logps": [0.0], "seed": 0}
+    segments = [{"end": 1, "policy_round": number - 1}]
+    rollouts = [{**key, **tokens, "finish_reason": "stop", "segments": segments, "carried": False} for key in keys]
+    tables.write(folder / "rollouts" / "000.parquet", rollouts, tables.IN_SEGMENTS, "rollouts", shard=0, **about)
+    facts = tables.facts_about(tables.read(folder / "rollouts" / "000.parquet", "rollouts"))
+    scored = {"scores/answer": 1.0, "scores/worked": 1.0, "reward": 1.0, "seconds": 0.0, "error": None}
+    schema = tables.scores_schema(["answer", "worked"])
+    tables.write(folder / "scores" / "000.parquet", [{**key, **scored} for key in keys], schema, "scores", **facts)
+    values = {"reward": 1.0, "kl": 0.0, "ratio": 1.0, "clipped": False, "masked": False}
+    trained = [{**key, **values, "advantage": place} for place, key in enumerate(keys)]
+    tables.write(folder / "train.parquet", trained, tables.TRAIN, "train", **about)
+
+
+@pytest.mark.parametrize("prompts", [["a", "b", "a"], []])
+def test_groups_of_a_prompt_that_end_in_one_round_stay_apart_and_a_round_may_have_none(tmp_path, prompts) -> None:
+    """Both happen with `rollout.token_budget`."""
+    config = configuration(rollout={"num_generations": 2, "generation_batch_size": 4, "token_budget": 8})
+    write_prompts(tmp_path / "prompts", [{"prompt_id": name, "prompt": name} for name in "ab"])
+    write_round(tmp_path, 1, prompts)
+    advantages = list(range(2 * len(prompts)))
+    assert read_round(tmp_path / "rounds" / "00001", config.rollout)["advantage"].to_pylist() == advantages
+    shown = groups(config, tmp_path, 1)
+    assert [group.messages[0]["content"] for group in shown] == prompts
+    assert [completion.advantage for group in shown for completion in group.completions] == advantages
