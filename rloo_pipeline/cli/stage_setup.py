@@ -17,7 +17,7 @@ from rloo_pipeline.workers.gpu_shares import role_of
 
 INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
-    *("before", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
+    *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
 )
 """Stage arguments that name files of the run to read."""
 

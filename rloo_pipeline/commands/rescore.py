@@ -54,6 +54,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:
         rollouts, old, new = _tables(new_config, run, folder, prompts, output / "rounds" / folder.name)
+        if not len(rollouts):  # no group has ended (rollout.token_budget)
+            continue
         batches = {}
         for name, scores in (("old", old), ("new", new)):
             completions = completions_of(config, RoundTables(rollouts, scores))
@@ -62,6 +64,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
             *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),
             *(_by_prompt(batches[name].advantages.double(), config) for name in ("old", "new")),
         )
+    if not compared:
+        raise UserError(f"{run}: no group has ended in its rounds (rollout.token_budget); run it for longer")
     changes = {name: change(*values) for name, values in compared.items()}
     overall = change(*(list(chain.from_iterable(rounds)) for rounds in zip(*compared.values(), strict=True)))
     write_json(

@@ -15,7 +15,7 @@ so does a request that the endpoint refuses for its content. But if it answers f
 prompt, the refused one, which may be longer than the judge's context, gets 0. The `timeout` of the reward in the
 configuration must cover all attempts together.
 
-As `judge` of the configuration, the function compares two completions by PAIR_TEMPLATE.
+As `judge` of the configuration, the function compares two completions by PAIR_TEMPLATE. A refused pair gets None.
 """
 
 from __future__ import annotations
@@ -156,6 +156,10 @@ async def judge_reward(
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
     async with http_service.shared_client(client_key, concurrency, make, "close") as shared:
         scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
+    if OTHERS in row_columns:  # either completion may be the cause
+        for place, why in refused.items():
+            unscored(place, why)
+        return scores
     return score_refused(scores, refused, prompts)
 
 

@@ -20,7 +20,7 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.reward_call import OTHERS
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.score_table import batch_of, scoring_facts
+from rloo_pipeline.user_code.score_table import batch_of, require_scores, scoring_facts
 
 JUDGEMENTS = pa.schema(
     [
@@ -44,7 +44,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         output: table of `JUDGEMENTS`.
 
     Raises:
-        UserError: a table is damaged or of other prompts, or the judge fails or returns a number outside 0 to 1.
+        UserError: a table is damaged or of other prompts, or the judge fails, says for every pair that it
+            could not judge, or returns a number outside 0 to 1.
     """
     assert config.judge
     names = ("warmstart", "final")
@@ -58,6 +59,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
     with WorkerPools([config.judge], config.scoring.workers) as pools:
         [of_new] = pools.score(_against(first, second), samples, {}, more=True)
         [of_old] = pools.score(_against(second, first), samples, {})
+    for result in (of_new, of_old):
+        require_scores(config.judge, result)
     verdicts = [_checked(config, result) for result in (of_new, of_old)]
     rows = {
         "prompt_id": new["prompt_id"],

@@ -70,12 +70,22 @@ def score_columns(
     for reward, result in zip(pools.rewards, results, strict=True):
         if not only_failures or any(map(any, (result.errors, result.notes))):
             log_summary(reward, result)
-        if not only_failures and len(rollouts) and all(result.notes):
-            raise UserError(
-                f"reward '{reward.column}' ({reward.function}) could score none of {len(rollouts)} completions: "
-                f"{result.notes[0]}; correct its options, or the data that it needs"
-            )
+        if not only_failures:
+            require_scores(reward, result)
     return {reward.column: result for reward, result in zip(pools.rewards, results, strict=True)}
+
+
+def require_scores(reward: Reward, result: FunctionScores) -> None:
+    """Checks that a function did not fail for every row.
+
+    Raises:
+        UserError: it reports for every row that it could not be scored.
+    """
+    if result.notes and all(result.notes):
+        raise UserError(
+            f"reward '{reward.column}' ({reward.function}) could score none of {len(result.notes)} completions: "
+            f"{result.notes[0]}; correct its options, or the data that it needs"
+        )
 
 
 def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from helpers import MINI, Round, done, rloo, write_prompts
 
+from rloo_pipeline.artifacts import tables
 from rloo_pipeline.commands.rescore import rescore
 from rloo_pipeline.config import Reward
 from rloo_pipeline.config.loading import load, load_rewards
@@ -78,6 +80,15 @@ def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path)
     assert abs(summary["overall"]["kendall"]) < 0.5
     assert summary["overall"]["unscorable"][1] == 0 < summary["overall"]["unscorable"][0]
     assert "Kendall" in outcome.stdout
+
+
+def test_a_round_in_which_no_group_has_ended_is_left_out(run, reward_file, tmp_path) -> None:
+    for shard in range(2):
+        about = tables.footer(tables.read(run._table(1, "rollouts", shard), "rollouts"))
+        none = pa.Table.from_pylist([], schema=tables.ROLLOUTS).replace_schema_metadata(about)
+        run._save(1, shard, none, [], [])
+    assert rescored(run, tmp_path / "out", function=f"{reward_file}:length")["completions"] == 64
+    assert list(json.loads((tmp_path / "out" / "rescore.json").read_text())["rounds"]) == ["00002"]
 
 
 def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, reward_file, tmp_path) -> None:

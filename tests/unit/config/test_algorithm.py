@@ -296,6 +296,14 @@ def test_a_token_budget_decides_rollouts_and_updates_and_nothing_else() -> None:
     assert {stage for stage in STAGES if budget.params(stage) != plain.params(stage)} == {"rollout", "update"}
 
 
+def test_what_does_not_change_verdicts_asks_the_judge_nothing_again() -> None:
+    judge = {"function": "a.py:b", "name": "b"}
+    config, others = (validate(mini(judge={**judge, **keys}), "test.yaml") for keys in ({}, {"concurrency": 4}))
+    assert others.params("judge-pairs") == config.params("judge-pairs") != {}
+    other = validate(mini(judge={**judge, "options": {"model": "other"}}), "test.yaml")
+    assert other.params("judge-pairs") != config.params("judge-pairs")
+
+
 @pytest.mark.parametrize(
     ("update", "rate"), [({}, 1e-6), ({"lora": {}}, 1e-5), ({"lora": {"r": 4}, "learning_rate": 3e-6}, 3e-6)]
 )

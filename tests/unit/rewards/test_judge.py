@@ -149,6 +149,7 @@ def test_a_completion_that_alone_of_its_prompt_the_server_refuses_gets_0(status:
     with serving(refuse_long) as server:
         assert ask(server.address, ["7", "7" * 1000, "8"]) == [0.5, 0.0, 0.5]
         assert ask(server.address, ["7" * 1000]) == [None]
+        assert ask(server.address, ["7", "7" * 1000], other_completions=["8", "8"]) == [0.5, None], "of two, who knows"
     assert [*notes] == [1, 0]
     assert re.fullmatch(rf"was refused by http://\S+ with status {status} \(.*too long.*\)", notes[1])
 

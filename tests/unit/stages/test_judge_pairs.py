@@ -8,7 +8,8 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import REWARD_MODEL, Config
+from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.stages import judge_pairs as stage
 
@@ -20,6 +21,12 @@ def prefer(prompts, completions, other_completions, **_):
 
 def eager(prompts, completions, **_):
     return [2.0] * len(completions)
+
+def refused(prompts, completions, **_):
+    from rloo_pipeline.user_code.reward_call import unscored
+    for row in range(len(completions)):
+        unscored(row, "was refused with status 400")
+    return [None] * len(completions)
 """
 
 
@@ -68,8 +75,27 @@ def test_each_pair_is_judged_in_both_orders(judged) -> None:
     assert {"warmstart", "final", "functions"} <= tables.footer(table).keys()
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"weight": 2.0}, "judge: weight has no effect on a judge"),
+        ({"gpus": 1}, "judge: gpus: a judge runs without GPUs"),
+        ({"on_timeout": "value", "timeout_value": 5.0}, "judge: timeout_value: 5 is not a verdict"),
+        ({"function": REWARD_MODEL}, "judge: function: a reward model compares no completions"),
+    ],
+)
+def test_what_a_judge_cannot_be_is_refused_before_the_run(keys, message) -> None:
+    with pytest.raises(UserError, match=f"^test: {message}"):
+        validate(mini(judge={"function": "a.py:b"} | keys), "test")
+
+
 def test_a_verdict_outside_of_0_to_1_is_refused(judged) -> None:
     with pytest.raises(
         UserError, match=r"judge eager: returned 2 for row 0; return from 0 .* to 1 \(better\), or None"
     ):
         judged("eager")
+
+
+def test_a_judge_that_can_judge_no_pair_is_an_error(judged) -> None:
+    with pytest.raises(UserError, match=r"'refused' .* could score none of 4 completions: was refused with status 400"):
+        judged("refused")

@@ -13,7 +13,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import score_table
 from rloo_pipeline.user_code.score_batch import FunctionScores
 
-ROLLOUTS = pa.table({"prompt_id": ["a", "a"]})
+ROLLOUTS = pa.table({"prompt_id": ["a", "a"], "sample": [0, 1]})
 
 
 def columns(monkeypatch: pytest.MonkeyPatch, notes: list[str | None], **options: Any) -> Any:
