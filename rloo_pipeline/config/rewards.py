@@ -96,7 +96,7 @@ class Judge(Reward):
         if self.timeout_value is not None and not 0 <= self.timeout_value <= 1:
             yield f"timeout_value: {self.timeout_value:g} is not a verdict; give one from 0 (worse) to 1 (better)"
         if self.function == REWARD_MODEL:
-            yield "function: a reward model compares no completions; make it a reward, and summary.json has its win rate"
+            yield "function: a reward model compares no completions; make it a reward: summary.json has its win rate"
 
 
 class Scoring(Section):

@@ -97,5 +97,7 @@ def test_a_verdict_outside_of_0_to_1_is_refused(judged) -> None:
 
 
 def test_a_judge_that_can_judge_no_pair_is_an_error(judged) -> None:
-    with pytest.raises(UserError, match=r"'refused' .* could score none of 4 completions: was refused with status 400"):
+    with pytest.raises(
+        UserError, match=r"'refused' .* could score none of 4 completions: refused was refused with status 400"
+    ):
         judged("refused")
