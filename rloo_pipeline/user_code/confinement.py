@@ -121,7 +121,10 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
 
 def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServerCommand:
     if not os.access(python, os.X_OK) or python.is_dir():
-        raise UserError(f"rollout.environment_python: {python} is not a program; name bin/python of the environment")
+        raise UserError(
+            f"rollout.environment_python: {python} is not a program; name bin/python of the environment (and where "
+            "stages run in an image, what it needs in container.binds)"
+        )
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
     return ForkServerCommand(
