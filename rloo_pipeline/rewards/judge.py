@@ -96,6 +96,7 @@ async def judge_reward(
     timeout: float = 120.0,
     attempts: int = 5,
     api_key_env: str | None = None,
+    other_completions: list[Any] | None = None,
     **row_columns: Any,
 ) -> list[float | None]:
     """The judge's scores, scaled from [lowest, highest] to [0, 1]; None where it gives no score in that range.
@@ -106,7 +107,7 @@ async def judge_reward(
         base_url: URL of the endpoint, ending in `/v1`.
         model: name under which the endpoint serves the judge.
         template: the judge's prompt, with {prompt}, {completion} and any dataset column in braces; by default TEMPLATE,
-            or PAIR_TEMPLATE where there are `other_completions` to compare with.
+            or PAIR_TEMPLATE if there are `other_completions`.
         pattern: regular expression whose only group is the score; the last match in the reply counts.
         lowest: the score that gives 0.
         highest: the score that gives 1.
@@ -117,6 +118,7 @@ async def judge_reward(
         timeout: seconds after which a request fails, from its start to the last byte of the answer.
         attempts: attempts per request, including the first; the waits between them grow.
         api_key_env: name of the environment variable with the endpoint's key; the key is never logged.
+        other_completions: what a judge compares the completions with, which the template has too.
         row_columns: every column of the dataset.
 
     Raises:
@@ -127,9 +129,9 @@ async def judge_reward(
     compiled = _compiled(pattern)
     if not lowest < highest:
         raise UserError(f"{REWARD}: lowest ({lowest:g}) must be below highest ({highest:g})")
-    if OTHERS in row_columns:
-        row_columns[OTHERS] = [_shown(other, show_thinking) for other in row_columns[OTHERS]]
-    template = template or (PAIR_TEMPLATE if OTHERS in row_columns else TEMPLATE)
+    if other_completions is not None:
+        row_columns[OTHERS] = [_shown(other, show_thinking) for other in other_completions]
+    template = template or (TEMPLATE if other_completions is None else PAIR_TEMPLATE)
     questions = [
         _question(template, prompt, _shown(completion, show_thinking), {n: row_columns[n][row] for n in row_columns})
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
@@ -156,7 +158,7 @@ async def judge_reward(
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
     async with http_service.shared_client(client_key, concurrency, make, "close") as shared:
         scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
-    if OTHERS in row_columns:  # either completion may be the cause
+    if other_completions is not None:  # either completion may be the cause
         for place, why in refused.items():
             unscored(place, why)
         return scores

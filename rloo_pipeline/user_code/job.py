@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.user_code.messages import CallBatch, Done, Failed
-from rloo_pipeline.user_code.reward_call import OWN_ARGUMENTS, Signature, rows_text
+from rloo_pipeline.user_code.reward_call import OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ class ScoringJob:
         """Stores the function's parameters after a check.
 
         Raises:
-            UserError: a required parameter has no argument, or an option is not a parameter.
+            UserError: a required parameter has no argument, an option is not a parameter, or a judge does not name what
+                it compares with.
         """
+        if OTHERS in self.offered and OTHERS not in signature.named:
+            raise UserError(f"{self.label} has no parameter '{OTHERS}', so it compares nothing; a judge needs it")
         for option in self.reward.options:
             if option not in signature.named:
                 hint = did_you_mean(option, signature.named)

@@ -15,14 +15,17 @@ from rloo_pipeline.stages import judge_pairs as stage
 
 KEYS = [("p", 0), ("p", 1), ("q", 0), ("q", 1)]
 JUDGE = """
+def alone(completions, **columns):
+    return [1.0] * len(completions)
+
 def prefer(prompts, completions, other_completions, **_):
     return [None if one == "?" or other == "?" else float(len(one) >= len(other))
             for one, other in zip(completions, other_completions)]
 
-def eager(prompts, completions, **_):
+def eager(prompts, completions, other_completions):
     return [2.0] * len(completions)
 
-def refused(prompts, completions, **_):
+def refused(prompts, completions, other_completions):
     from rloo_pipeline.user_code.reward_call import unscored
     for row in range(len(completions)):
         unscored(row, "was refused with status 400")
@@ -101,3 +104,8 @@ def test_a_judge_that_can_judge_no_pair_is_an_error(judged) -> None:
         UserError, match=r"'refused' .* could score none of 4 completions: refused was refused with status 400"
     ):
         judged("refused")
+
+
+def test_a_reward_function_that_compares_nothing_is_no_judge(judged) -> None:
+    with pytest.raises(UserError, match=r"has no parameter 'other_completions', so it compares nothing"):
+        judged("alone")
