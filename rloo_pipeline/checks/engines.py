@@ -59,7 +59,7 @@ def logprob_difference(evidence: Evidence) -> CheckResult | None:
     fail={"float32": 1e-2, "bfloat16": 1.0, "float16": 0.4, "fp8": 2.0},
 )
 def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
-    """95% quantile of `logprob_difference`, which shows first if some of the tokens are computed differently."""
+    """95% quantile, over tokens, of that difference in nats. It shows first if some tokens are computed differently."""
     if evidence.differences is None:
         return None
     sizes = np.abs(evidence.differences)

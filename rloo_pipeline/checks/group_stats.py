@@ -72,7 +72,7 @@ def wasted(evidence: Evidence) -> CheckResult:
 
 @check(bad="below", warn=0.2, fail=0.01, sft=True)
 def teaching(evidence: Evidence) -> CheckResult | None:
-    """Share of groups with at least two different rewards; not of a run that learns from a teacher alone."""
+    """Share of groups with at least two different rewards; does not apply to a run that learns from a teacher alone."""
     if not evidence.rewarded:
         return None
     scored = evidence.rewards[~np.isnan(evidence.rewards)]

@@ -14,7 +14,7 @@ RESAMPLES = 2000
 
 @check(bad="below", warn=0.9, fail=0.01)
 def scorable(evidence: Evidence) -> CheckResult | None:
-    """Share of the completions that have a reward; not of a run that learns from a teacher alone."""
+    """Share of completions that have a reward; does not apply to a run that learns from a teacher alone."""
     if not evidence.rewarded:
         return None
     share = float(np.mean(~np.isnan(evidence.rewards)))

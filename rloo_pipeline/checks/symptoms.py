@@ -327,7 +327,7 @@ def _accuracy_gain(history: RoundHistory) -> float | None:
     "name the tools in the prompt, demonstrate calls (warmstart.sft), set rollout.tool_parser for the model",
 )
 def unused_tools(history: RoundHistory, *, calls: NotNegative = 0.0) -> str | None:
-    """The model has tools and hardly calls them, or never one of them.
+    """The model hardly calls its tools, or never calls one of them.
 
     Limits:
         calls: calls of a completion, averaged over three rounds, up to which this is a symptom.
