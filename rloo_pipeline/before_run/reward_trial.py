@@ -1,4 +1,4 @@
-"""Calls every reward function of a configuration on a few rows of its data, for `rloo check`."""
+"""Calls every reward function of a configuration, and its judge, on a few rows of its data, for `rloo check`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
 from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 
@@ -36,7 +37,9 @@ class RewardInputs(NamedTuple):
 
 
 def rewards(inputs: RunInputs) -> Iterator[Finding]:
-    """One finding per reward function and dataset, from the scores of a few training and held-out rows."""
+    """One finding per reward function and dataset, from the scores of a few training and held-out rows, and one of the
+    judge.
+    """
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     tokenizer = None if inputs.model is None else inputs.model.tokenizer
@@ -55,6 +58,8 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
             yield finding
             if not finding.ok:
                 break
+    if config.judge and (of_eval := samples.get("dataset.eval")):
+        yield _call(config, config.judge, "dataset.eval", _in_pairs(of_eval), inputs.model)[0]
     if scores:
         yield _first_completion(samples[keys[0]], scores)
 
@@ -116,13 +121,23 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 
 
+def _in_pairs(inputs: RewardInputs) -> RewardInputs:
+    """The inputs of a judge, which compares the two completions of each prompt."""
+    from rloo_pipeline.user_code.reward_call import OTHERS
+
+    completions = inputs.batch.completions
+    others = [completions[place ^ 1] for place in range(len(completions))]
+    return inputs._replace(batch=inputs.batch._replace(columns={**inputs.batch.columns, OTHERS: others}))
+
+
 def _call(
     config: Config, reward: Reward, key: str, inputs: RewardInputs, model: Policy | None
 ) -> tuple[Finding, float | None]:
     """Scores the rows with one function; also returns the score of the first one."""
     from rloo_pipeline.user_code.dispatch import WorkerPools
 
-    subject, rows = f"reward {reward.column}", f"on rows of {key}"
+    kind = "judge" if isinstance(reward, Judge) else "reward"
+    subject, rows = f"{kind} {reward.column}", f"on rows of {key}"
     constants = {} if model is None else {"tokenizer_path": str(model.base)}
     samples = [SAMPLES] * (len(inputs.batch.prompts) // SAMPLES)
     try:

@@ -47,6 +47,10 @@ def ids(completion_ids, tokenizer_path):
 
 def nothing(completions):
     return [None] * len(completions)
+
+def shorter(completions, other_completions):
+    pairs = zip(completions, other_completions, strict=True)
+    return [float(len(one[-1]["content"]) < len(other[-1]["content"])) for one, other in pairs]
 """
 
 
@@ -243,6 +247,15 @@ def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokeniz
     assert [one.note for one in results] == [True, True, False, False]
     assert "None for all" in results[0].message
     assert "the data's own solutions 2, 2, 2, 2" in results[2].message, "a digit and the end"
+
+
+def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> None:
+    config = case(judge={"function": f"{tmp_path}/mine.py:shorter"})
+    [finding] = [one for one in findings(config, tmp_path) if one.subject == "judge shorter"]
+    solutions = "the data's own solutions 1, 1, 1, 1; 'I do not know.' 0, 0, 0, 0"
+    assert (finding.ok, finding.message) == (True, f"on rows of dataset.eval: {solutions}")
+    results = problems(case(judge={"function": f"{tmp_path}/mine.py:right"}), tmp_path)
+    assert "has no parameter 'other_completions', so it compares nothing" in results["judge right"]
 
 
 def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
