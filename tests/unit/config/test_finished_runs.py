@@ -1,0 +1,33 @@
+"""A new key does not run finished runs again, unless someone has decided that it should."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helpers import mini
+
+from rloo_pipeline.config import STAGES, Config
+
+KEYS = Path(__file__).with_name("finished_runs.yaml")
+"""The keys that decide the results of a run without optional sections, by section."""
+
+
+def keys_in(values: dict[str, Any], before: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from keys_in(value, f"{before}{name}.")
+        else:
+            yield before + name
+
+
+def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> None:
+    """Put a new key into `LATER` in config/run.py. If its default changes results, add it to the list here, and say in
+    CHANGELOG.md that finished stages run again.
+    """
+    config = Config(**mini())
+    decides: dict[str, set[str]] = {}
+    for stage in STAGES:
+        for section, value in config.params(stage).items():
+            decides.setdefault(section, set()).update(keys_in(value) if isinstance(value, dict) else ())
+    assert {section: sorted(keys) for section, keys in decides.items()} == yaml.safe_load(KEYS.read_text())
