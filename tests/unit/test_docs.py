@@ -1,9 +1,10 @@
-"""Links of the files that people open first lead somewhere; `make docs` sees to those of the pages."""
+"""Links of the pages lead somewhere, also to headings, and what is generated is what is stored."""
 
 import json
 import re
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import ROOT
@@ -16,6 +17,21 @@ def test_links_to_files_of_the_project_lead_to_one(name) -> None:
     page = ROOT / name
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings_lead_to_one() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    links = [(page, *link) for page in pages for link in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text())]
+    assert len(links) > 50
+    targets = [(page.parent / place if place else page, anchor) for page, place, anchor in links]
+    assert not [(str(target), anchor) for target, anchor in targets if anchor not in headings(target)]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
