@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -57,19 +58,21 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     """
     from rloo_pipeline.training.batch_forms import FORMS
 
-    classes: set[type] = set()
-
     def prepare(model: Any) -> None:
-        classes.add(type(model))
         use(model.to(device))
 
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
     except Exception as error:  # a library's kernel may fail on a card in any way
-        for kind in classes:
-            _restore_rotary(vars(sys.modules[kind.__module__]))
+        for module in _transformers():  # a model with images has its language model's functions in another module
+            _restore_rotary(vars(module))
         return one_line(error)
     return ""
+
+
+def _transformers() -> list[ModuleType]:
+    """The modules of transformers' models that have been imported."""
+    return [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
 
 
 def liger(model: Any) -> None:
@@ -85,15 +88,18 @@ def liger(model: Any) -> None:
     from rloo_pipeline.training.expert_load import takes_experts
 
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
-    modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
+    modules = _transformers()
     before = [dict(vars(module)) for module in modules]
-    # the counts and the replay of experts need transformers' own layers
+    # the counts and the replay of experts need transformers' own layers; an activation is in a table for all models
     parts = {"rope": True, "rms_norm": True, "swiglu": not any(map(takes_experts, model.modules()))}
-    monkey_patch._apply_liger_kernel_to_instance(model, **parts, cross_entropy=False, fused_linear_cross_entropy=False)
-    for module, names in zip(modules, before, strict=True):
-        for name, usual in names.items():
-            if (fast := vars(module)[name]) is not usual:
-                setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
+    parts |= dict.fromkeys(("layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"), False)
+    try:
+        monkey_patch._apply_liger_kernel_to_instance(model, **parts)
+    finally:  # it may have replaced some of them when it fails
+        for module, names in zip(modules, before, strict=True):
+            for name, usual in names.items():
+                if (fast := vars(module)[name]) is not usual:
+                    setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
 
 
 def _by_device(usual: Any, fast: Any) -> Any:

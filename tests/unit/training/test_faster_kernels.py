@@ -1,11 +1,12 @@
 """A kernel for GPUs is used where it computes what plain transformers compute; on a CPU another device stands in."""
 
 import sys
+from copy import copy
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import Qwen2Config, Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3
 
 from rloo_pipeline.runtime import devices
@@ -49,6 +50,10 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_a_word(monkeypatch) -> N
     assert "this card has no such instruction" in lines[1]
 
 
+FAILS = 3
+"""Layers of a model for which Liger fails when it has replaced something."""
+
+
 @pytest.fixture
 def liger(monkeypatch):
     """Liger, as far as it is called: it replaces a class and a function of transformers."""
@@ -57,6 +62,8 @@ def liger(monkeypatch):
         assert parts["swiglu"]
         modeling_qwen3.Qwen3MLP = None
         modeling_qwen3.apply_rotary_pos_emb = lambda query, *_: "by Liger"
+        if model.config.num_hidden_layers == FAILS:
+            raise TypeError("another vision tower")
 
     patch = SimpleNamespace(_apply_liger_kernel_to_instance=apply)
     modules = {
@@ -86,3 +93,27 @@ def test_liger_changes_nothing_for_small_models_on_the_cpu(liger) -> None:
 
     checked = self_check.SelfCheck("Qwen3ForCausalLM", 0.0, 0.0, "", "of a test")
     assert "too late" in faster_kernels.problem(fail_later, CONFIG, False, checked, "cpu")
+
+
+def test_where_liger_fails_halfway_transformers_is_as_before(liger) -> None:
+    config = copy(CONFIG)
+    config.num_hidden_layers = FAILS
+    model = SimpleNamespace(config=config, modules=lambda: ())
+    with pytest.raises(TypeError, match="another vision tower"):
+        faster_kernels.liger(model)
+    assert modeling_qwen3.Qwen3MLP is USUAL[1]
+
+    def fail(_) -> None:
+        faster_kernels.liger(model)
+
+    checked = self_check.SelfCheck("Qwen3ForCausalLM", 0.0, 0.0, "", "of a test")
+    assert "another vision tower" in faster_kernels.problem(fail, CONFIG, False, checked, "cpu")
+
+
+def test_a_failed_check_takes_the_kernels_from_every_module_of_transformers(liger) -> None:
+    """A model with images has its language model's rotary embeddings in another module than its own class."""
+    faster_kernels.liger(SimpleNamespace(config=CONFIG, modules=lambda: ()))
+    assert modeling_qwen3.apply_rotary_pos_emb is not USUAL[0]
+    checked = self_check.SelfCheck("Qwen2ForCausalLM", 0.0, 0.0, "", "of a test")
+    other = Qwen2Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2)
+    assert "no such instruction" in faster_kernels.problem(broken, other, False, checked, "cpu")
