@@ -44,6 +44,8 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("rollout", "quantization", None),
+    ("rollout", "token_budget", None),
+    ("rollout", "environment_python", None),
     ("rollout", "generation_kwargs", None),
     ("lora", "use_rslora", False),
     ("limits", "pair_accuracy", [0.55, 0.5]),
