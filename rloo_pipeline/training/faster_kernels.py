@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import one_line
 from rloo_pipeline.runtime import devices
@@ -61,12 +63,16 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     def prepare(model: Any) -> None:
         use(model.to(device))
 
+    cudnn: Any = torch.backends.cudnn
+    usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # in which an image's patches are multiplied on a GPU
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
     except Exception as error:  # a library's kernel may fail on a card in any way
         for module in _transformers():  # a model with images has its language model's functions in another module
             _restore_rotary(vars(module))
         return one_line(error)
+    finally:
+        cudnn.allow_tf32 = usual
     return ""
 
 

@@ -17,8 +17,13 @@ CONFIG = Qwen3Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2, 
 USUAL = modeling_qwen3.apply_rotary_pos_emb, modeling_qwen3.Qwen3MLP
 
 
+PRECISION = list[bool]()
+"""Whether convolutions may compute in TF32, at each call of `right`."""
+
+
 def right(model) -> None:
     model.rightly = True
+    PRECISION.append(torch.backends.cudnn.allow_tf32)
 
 
 def wrong(model) -> None:
@@ -43,6 +48,7 @@ def test_a_kernel_that_fails_its_check_is_left_out_with_a_word(monkeypatch) -> N
     for _ in range(2):
         faster_kernels.install(model, policy, checked)
     assert model.rightly
+    assert PRECISION == [False, True, True], "the check is in float32, a run in what it has"
     assert all("forward" not in vars(module) for module in model.modules())
     assert len(lines) == 2, "once per kernel"
     assert "trains without the wrong (" in lines[0]
