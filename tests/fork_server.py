@@ -30,6 +30,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import shape_checks
+from beartype._cache.cacheclear import clear_caches
 from fork_client import Fork
 
 ROOT = Path(__file__).parent.parent
@@ -212,6 +213,8 @@ def _become(
         sys.modules.update(own_modules)
         progress = own_modules[f"{PACKAGE}.runtime.progress"]
         progress.console = type(progress.console)(stderr=True)  # width and colours are those of its environment
+    else:  # the modules are imported again, and beartype remembers the classes of the others by name
+        clear_caches()
     if address and module == "snakemake":
         _fork_jobs(address)
     code = 0
