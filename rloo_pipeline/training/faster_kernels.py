@@ -84,8 +84,8 @@ def _transformers() -> list[ModuleType]:
 def liger(model: Any) -> None:
     """Lets a model, if Liger knows its type, compute with Liger's kernels where its tensors are on a GPU.
 
-    Liger also replaces classes and functions of transformers' modules, which small models on the CPU use as well: these
-    come back, and rotary embeddings, which have no object of their own, are told apart by the device.
+    A model computes on the CPU as well, before DeepSpeed moves it, so what Liger replaces is told apart by the device.
+    Liger also replaces classes of transformers' modules, which come back: small models on the CPU are made of them.
     """
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it tells which of its kernels are for other devices
     from liger_kernel.backends import set_impl
@@ -95,7 +95,7 @@ def liger(model: Any) -> None:
 
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
     modules = _transformers()
-    before = [dict(vars(module)) for module in modules]
+    before, forwards = [dict(vars(module)) for module in modules], {part: part.forward for part in model.modules()}
     # the counts and the replay of experts need transformers' own layers; an activation is in a table for all models
     parts = {"rope": True, "rms_norm": True, "swiglu": not any(map(takes_experts, model.modules()))}
     parts |= dict.fromkeys(("layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"), False)
@@ -106,17 +106,20 @@ def liger(model: Any) -> None:
             for name, usual in names.items():
                 if (fast := vars(module)[name]) is not usual:
                     setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
+    for part, usual in forwards.items():
+        if part.forward != usual:
+            part.forward = _by_device(usual, part.forward)
 
 
 def _by_device(usual: Any, fast: Any) -> Any:
-    """Rotary embeddings by Liger on a GPU, by transformers on a CPU."""
+    """A function of a tensor and more: by Liger on a GPU, by transformers on a CPU."""
     usual = getattr(usual, "usual", usual)
 
-    def rotary(query: Any, *arguments: Any, **options: Any) -> Any:
-        return (usual if query.device.type == "cpu" else fast)(query, *arguments, **options)
+    def by_device(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        return (usual if tensor.device.type == "cpu" else fast)(tensor, *arguments, **options)
 
-    rotary.usual = usual  # type: ignore[attr-defined]
-    return rotary
+    by_device.usual = usual  # type: ignore[attr-defined]
+    return by_device
 
 
 def _restore_rotary(names: dict[str, Any]) -> None:

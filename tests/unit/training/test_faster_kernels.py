@@ -2,7 +2,7 @@
 
 import sys
 from copy import copy
-from types import ModuleType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import faster_kernels, self_check
+from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.self_check import small
 
 CONFIG = Qwen3Config(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, head_dim=32)
@@ -60,6 +61,13 @@ FAILS = 3
 """Layers of a model for which Liger fails when it has replaced something."""
 
 
+def on_a_gpu(self, hidden: torch.Tensor) -> str:
+    """Liger's norm, as Triton runs it."""
+    if hidden.device.type == "cpu":
+        raise ValueError("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)")
+    return "by Liger"
+
+
 @pytest.fixture
 def liger(monkeypatch):
     """Liger, as far as it is called: it replaces a class and a function of transformers."""
@@ -68,6 +76,9 @@ def liger(monkeypatch):
         assert parts["swiglu"]
         modeling_qwen3.Qwen3MLP = None
         modeling_qwen3.apply_rotary_pos_emb = lambda query, *_: "by Liger"
+        for module in model.modules():
+            if isinstance(module, modeling_qwen3.Qwen3RMSNorm):
+                module.forward = MethodType(on_a_gpu, module)
         if model.config.num_hidden_layers == FAILS:
             raise TypeError("another vision tower")
 
@@ -99,6 +110,17 @@ def test_liger_changes_nothing_for_small_models_on_the_cpu(liger) -> None:
 
     checked = self_check.SelfCheck("Qwen3ForCausalLM", 0.0, 0.0, "", "of a test")
     assert "too late" in faster_kernels.problem(fail_later, CONFIG, False, checked, "cpu")
+
+
+def test_a_model_with_liger_computes_on_the_cpu_where_an_engine_makes_it(liger) -> None:
+    model, plain = (small.build(small.shrink(CONFIG, small.Shrink.HEADS), False, "eager") for _ in range(2))
+    for _ in range(2):
+        faster_kernels.liger(model)
+    assert TokenLogProbs(model, 1.0).split is not None, "which runs the model"
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+    assert model.model.norm(torch.empty(1, device="meta")) == "by Liger"
+    faster_kernels._restore_rotary(vars(modeling_qwen3))
 
 
 def test_where_liger_fails_halfway_transformers_is_as_before(liger) -> None:
