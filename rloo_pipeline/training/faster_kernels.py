@@ -96,11 +96,12 @@ def liger(model: Any) -> None:
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
     modules = _transformers()
     before, forwards = [dict(vars(module)) for module in modules], {part: part.forward for part in model.modules()}
-    # the counts and the replay of experts need transformers' own layers; an activation is in a table for all models
-    parts = {"rope": True, "rms_norm": True, "swiglu": not any(map(takes_experts, model.modules()))}
-    parts |= dict.fromkeys(("layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"), False)
+    # all that Liger has for the type by default, but for layers whose experts are counted and replayed, and an
+    # activation that is in a table of all models
+    without = ["layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"]
+    without += ["swiglu"] if any(map(takes_experts, model.modules())) else []
     try:
-        monkey_patch._apply_liger_kernel_to_instance(model, **parts)
+        monkey_patch._apply_liger_kernel_to_instance(model, **dict.fromkeys(without, False))
     finally:  # it may have replaced some of them when it fails
         for module, names in zip(modules, before, strict=True):
             for name, usual in names.items():

@@ -73,7 +73,8 @@ def liger(monkeypatch):
     """Liger, as far as it is called: it replaces a class and a function of transformers."""
 
     def apply(model, **parts) -> None:
-        assert parts["swiglu"]
+        assert parts["cross_entropy"] is False
+        assert "swiglu" not in parts, "which this type has, without experts"
         modeling_qwen3.Qwen3MLP = None
         modeling_qwen3.apply_rotary_pos_emb = lambda query, *_: "by Liger"
         for module in model.modules():
