@@ -62,7 +62,9 @@ def write_manifest(folder: Path, known: Mapping[str, str] = MappingProxyType({})
         known: digests of files that were computed when they were written, by path in the folder.
         about: the facts.
     """
-    files = entries(folder, (str(file.relative_to(folder)) for file in folder_files(folder)), known)
+    names = [str(file.relative_to(folder)) for file in folder_files(folder)]
+    # files that another node has written may not be listed here yet
+    files = entries(folder, dict.fromkeys([*names, *known]), known)
     write_json(folder / MANIFEST, {"about": about, "files": files})
     return Manifest(about, {name: str(entry[DIGEST]) for name, entry in files.items()})
 

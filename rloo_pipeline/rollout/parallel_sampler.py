@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -20,7 +21,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import engine_process
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
 from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, progress
 from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
 
@@ -39,6 +40,7 @@ class ParallelSampler:
         """Wall seconds of the last call of `sample`, of each engine."""
         context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process has
         self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
         atexit.register(self.close)  # before multiprocessing waits for its processes
         for gpus in _gpus(count, engine.tensor_parallel_size):
             ours, theirs = context.Pipe()
@@ -46,6 +48,7 @@ class ParallelSampler:
             process.start()
             theirs.close()
             self._connections.append(ours)
+            self._processes.append(process)
         with announcing(f"starting {count} vLLM engines"):
             self._call("start", _bare(policy), engine, max_model_len, seed)
         devices.hold_gpu(self)
@@ -54,7 +57,7 @@ class ParallelSampler:
         """Samples one completion per request, in their order. `label` is that of the progress lines."""
         parts = dict(zip(self._connections, deal(requests, len(self._connections)), strict=True))
         for connection, part in parts.items():
-            connection.send(("sample", [requests[index] for index in part]))
+            _send(connection, "sample", [requests[index] for index in part])
         done: dict[int, Completion] = {}
         working: list[Any] = [*parts]
         with counting(label, len(requests)) as counter:
@@ -87,14 +90,17 @@ class ParallelSampler:
         self._call("leave_gpu")
 
     def close(self) -> None:
-        """Ends the engines."""
-        while self._connections:
+        """Ends the engines, also one that samples: the processes of vLLM end with its process."""
+        while self._processes:
+            process = self._processes.pop()
+            process.kill()
+            process.join()
             self._connections.pop().close()
 
     def _call(self, name: str, *arguments: Any) -> None:
         """Calls a method of all engines at once."""
         for connection in self._connections:
-            connection.send((name, *arguments))
+            _send(connection, name, *arguments)
         for connection in self._connections:
             _receive(connection)
 
@@ -134,12 +140,23 @@ def _bare(policy: Policy) -> Policy:
     return Policy(policy.folder, policy.trust_remote_code)
 
 
+KILLED = "the process of an engine was killed, as where memory runs out"
+
+
+def _send(connection: Connection, name: str, *arguments: Any) -> None:
+    """Asks an engine to do something."""
+    try:
+        connection.send((name, *arguments))
+    except OSError:
+        raise RuntimeError(KILLED) from None
+
+
 def _receive(connection: Connection) -> Any:
     """An engine's answer; raises its error."""
     try:
         answer = connection.recv()
-    except EOFError:
-        raise RuntimeError("the process of an engine was killed, as where memory runs out") from None
+    except (EOFError, OSError):  # OSError: it has died with a request unread
+        raise RuntimeError(KILLED) from None
     if isinstance(answer, BaseException):
         raise answer
     return answer
@@ -163,6 +180,7 @@ def _serve(connection: Connection, gpus: list[str], warm: bool) -> None:
     engine_process.end_with_parent()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    os.environ[progress.STYLE] = "lines"  # the first process shows the bar
     if warm:
         engine_cache.enable()
     sampler: Sampler | None = None

@@ -73,8 +73,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
     max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
     losses = train(engine, section, trained, steps, max_tokens, config.seed)
     with counting("held-out conversations", len(held_out.lengths)) as counter:
-        tokens = config.deepspeed.micro_batch_tokens
-        rewards = engine.logps(held_out.sequences, tokens, counter.advance)[:, 0].double().numpy()
+        rewards = engine.logps(held_out.sequences, max_tokens, counter.advance)[:, 0].double().numpy()
     digest = engine.save_policy(model, seed=config.seed, assets=lineage.assets_digest(assets))
     if engine.rank.first:
         measured = pair_checks.measures(

@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import one_line
@@ -57,26 +60,32 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     """
     from rloo_pipeline.training.batch_forms import FORMS
 
-    classes: set[type] = set()
-
     def prepare(model: Any) -> None:
-        classes.add(type(model))
         use(model.to(device))
 
+    cudnn: Any = torch.backends.cudnn
+    usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # in which an image's patches are multiplied on a GPU
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
     except Exception as error:  # a library's kernel may fail on a card in any way
-        for kind in classes:
-            _restore_rotary(vars(sys.modules[kind.__module__]))
+        for module in _transformers():  # a model with images has its language model's functions in another module
+            _restore_rotary(vars(module))
         return one_line(error)
+    finally:
+        cudnn.allow_tf32 = usual
     return ""
+
+
+def _transformers() -> list[ModuleType]:
+    """The modules of transformers' models that have been imported."""
+    return [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
 
 
 def liger(model: Any) -> None:
     """Lets a model, if Liger knows its type, compute with Liger's kernels where its tensors are on a GPU.
 
-    Liger also replaces classes and functions of transformers' modules, which small models on the CPU use as well: these
-    come back, and rotary embeddings, which have no object of their own, are told apart by the device.
+    A model computes on the CPU as well, before DeepSpeed moves it, so what Liger replaces is told apart by the device.
+    Liger also replaces classes of transformers' modules, which come back: small models on the CPU are made of them.
     """
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it tells which of its kernels are for other devices
     from liger_kernel.backends import set_impl
@@ -85,26 +94,33 @@ def liger(model: Any) -> None:
     from rloo_pipeline.training.expert_load import takes_experts
 
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
-    modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
-    before = [dict(vars(module)) for module in modules]
-    # the counts and the replay of experts need transformers' own layers
-    parts = {"rope": True, "rms_norm": True, "swiglu": not any(map(takes_experts, model.modules()))}
-    monkey_patch._apply_liger_kernel_to_instance(model, **parts, cross_entropy=False, fused_linear_cross_entropy=False)
-    for module, names in zip(modules, before, strict=True):
-        for name, usual in names.items():
-            if (fast := vars(module)[name]) is not usual:
-                setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
+    modules = _transformers()
+    before, forwards = [dict(vars(module)) for module in modules], {part: part.forward for part in model.modules()}
+    # all that Liger has for the type by default, but for layers whose experts are counted and replayed, and an
+    # activation that is in a table of all models
+    without = ["layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"]
+    without += ["swiglu"] if any(map(takes_experts, model.modules())) else []
+    try:
+        monkey_patch._apply_liger_kernel_to_instance(model, **dict.fromkeys(without, False))
+    finally:  # it may have replaced some of them when it fails
+        for module, names in zip(modules, before, strict=True):
+            for name, usual in names.items():
+                if (fast := vars(module)[name]) is not usual:
+                    setattr(module, name, _by_device(usual, fast) if ROTARY in name else usual)
+    for part, usual in forwards.items():
+        if part.forward != usual:
+            part.forward = _by_device(usual, part.forward)
 
 
 def _by_device(usual: Any, fast: Any) -> Any:
-    """Rotary embeddings by Liger on a GPU, by transformers on a CPU."""
+    """A function of a tensor and more: by Liger on a GPU, by transformers on a CPU."""
     usual = getattr(usual, "usual", usual)
 
-    def rotary(query: Any, *arguments: Any, **options: Any) -> Any:
-        return (usual if query.device.type == "cpu" else fast)(query, *arguments, **options)
+    def by_device(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        return (usual if tensor.device.type == "cpu" else fast)(tensor, *arguments, **options)
 
-    rotary.usual = usual  # type: ignore[attr-defined]
-    return rotary
+    by_device.usual = usual  # type: ignore[attr-defined]
+    return by_device
 
 
 def _restore_rotary(names: dict[str, Any]) -> None:

@@ -304,6 +304,7 @@ ROWS = (
     ),
     _mini("two-gpus-lag", "`rollout.lag: 1` with a GPU for each side", "2 gpus", changes={"rollout": {"lag": 1}}),
     _mini("two-gpus-sampler", "vLLM over two GPUs", "2 gpus", changes={"vllm": {"tensor_parallel_size": 2}}),
+    _mini("two-engines", "two vLLM engines in a job", "2 gpus", changes={"vllm": {"data_parallel_size": 2}}),
     Row(
         "memory",
         "memory that `rloo plan` predicts against what an update takes, three models",

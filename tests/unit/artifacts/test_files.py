@@ -89,3 +89,11 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
     with pytest.raises(UserError, match=f"no space left in {tmp_path}: free some"):
         write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_names_files_of_other_nodes_that_a_folder_does_not_list_yet(tmp_path, monkeypatch) -> None:
+    (tmp_path / "written").write_text("elsewhere")
+    monkeypatch.setattr(manifest, "folder_files", lambda _: [])
+    assert manifest.write_manifest(tmp_path, {"written": "its digest"}).digests == {"written": "its digest"}
+    with pytest.raises(FileNotFoundError):
+        manifest.write_manifest(tmp_path, {"lost": "its digest"})

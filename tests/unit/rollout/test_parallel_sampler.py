@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +102,8 @@ class Echo:
         for index, request in turns.requests(True):
             if request.seed == KILLED:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if request.seed == STUCK:
+                time.sleep(600)
             turns.take(index, Completion([request.seed], self.policy.folder.name, [0.0], "stop"))
 
     def swap(self, policy: Any, _: int) -> None:
@@ -110,7 +113,7 @@ class Echo:
         pass
 
 
-KILLED = 99
+KILLED, STUCK = 99, 98
 
 
 def test_engines_answer_in_the_order_of_the_requests_and_their_errors_are_raised(monkeypatch, tmp_path) -> None:
@@ -132,7 +135,12 @@ def test_engines_answer_in_the_order_of_the_requests_and_their_errors_are_raised
     assert sampler.digest == "second"
     assert {completion.text for completion in sampler.sample(batch[:3], "completions")} == {"second"}
     with pytest.raises(RuntimeError, match="the process of an engine was killed"):
-        sampler.sample([batch[0], batch[1]._replace(seed=KILLED)], "completions")
+        sampler.sample([requests((1, 1))[0]._replace(seed=STUCK), batch[1]._replace(seed=KILLED)], "completions")
+    with pytest.raises(RuntimeError, match="the process of an engine was killed"):
+        sampler.leave_gpu()
+    busy = sampler._processes[1]
+    assert busy.is_alive(), "the longer one was dealt first"
     sampler.close()
+    assert busy.exitcode == -signal.SIGKILL, "an engine that samples is ended too"
     with pytest.raises(UserError, match="a broken policy"):
         parallel_sampler.ParallelSampler(Policy(tmp_path / "broken"), settings, 64, 0, 2)
