@@ -68,6 +68,7 @@ def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
     llm = LLM(
         str(model), dtype=dtype, max_model_len=CONTEXT,
         gpu_memory_utilization=0.35, logprobs_mode="processed_logprobs", seed=0,
+        enforce_eager="RLOO_GPU_DTYPE" in os.environ,  # a rehearsal: on a CPU, compilation takes minutes
     )  # fmt: skip
     figures: Figures = {"start s": round(time.monotonic() - began, 1)}
     prompts = prompts_of(vocabulary, requests)
