@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
-from rloo_pipeline.checks.statistics import Array
+
+if TYPE_CHECKING:
+    from rloo_pipeline.checks.statistics import Array
 
 
 @check(bad="above", warn=1e-4, fail=1e-3)
@@ -42,6 +43,8 @@ def logprob_difference(evidence: Evidence) -> CheckResult | None:
     """
     if evidence.differences is None:
         return None
+    import numpy as np
+
     sizes = np.abs(evidence.differences)
     mean, largest = (float(sizes.mean()), float(sizes.max())) if len(sizes) else (0.0, 0.0)
     return CheckResult(
@@ -62,6 +65,8 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
     """95% quantile, over tokens, of that difference in nats. It shows first if some tokens are computed differently."""
     if evidence.differences is None:
         return None
+    import numpy as np
+
     sizes = np.abs(evidence.differences)
     value = float(np.quantile(sizes, 0.95)) if len(sizes) else 0.0
     return CheckResult(

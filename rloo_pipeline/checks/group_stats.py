@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.mixing import LARGEST, Mixing, fit
 from rloo_pipeline.checks.registry import CheckResult, check
-from rloo_pipeline.checks.statistics import informative
 
 WANTED = 0.8
 """Share of mixed groups for which the check `mixed` names a K."""
@@ -75,6 +72,10 @@ def teaching(evidence: Evidence) -> CheckResult | None:
     """Share of groups with at least two different rewards; does not apply to a run that learns from a teacher alone."""
     if not evidence.rewarded:
         return None
+    import numpy as np
+
+    from rloo_pipeline.checks.statistics import informative
+
     scored = evidence.rewards[~np.isnan(evidence.rewards)]
     share = informative(evidence.rewards)
     alike = (

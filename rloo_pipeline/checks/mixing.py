@@ -9,10 +9,11 @@ cannot replace p: it would treat every prompt as hopeless that was never solved 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LARGEST = 1024
 """Largest K that is considered."""
@@ -26,6 +27,7 @@ class Mixing(NamedTuple):
 
     def mixed(self, samples: int) -> float:
         """Chance that a group of `samples` is neither all right nor all wrong."""
+        import numpy as np
         from scipy.special import betaln
 
         whole = betaln(self.a, self.b)
@@ -48,6 +50,7 @@ def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> Mixing | None
     Returns:
         None if all completions of all prompts are right, or all wrong: no distribution is likelier than any other.
     """
+    import numpy as np
     from scipy.optimize import minimize
     from scipy.stats import betabinom
 

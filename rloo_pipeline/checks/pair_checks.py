@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
-from rloo_pipeline.checks.statistics import Array, Estimate, estimate_mean, estimate_share
+
+if TYPE_CHECKING:
+    from rloo_pipeline.checks.statistics import Array, Estimate
 
 RESAMPLES = 2000
 """Bootstrap resamples for the interval of the margin."""
@@ -31,6 +31,10 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
         of r_chosen − r_rejected, each with its interval; `length_correlation` (Pearson's r) of rewards and lengths,
         None if either does not vary; and the numbers of pairs and prompts.
     """
+    import numpy as np
+
+    from rloo_pipeline.checks.statistics import estimate_share
+
     margins = chosen - rejected
     right = np.where(margins == 0, 0.5, margins > 0)
     by_prompt: dict[str, list[int]] = defaultdict(list)
@@ -51,6 +55,8 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
 
 
 def _mean(values: Array, seed: int) -> Estimate:
+    from rloo_pipeline.checks.statistics import Estimate, estimate_mean
+
     return Estimate(float(values[0]), None) if len(values) < 2 else estimate_mean(values, RESAMPLES, seed)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
-from rloo_pipeline.checks.statistics import Estimate, estimate_scores, estimate_share, pass_at_ks
+
+if TYPE_CHECKING:
+    from rloo_pipeline.checks.statistics import Estimate
 
 RESAMPLES = 2000
 """Bootstrap resamples in the check `mean_reward`."""
@@ -17,6 +19,8 @@ def scorable(evidence: Evidence) -> CheckResult | None:
     """Share of completions that have a reward; does not apply to a run that learns from a teacher alone."""
     if not evidence.rewarded:
         return None
+    import numpy as np
+
     share = float(np.mean(~np.isnan(evidence.rewards)))
     return CheckResult(
         share,
@@ -29,6 +33,8 @@ def scorable(evidence: Evidence) -> CheckResult | None:
 @check(bad="below")
 def mean_reward(evidence: Evidence) -> CheckResult:
     """Mean over prompts of the mean reward of a prompt's scorable completions."""
+    from rloo_pipeline.checks.statistics import estimate_scores
+
     estimate = estimate_scores(evidence.rewards, RESAMPLES, evidence.seed)
     if estimate is None:
         return CheckResult(None, "–", "", "no completion has a reward; check the columns that the rewards read.")
@@ -43,6 +49,8 @@ def mean_reward(evidence: Evidence) -> CheckResult:
 @check(bad="below")
 def pass_at_1(evidence: Evidence) -> CheckResult:
     """Chance that a completion is right."""
+    from rloo_pipeline.checks.statistics import estimate_share, pass_at_ks
+
     estimate = estimate_share(pass_at_ks(evidence.right)[1], evidence.right.shape[1])
     text = _share(estimate)
     return CheckResult(estimate.value, text, "The share of right answers at the first try.", "Few answers are right.")
@@ -51,6 +59,8 @@ def pass_at_1(evidence: Evidence) -> CheckResult:
 @check(bad="below", warn=0.1, sft=True)
 def pass_at_k(evidence: Evidence) -> CheckResult:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the probe's K."""
+    from rloo_pipeline.checks.statistics import estimate_share, pass_at_ks
+
     passes = pass_at_ks(evidence.right)
     best = max(passes)
     estimate = estimate_share(passes[best], evidence.right.shape[1] // best)
@@ -67,6 +77,8 @@ def pass_at_k(evidence: Evidence) -> CheckResult:
 def truncated(evidence: Evidence) -> CheckResult:
     """Share of completions that reach the length limit."""
     share = float(evidence.truncated.mean())
+    import numpy as np
+
     low, middle, high = (int(np.quantile(evidence.lengths, q, method="nearest")) for q in (0.05, 0.5, 0.95))
     return CheckResult(
         share,
@@ -93,6 +105,8 @@ def format_rate(evidence: Evidence) -> CheckResult | None:
 @check(bad="above", warn=0.8)
 def duplicates(evidence: Evidence) -> CheckResult:
     """Share of completions that repeat another completion of their group word for word."""
+    import numpy as np
+
     share = float(np.mean([1 - len(set(group)) / len(group) for group in evidence.texts]))
     return CheckResult(
         share,

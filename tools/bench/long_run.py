@@ -1,4 +1,4 @@
-"""Whether Snakemake slows down in a long run: its CPU time for a round, and its memory, at the begin and at the end."""
+"""Snakemake's CPU time for a round and its memory, at the beginning and at the end of a long run."""
 
 from __future__ import annotations
 

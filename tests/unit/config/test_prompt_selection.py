@@ -19,8 +19,8 @@ def with_select(**select) -> Config:
     ("select", "correct", "message"),
     [
         ({}, "answer", "selects nothing; set pass_rate or weights"),
-        ({"pass_rate": [0.9, 0.1]}, "answer", "[0.9, 0.1] is no range of shares"),
-        ({"pass_rate": [0.1, 1.1]}, "answer", "[0.1, 1.1] is no range of shares"),
+        ({"pass_rate": [0.9, 0.1]}, "answer", "[0.9, 0.1] is not a range of shares"),
+        ({"pass_rate": [0.1, 1.1]}, "answer", "[0.1, 1.1] is not a range of shares"),
         ({"pass_rate": [0.3, 0.4], "num_generations": 4}, "answer", "no share of 4 completions lies in [0.3, 0.4]"),
         ({"pass_rate": [0.1, 0.9]}, None, "set correct.reward to the reward that decides (answer, format, worked)"),
         ({"weight": "online"}, "answer", "unknown key 'dataset.select.weight'; did you mean 'weights'?"),

@@ -1,4 +1,4 @@
-"""Where DeepSpeed's AdamW for CPUs is compiled: by one process at a time, for each host and environment by itself."""
+"""DeepSpeed's AdamW for CPUs is compiled by one process at a time, for each host and environment by itself."""
 
 import errno
 import fcntl

@@ -19,7 +19,7 @@ USUAL = modeling_qwen3.apply_rotary_pos_emb, modeling_qwen3.Qwen3MLP
 
 
 PRECISION = list[bool]()
-"""Whether convolutions may compute in TF32, at each call of `right`."""
+"""One entry for each call of `right`: True if convolutions could compute in TF32."""
 
 
 def right(model) -> None:
