@@ -106,7 +106,9 @@ class PromptSelection(Section):
             return
         low, high = self.pass_rate
         if not 0 <= low <= high <= 1:
-            yield f"pass_rate: [{low:g}, {high:g}] is not a range of shares; give the lowest and the highest, from 0 to 1"
+            yield (
+                f"pass_rate: [{low:g}, {high:g}] is not a range of shares; give the lowest and the highest, from 0 to 1"
+            )
         if not any(low <= right / self.num_generations <= high for right in range(self.num_generations + 1)):
             yield (
                 f"pass_rate: no share of {self.num_generations} completions lies in [{low:g}, {high:g}], so no prompt "
