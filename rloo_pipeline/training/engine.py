@@ -266,10 +266,10 @@ class Engine:
 
         digest = ""
         with files.atomic_folder(target) if self.rank.first else nullcontext() as temporary:
+            if temporary is not None:  # first of all, since transformers removes files of weights that it finds
+                policy_model.save_beside(self.model, temporary, self.policy.folder)
             folder = self.from_first(temporary)
             assert folder is not None
-            if self.rank.first:
-                policy_model.save_beside(self.model, folder, self.policy.folder)
             digests = split_loading.write_together(self.model, folder)
             if self.rank.first:
                 digest = seal(folder, target.name, digests, **made_from)
