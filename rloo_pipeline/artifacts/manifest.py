@@ -45,6 +45,16 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
 
+def file_names(folder: Path) -> list[str]:
+    """The paths of these files in the folder."""
+    return [str(file.relative_to(folder)) for file in folder_files(folder)]
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+
+
 class Manifest(NamedTuple):
     """The content of a folder's manifest."""
 
@@ -62,9 +72,8 @@ def write_manifest(folder: Path, known: Mapping[str, str] = MappingProxyType({})
         known: digests of files that were computed when they were written, by path in the folder.
         about: the facts.
     """
-    names = [str(file.relative_to(folder)) for file in folder_files(folder)]
     # files that another node has written may not be listed here yet
-    files = entries(folder, dict.fromkeys([*names, *known]), known)
+    files = entries(folder, dict.fromkeys([*file_names(folder), *known]), known)
     write_json(folder / MANIFEST, {"about": about, "files": files})
     return Manifest(about, {name: str(entry[DIGEST]) for name, entry in files.items()})
 
@@ -108,8 +117,7 @@ def folder_digest(folder: Path) -> str:
     Raises:
         UserError: the folder does not exist.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    _require_folder(folder)
     if (folder / MANIFEST).exists():
         return digest(folder / MANIFEST)
     lines = (f"{f.relative_to(folder)} {digest(f)}\n" for f in folder_files(folder))
@@ -135,12 +143,11 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
             written.
     """
     remedy = f"delete {folder} and run again"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    _require_folder(folder)
     if not (folder / MANIFEST).exists():
         raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {remedy}")
     manifest = read_artifact(folder / MANIFEST, remedy)
     check_facts(folder, manifest["about"], expected, remedy)
     files = {name: entry for name, entry in manifest["files"].items() if chosen(name)}
-    check_entries(folder, files, filter(chosen, (str(f.relative_to(folder)) for f in folder_files(folder))), remedy)
+    check_entries(folder, files, filter(chosen, file_names(folder)), remedy)
     return Manifest(manifest["about"], {name: entry[DIGEST] for name, entry in files.items()})
