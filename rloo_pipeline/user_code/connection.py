@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
-from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, Peer
+from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, UserCodeProcess
 from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 MESSAGE_BYTES = 1 << 23
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     """Seconds from the request to its answer, without waiting for a process."""
 
 
-class Connection(Peer):
+class Connection(UserCodeProcess):
     """One process as the pool sees it."""
 
     def __init__(self, episode: int, serial: int, file: int) -> None:

@@ -218,7 +218,7 @@ class MessageSocket:
             self.file = -1
 
 
-class Peer:
+class UserCodeProcess:
     """A process with code of users at the other end of a socket, which it may close, or write anything into."""
 
     def __init__(self, file: int) -> None:

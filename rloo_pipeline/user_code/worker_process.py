@@ -32,9 +32,9 @@ from rloo_pipeline.user_code.messages import (
     Done,
     Failed,
     Message,
-    Peer,
     Ready,
     Start,
+    UserCodeProcess,
 )
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.worker import StatusBoard, main
@@ -58,7 +58,7 @@ EXIT_SECONDS = 5.0
 """Seconds in which a dismissed worker may exit by itself."""
 
 
-class WorkerProcess(Peer):
+class WorkerProcess(UserCodeProcess):
     """One process that calls one reward function."""
 
     def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
