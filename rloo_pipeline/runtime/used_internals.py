@@ -57,6 +57,9 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "Qwen2_5_VLProcessor.get_attributes": "()",
             "Qwen3VLProcessor.get_attributes": "()",
         },
+        "transformers.core_model_loading": {
+            "revert_weight_conversion": "(model, state_dict)",
+        },
         "transformers.integrations.deepspeed": {
             "HfDeepSpeedConfig": "(config_file_or_dict)",
             "unset_hf_deepspeed_config": "()",

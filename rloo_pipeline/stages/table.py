@@ -106,7 +106,7 @@ _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
-_TEACHER = but("weight", "discount")
+_TEACHER = but("weight", "discount", "beta", "top_k")
 """Keys of `algorithm.teacher` that say which model it is."""
 _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
 """Keys of `reward_model` that say where its training starts from, and with which data."""
@@ -334,7 +334,8 @@ ROWS = (
         "rounds/{round}/teacher/{shard}.parquet",
         each="shard",
         when=lambda config, _: config.algorithm.teacher is not None,
-        decides=_whole("reproducible", "model") | {"algorithm.teacher": _TEACHER, "rollout": _SAMPLED},
+        decides=_whole("reproducible", "model")
+        | {"algorithm.teacher": but("weight", "discount", "beta"), "rollout": _SAMPLED},
         reads=("deepspeed",),
         worker="logprobs",
         next_policy_waits=True,
