@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.user_code import contract, schema_maker
+from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
 from rloo_pipeline.user_code.messages import MessageSocket, encode_report
 from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, signature_of
@@ -122,8 +122,8 @@ class Episode(CallerOfUserCode):
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
             return self.finish()
-        if request.schema_file or not schema_maker.OF_TYPES & sys.modules.keys():
-            schema_maker.load(request.schema_file or schema_maker.installed_file())
+        if request.schema_file or not contract.OF_TYPES & sys.modules.keys():
+            contract.load_schema_maker(request.schema_file or contract.schema_file())
         return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
