@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
-from rloo_pipeline.cli.command import Command, option
-from rloo_pipeline.cli.parser import RlooParser
+from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, progress, ranks

@@ -301,7 +301,8 @@ class Controller:
         elif first.workers != "never" and steps.have_whole_nodes(self._workflow.rules, self._workflow.global_resources):
             config = self._results / next(iter(self.runs.configs)) / "config.yaml"
             without |= {"trainer"} if self._overlaps() else set()
-            node_workers.start(config, logs, stages, runs, without, program)
+            per_node = self._workflow.global_resources["gpu_stages"].value // steps.nodes()
+            node_workers.start(config, logs, stages, runs, without, program, per_node)
 
     def _overlaps(self) -> bool:
         """True if updates run beside rollouts, on any node that is free."""
