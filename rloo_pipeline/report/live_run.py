@@ -1,4 +1,4 @@
-"""What is read of a run for its live view: a row for each round, held-out accuracy, the time left."""
+"""Reads what the live view shows of a run: a row for each round, held-out accuracy, the time left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import yaml
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.stages import jobs_of_round
 from rloo_pipeline.config.run_set import EXPERIMENT
+from rloo_pipeline.config.stages import jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.run_files import RunFiles
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """Seconds from the start of the round's first job to the end of its last."""
 
     def cells(self) -> tuple[str, ...]:
-        """The cells of a line."""
+        """The values as text; empty for those that were not measured."""
         formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
