@@ -340,7 +340,7 @@ def import_libraries() -> ModuleType:
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
-        deepspeed = import_shims.import_deepspeed()
+        deepspeed = deepspeed_config.import_deepspeed()
         import_shims.prepare_transformers()
         import_module("transformers.modeling_utils")
     return deepspeed
@@ -354,7 +354,7 @@ def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
     """Turns a loss of rows into a loss of positions in a pack of these rows; without rows the loss is 0."""
 
-    def loss_of_positions(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        return loss_of([rows[i] for i in positions], logps, mask, entropy) if rows else 0.0 * logps.sum()
+    def loss_of_positions(positions: Sequence[int], logps: Tensor, *others: Tensor) -> Tensor:
+        return loss_of([rows[i] for i in positions], logps, *others) if rows else 0.0 * logps.sum()
 
     return loss_of_positions
