@@ -18,7 +18,7 @@ from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
-ROWS, LENGTH = 8, 24
+ROWS, LENGTH, TOP_K = 8, 24, 3
 IDS = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
 SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 
@@ -45,12 +45,15 @@ def step(engine: Engine) -> None:
 
 
 def logps(folder: Path, split: bool) -> forward_only.TokenValues:
-    """Log-probs and entropies under a policy, several micro-batches, an odd number of them."""
+    """Log-probs, entropies and the likeliest tokens under a policy, several micro-batches, an odd number of them."""
     model = forward_only.load(Policy(folder), "float32", split)
     if split:
         assert all(hasattr(weights, "ds_id") for weights in model.parameters())
     odd_count = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])
-    return forward_only.score(TokenLogProbs(model, 0.7), odd_count, LENGTH, "log-probs", entropies=True)
+    module = TokenLogProbs(model, 0.7)
+    top = forward_only.score(module, odd_count, LENGTH, "log-probs", top_k=TOP_K)
+    values = forward_only.score(module, odd_count, LENGTH, "log-probs", entropies=True)
+    return values._replace(top_logps=top.top_logps, top_ids=top.top_ids)
 
 
 if __name__ == "__main__":
