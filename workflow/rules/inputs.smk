@@ -1,7 +1,7 @@
 # Input functions: which files a job waits for. `before` and `of_round_before` look one round back.
 from types import SimpleNamespace
 
-from rloo_pipeline.snakemake_ext import in_flight, run_sources
+from rloo_pipeline.snakemake_ext import run_folders, run_sources
 
 
 def local_sources(config):
@@ -92,10 +92,10 @@ def of_round_before(wildcards, pattern):
 
 # By run: for which rounds held-out accuracy is measured, and after which a page is written.
 HELD_OUT = {
-    run: in_flight.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
+    run: run_folders.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
     for run, config in RUNS.configs.items()
 }
-PAGES = {run: in_flight.page_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
+PAGES = {run: run_folders.page_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
 
 
 def update_before(wildcards):
