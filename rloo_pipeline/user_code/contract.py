@@ -147,6 +147,8 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     Raises:
         UserError: a type or a part of the docstring is missing, with `label` first.
     """
+    if ready := getattr(tool, "json_schema", None):
+        return dict(ready)
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,

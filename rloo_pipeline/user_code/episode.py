@@ -49,6 +49,9 @@ class CallTools(NamedTuple):
 class FinishEpisode(NamedTuple):
     """Request: the reward and the state."""
 
+    completion: list[dict[str, Any]] = []  # noqa: RUF012 - is not changed
+    """Messages of the episode after the prompt."""
+
 
 class DescribeTools(NamedTuple):
     """Request: the tools of each environment."""
@@ -121,7 +124,7 @@ class Episode(CallerOfUserCode):
         if isinstance(request, CallTools):
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
-            return self.finish()
+            return self.finish(request.completion)
         if request.schema_file or not contract.OF_TYPES & sys.modules.keys():
             contract.load_schema_maker(request.schema_file or contract.schema_file())
         return RequestDone(tools=contract.tool_sets(self.code))
@@ -191,11 +194,12 @@ class Episode(CallerOfUserCode):
     async def _gather(self, calls: list[Any]) -> list[Any]:
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    def finish(self) -> RequestDone:
+    def finish(self, completion: list[dict[str, Any]]) -> RequestDone:
         """The reward of the environment, if it gives one, and its state."""
         method = getattr(self.environment, "get_reward", None)
         try:
-            reward = self._run(method) if method else None
+            named = signature_of(method).takes({"completion": completion}) if method else ()
+            reward = self._run(method, **dict.fromkeys(named, completion)) if method else None
         except Exception as error:
             return self._lost("get_reward", error)._replace(state=state_of(self.environment))
         try:

@@ -156,9 +156,14 @@ class EnvironmentPool:
         """
         self._request(episode, "call", CallTools(list(calls)))
 
-    def finish(self, episode: int) -> None:
-        """Ends an episode; its answer has the reward and the state."""
-        self._request(episode, "finish", FinishEpisode())
+    def finish(self, episode: int, completion: Sequence[dict[str, Any]] = ()) -> None:
+        """Ends an episode; its answer has the reward and the state.
+
+        Args:
+            episode: its number.
+            completion: the messages after the prompt, for a `get_reward` that names them.
+        """
+        self._request(episode, "finish", FinishEpisode(list(completion)))
 
     def _request(self, number: int, kind: str, request: Any) -> None:
         episode = self._episodes[number]

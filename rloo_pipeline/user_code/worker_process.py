@@ -45,6 +45,8 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 """The hash seed is the same in every worker, so sets of strings have one order and scores do not depend on the number
 of workers.
 """
+OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME")
+"""Variables that another Python does not get."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
 """Linux, prctl(2): descendants whose parent dies become children of this process."""
