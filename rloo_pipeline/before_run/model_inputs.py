@@ -132,8 +132,7 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
     """
     if config.algorithm.teacher is not None:
         distillation.require_vocabulary(config.algorithm.teacher.top_k or 0, teacher.vocabulary, str(teacher))
-    without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.model_copy(update={"update": without_adapter}), teacher)
+    check_model(_without_adapter(config), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:
@@ -149,8 +148,11 @@ def check_reward_model(config: Config, model: Policy) -> None:
     Raises:
         UserError: as `check_model`.
     """
-    without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.of_reward_model.model_copy(update={"update": without_adapter}), model)
+    check_model(_without_adapter(config.of_reward_model), model)
+
+
+def _without_adapter(config: Config) -> Config:
+    return config.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
 
 
 def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:

@@ -35,13 +35,13 @@ class ProjectData(NamedTuple):
     columns: tuple[str, ...]
     prompt: str
     """Column with the prompt."""
-    answer: str | None
+    answer: str | None = None
     """Column with the right answer; None if there is none."""
-    is_conversation: bool
+    is_conversation: bool = False
     """True if the prompts are lists of messages."""
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[Row]] = {}
     """Rows of `train` and `eval`; empty if they are not on this machine."""
-    splits: Mapping[str, Sequence[Row]]
+    splits: Mapping[str, Sequence[Row]] = {}
     """Files to write, and their rows, where one file is split."""
 
     @property
@@ -110,7 +110,7 @@ def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectDa
         )
     named = tuple(column for column in (prompt, answer) if column)
     train, test = ({"name": name, "split": split} for split in ("train", "test"))
-    return ProjectData(name, train, test, named, prompt, answer, False, {}, {})
+    return ProjectData(name, train, test, named, prompt, answer)
 
 
 def place_in(folder: Path, path: Path) -> str:
