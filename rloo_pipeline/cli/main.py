@@ -18,12 +18,14 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 
 def _worker(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.workers import server
 
     if arguments.rank:
         server.serve_rank(main, arguments.socket, arguments.controller)
     else:
-        server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
+        warm = arguments.socket, arguments.controller, arguments.preload, arguments.after
+        server.serve(main, vllm_import.import_engine, *warm)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own

@@ -38,12 +38,6 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     return controller.runs, controller
 
 
-def stage_of(rule: Any) -> str:
-    """The stage that a rule of Snakemake calls; empty for a rule that calls none."""
-    program, stage, *_ = [*str(rule.shellcmd or "").split(), "", ""]
-    return stage if program == "rloo" else ""
-
-
 @contextmanager
 def _file_errors_explained() -> Iterator[None]:
     """Turns an error of writing, as into a read-only results/, into one sentence."""

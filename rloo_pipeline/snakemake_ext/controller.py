@@ -48,9 +48,9 @@ from rloo_pipeline.snakemake_ext import (
     run_folders,
     run_sources,
     shared_cache,
-    stage_of,
     steps,
 )
+from rloo_pipeline.snakemake_ext.failures import stage_of
 from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager

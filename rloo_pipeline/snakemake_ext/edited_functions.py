@@ -17,8 +17,7 @@ from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import stage_of
-from rloo_pipeline.snakemake_ext.failures import RULES
+from rloo_pipeline.snakemake_ext.failures import RULES, stage_of
 
 
 class EditedFunctions:

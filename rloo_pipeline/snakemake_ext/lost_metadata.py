@@ -19,7 +19,7 @@ from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.snakemake_ext import failures, stage_of
+from rloo_pipeline.snakemake_ext.failures import stage_of, typed
 
 
 def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]) -> str | None:
@@ -59,7 +59,7 @@ def missing(runs: RunSet, folder: Path) -> str | None:
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
                     f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
-                    f"again{rounds if 'policies' in name else ''}: {failures.typed()} -- {file}"
+                    f"again{rounds if 'policies' in name else ''}: {typed()} -- {file}"
                 )
     return None
 

@@ -25,7 +25,7 @@ from typing import Any
 from rloo_pipeline.cluster import containers, slurm, step_client
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.snakemake_ext import stage_of
+from rloo_pipeline.snakemake_ext.failures import stage_of
 from rloo_pipeline.workers import client, gpu_shares
 
 FOLDER = Path(".snakemake/rloo-steps")

@@ -340,7 +340,7 @@ def import_libraries() -> ModuleType:
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
-        deepspeed = import_shims.import_deepspeed()
+        deepspeed = deepspeed_config.import_deepspeed()
         import_shims.prepare_transformers()
         import_module("transformers.modeling_utils")
     return deepspeed
