@@ -271,7 +271,7 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
 
 
 def _moved(config: Config, shape: ModelDims, pace: str) -> float:
-    """Seconds of a round in which a process moves what is offloaded, and its AdamW runs on the CPU."""
+    """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
     offload, algorithm = config.deepspeed.offload, config.algorithm
     learned = memory.trained(config, shape) / config.deepspeed.processes
     link = speeds.at(speeds.HOST_LINK, pace)

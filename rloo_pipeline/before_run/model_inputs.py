@@ -163,8 +163,8 @@ def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None
     """
     if dataset.shows_images and not vision.takes_images(hf_config):
         raise UserError(
-            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is no model that prompts with "
-            f"images are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is not one of the models "
+            f"of images ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
         )
 
 
@@ -175,7 +175,7 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
         config: the run's configuration.
         hf_config: the model's config.json.
         longest_prompt: its length in tokens; 1 if unknown.
-        path: for the message.
+        path: file or folder that the message names.
 
     Raises:
         UserError: they do not fit.

@@ -38,7 +38,7 @@ def refuse(error: Exception, role: str, config: Config, policy: Policy | None) -
 
     Args:
         error: error that ended the stage.
-        role: worker role of the stage; nothing is raised for a role without an engine.
+        role: worker role of the stage; a role without an engine is ignored.
         config: the run's configuration.
         policy: the policy or the model; None if there are several.
 

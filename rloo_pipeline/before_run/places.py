@@ -147,7 +147,7 @@ def space(folder: Path, needed: float | None) -> Iterator[Finding]:
     """Free space, free inodes and quota in the folder of the results suffice for what the run will write.
 
     Args:
-        folder: for the results.
+        folder: folder of the results.
         needed: bytes that the run will write; None if unknown.
     """
     folder = folder if folder.exists() else Path()

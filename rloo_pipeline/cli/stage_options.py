@@ -31,7 +31,7 @@ def stage(
     Args:
         name: name of the stage.
         about: one sentence for the help.
-        options: besides `--config` and `--output`.
+        options: options besides `--config` and `--output`.
         run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
             configuration, and the options by their names.
         samples: True if it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage

@@ -24,7 +24,7 @@ class TrlProject(NamedTuple):
 
     config: JSON
     files: Mapping[str, str]
-    """Names of Python files with what is copied from the script, and their texts."""
+    """Texts of Python files with code copied from the script, by name."""
     rows: Sequence[ArgumentRow]
     data: ProjectData
 

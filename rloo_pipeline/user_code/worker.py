@@ -138,7 +138,7 @@ def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
 
 
 def _apart(values: list[Any]) -> list[Any]:
-    """Values of which no two are one list or dict, as the rows of a prompt have them: a function may change its own."""
+    """Copies lists and dicts that several rows share, as the rows of a prompt do, since a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()
     for value in values:

@@ -216,7 +216,7 @@ def end_orphans(others: frozenset[int]) -> None:
     They are known by the mark in their environment, or, without it, by a session that is not this process's.
 
     Args:
-        others: children that are none, from `adopt_orphans`.
+        others: the children that this process had when it called `adopt_orphans`.
     """
     mark = f"{MARK}={os.getpid()}".encode()
     while orphans := [
