@@ -15,8 +15,8 @@ from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.before_run import advice, memory, speeds
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
-from rloo_pipeline.config.stages import all_jobs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
@@ -277,7 +277,7 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
 
 
 def _moved(config: Config, shape: ModelDims, pace: str) -> float:
-    """Seconds of a round in which a process moves what is offloaded, and its AdamW runs on the CPU."""
+    """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
     offload, algorithm = config.deepspeed.offload, config.algorithm
     learned = memory.trained(config, shape) / config.deepspeed.processes
     link = speeds.at(speeds.HOST_LINK, pace)
