@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -11,12 +12,15 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import announcing
 
 MANIFEST = "manifest.json"
 DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
+READERS = 4
+"""Files that are read at once: a parallel file system gives one reader a small part of its bandwidth."""
 LARGE = 1 << 30
 """Bytes of a file above which its reading is announced, because it may take long."""
 
@@ -97,18 +101,25 @@ def check_entries(
 ) -> None:
     """Checks the files of a folder, whose names now are `names`, against their entries.
 
+    Of a job with several ranks, each reads some of the files. They wait for each other before they load weights
+    (`split_loading.start_ranks`).
+
     Raises:
         UserError: a file is missing, added (which `added` says), or differs; `remedy` says what to do.
     """
     for name in sorted(set(names) ^ files.keys()):
         raise UserError(f"{folder / name} {'is missing' if name in files else added}; {remedy}")
     for name, entry in files.items():
-        file = folder / name
-        size = file.stat().st_size
+        size = (folder / name).stat().st_size
         if size != entry["bytes"]:
-            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written); {remedy}")
-        if digest(file) != entry[DIGEST]:
-            raise UserError(f"{file} was changed since it was written ({DIGEST} differs); {remedy}")
+            text = f"{folder / name} is truncated or changed ({size} bytes, {entry['bytes']} were written); {remedy}"
+            raise UserError(text)
+    rank = ranks.current()
+    own = sorted(files)[rank.number :: rank.world]
+    with ThreadPoolExecutor(READERS) as threads:
+        for name, found in zip(own, threads.map(digest, (folder / name for name in own)), strict=True):
+            if found != files[name][DIGEST]:
+                raise UserError(f"{folder / name} was changed since it was written ({DIGEST} differs); {remedy}")
 
 
 def folder_digest(folder: Path) -> str:
