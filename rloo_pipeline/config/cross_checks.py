@@ -53,11 +53,8 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
 
 
 def _counts(config: RunKeys) -> Iterator[str]:
-    steps, every, cache = (
-        config.algorithm.steps_per_generation,
-        config.evaluation.every,
-        config.algorithm.response_length.overlong_cache,
-    )
+    steps, every = config.algorithm.steps_per_generation, config.evaluation.every
+    cache = config.algorithm.response_length.overlong_cache
     horizon = (config.update.lr_horizon_rounds or 0) * config.algorithm.num_iterations * steps
     if horizon and config.update.warmup_steps >= horizon:
         yield (
