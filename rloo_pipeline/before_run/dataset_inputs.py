@@ -66,14 +66,14 @@ def data_place(config: Config, key: str, source: Source) -> str | None:
     return None if path is None else str(path)
 
 
-def training_rows(config: Config) -> int | None:
-    """Number of training rows; None if they are not downloaded yet, or what reads them is not installed here.
+def training_rows(config: Config, key: str = "dataset.train") -> int | None:
+    """Number of rows of a source; None if they are not downloaded yet, or what reads them is not installed here.
 
     Raises:
         UserError: they cannot be read.
     """
-    source = config.dataset.train
-    place = data_place(config, "dataset.train", source)
+    source = sources(config)[key]
+    place = data_place(config, key, source)
     try:
         return None if place is None else len(rows.read_rows(source, place))
     except ImportError:

@@ -57,13 +57,13 @@ def model_folder(config: Config, key: str = "model") -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
-def shape(config: Config) -> model_dims.ModelDims:
-    """The dimensions of the model; a model that a function builds is built to read them.
+def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
+    """The dimensions of the model; a model that a function builds is built to read them, if it is not an asset yet.
 
     Raises:
         UserError: the model is not on this machine, cannot be trained, or lacks the dimensions of a transformer.
     """
-    assets = Path("results") / config.run / "assets" / "model"
+    assets = Path("results") / config.run / "assets" / asset
     if config.model.build is not None and (assets / "config.json").exists():
         return _trainable_shape(config, assets)
     if config.model.build is not None:

@@ -139,7 +139,7 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
         return [*system, {"role": "user", "content": data.prompt}]
     if not data.prompt or any(not isinstance(message.content, str) for message in data.prompt):
         raise UserError(
-            f"rollout.environment: task {data.idx} of verifiers has no prompt of text, take another taskset"
+            f"rollout.environment: task {data.idx} of verifiers has no prompt of text; take another taskset"
         )
     return [*system, *({"role": message.role, "content": message.content} for message in data.prompt)]
 

@@ -108,6 +108,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "fragment_address": "(numel, start)",
         },
     },
+    "liger-kernel": {
+        "liger_kernel.transformers.monkey_patch": {
+            "_apply_liger_kernel_to_instance": "(model, **kwargs)",
+        },
+    },
     "vllm": {
         "vllm.config": {
             "set_current_vllm_config": "(vllm_config, check_compile, prefix)",

@@ -92,9 +92,7 @@ def write_logps(
     say(f"{kind} log-probs of {len(table)} completions, {count} tokens, computed in {total:.2f} s")
 
 
-def _score(
-    scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int
-) -> tuple[TokenValues, float]:
+def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
     """Values of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs

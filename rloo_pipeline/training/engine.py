@@ -129,19 +129,44 @@ class Engine:
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
+        return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
+
+    def logps_and_entropies(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Does the same as `logps`, and returns the entropies of the distributions too, in nats."""
+        logps, entropies = self._forward(sequences, max_tokens, advance, True, entropies=True)
+        return logps, entropies
+
+    def _forward(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
+    ) -> Tensor:
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss receives."""
         import torch
 
-        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()), device=self.device)
+        shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
+        values = torch.zeros(shape, device=self.device)
+
+        def store(rows: Sequence[int], *columns: Tensor) -> None:
+            if rows:
+                places = devices.moved(torch.tensor(rows), self.device)
+                values[:, places, : columns[0].shape[1]] = torch.stack(columns)
+
+        def loss_of(rows: Sequence[int], logps: Tensor, _: Tensor, entropy: Tensor) -> Tensor:
+            store(rows, logps.detach(), entropy)
+            return 0.0 * logps.sum()
+
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0]).to(self.device)
-                values, mask = pack.unpack(self.engine(pack))
-                if rows:
-                    logps[devices.moved(torch.tensor(rows), self.device), : mask.shape[1]] = values
+                if entropies:
+                    self.engine(pack, loss_at_rows(rows, loss_of))
+                else:
+                    store(rows, pack.unpack(self.engine(pack))[0])
                 advance(len(rows))
         self.engine.train()
-        return self.sum_over_ranks(logps)
+        return self.sum_over_ranks(values)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches. Every rank gets the same number (some empty), since each pass is collective."""
@@ -340,7 +365,7 @@ def import_libraries() -> ModuleType:
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
-        deepspeed = import_shims.import_deepspeed()
+        deepspeed = deepspeed_config.import_deepspeed()
         import_shims.prepare_transformers()
         import_module("transformers.modeling_utils")
     return deepspeed

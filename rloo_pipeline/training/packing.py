@@ -64,8 +64,8 @@ class Pack(NamedTuple):
         }
 
     def unpack(
-        self, values: Shaped[Tensor, "completion_tokens *each"]
-    ) -> tuple[Shaped[Tensor, "sequences longest *each"], Bool[Tensor, "sequences longest"]]:
+        self, values: Shaped[Tensor, "completion_tokens ..."]
+    ) -> tuple[Shaped[Tensor, "sequences longest ..."], Bool[Tensor, "sequences longest"]]:
         """Pads values of the completion tokens with 0; returns them and a mask that is False at padding."""
         lengths, longest = self.completion_lengths, int(self.completion_lengths.max())
         mask = torch.arange(longest) < lengths.unsqueeze(-1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import deepspeed_config, plain_model
 
 if TYPE_CHECKING:
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 
 def start_ranks() -> None:
-    """Connects the ranks, before the first model is split."""
-    deepspeed = import_shims.import_deepspeed()
+    """Connects the ranks, before they load a model: each has checked some of its files, so they wait for each other."""
+    deepspeed = deepspeed_config.import_deepspeed()
     deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()
     cuda = devices.device_type() == "cuda"
     if cuda:
         torch.cuda.set_device(ranks.current().local)
     deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo")
+    if ranks.current().world > 1:
+        torch.distributed.barrier()
 
 
 def minimal_configuration(dtype: str) -> JSON:

@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts import assets, tables
 from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.artifacts.prompt_set import as_dataset
 from rloo_pipeline.before_run import data_trial
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.demo.character_model import tiny_qwen3
 
