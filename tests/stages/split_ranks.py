@@ -5,6 +5,7 @@ Takes some steps, writes the policy to OUTPUT and, from each rank, its peak of m
 
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.training import forward_only, weight_files
+from rloo_pipeline.training import forward_only, split_loading, weight_files
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -60,6 +61,11 @@ if __name__ == "__main__":
     weight_files.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else weight_files.SHARD
     engine = run(model, output, steps)
     if len(sys.argv) > 4:
+        if engine.rank.first:
+            time.sleep(0.5)
+            Path(f"{output}.checked").touch()
+        split_loading.start_ranks()
+        assert Path(f"{output}.checked").exists(), "no rank loads before all have checked their part of the files"
         values = logps(output, split=True)
         if engine.rank.first:
             torch.save(tuple(values), f"{output}.logps")
