@@ -9,8 +9,6 @@ from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import counting
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -26,9 +24,9 @@ class TokenValues(NamedTuple):
 
     logps: list[list[float]]
     entropies: list[list[float]]
-    top_logps: list[NDArray[np.float32]]
-    """K numbers per token, position by position."""
-    top_ids: list[NDArray[np.int32]]
+    top_logps: list[Any]
+    """NumPy arrays with K numbers per token, position by position."""
+    top_ids: list[Any]
     """The same for their ids."""
 
     @classmethod
@@ -124,7 +122,7 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
-    def merge(lists: Iterable[list[list[Any]]]) -> list[list[Any]]:
+    def merge(lists: Iterable[list[Any]]) -> list[Any]:
         return [next(filter(len, of_row), []) for of_row in zip(*lists, strict=True)]
 
     return TokenValues(*map(merge, zip(*parts, strict=True)))
