@@ -24,9 +24,9 @@ class TokenValues(NamedTuple):
 
     logps: list[list[float]]
     entropies: list[list[float]]
-    top_logps: list[list[float]]
-    """K numbers per token, position by position."""
-    top_ids: list[list[int]]
+    top_logps: list[Any]
+    """NumPy arrays with K numbers per token, position by position."""
+    top_ids: list[Any]
     """The same for their ids."""
 
     @classmethod
@@ -104,8 +104,8 @@ def score(
             elif top_k:
                 top = [part.cpu().split(pack.completion_lengths.tolist()) for part in logprobs(pack, top_k=top_k)]
                 for row, logps_of_row, top_logps, top_ids in zip(rows, *top, strict=True):
-                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().tolist()
-                    values.top_ids[row] = top_ids.flatten().tolist()
+                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().numpy()
+                    values.top_ids[row] = top_ids.flatten().int().numpy()
             else:
                 scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
@@ -122,8 +122,8 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
-    def merge(lists: Iterable[list[list[Any]]]) -> list[list[Any]]:
-        return [next(filter(None, of_row), []) for of_row in zip(*lists, strict=True)]
+    def merge(lists: Iterable[list[Any]]) -> list[Any]:
+        return [next(filter(len, of_row), []) for of_row in zip(*lists, strict=True)]
 
     return TokenValues(*map(merge, zip(*parts, strict=True)))
 
