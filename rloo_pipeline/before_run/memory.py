@@ -51,7 +51,7 @@ LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 
 
 class MicroBatch(NamedTuple):
-    """The largest batch that goes through a model at once."""
+    """What goes through a model on one process at once, of the largest batch."""
 
     tokens: int
     """Prompt and completion tokens."""
@@ -62,14 +62,15 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batch_of(config: Config) -> MicroBatch:
-    """The largest micro-batch, with every prompt and completion at its maximum length."""
+    """A process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
     shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
     per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
-    per_process = sequences / config.deepspeed.processes
-    size = max(1.0, min(per_process, config.deepspeed.micro_batch_tokens // per_sequence))
-    return MicroBatch(round(size * per_sequence), round(size * completion), size < per_process)
+    parts = config.deepspeed.sequence_parallel
+    per_group = sequences * parts / config.deepspeed.processes
+    size = max(1.0, min(per_group, config.deepspeed.micro_batch_tokens // per_sequence))
+    return MicroBatch(round(size * per_sequence / parts), round(size * completion / parts), size < per_group)
 
 
 def trained(config: Config, shape: ModelDims) -> float:
@@ -217,8 +218,11 @@ def _layer_bytes(config: Config, shape: ModelDims) -> float:
 
 def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32; all at once only in float16 models."""
-    count = batch.completion_tokens * shape.vocabulary
-    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[device]))
+    count, most = (
+        batch.completion_tokens * shape.vocabulary,
+        LOGITS_AT_ONCE[device] / config.deepspeed.sequence_parallel,
+    )
+    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, most))
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:

@@ -17,7 +17,7 @@ from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.rollout import cpu_limits, gpu_limits
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import plain_model, policy_model, self_check
+from rloo_pipeline.training import plain_model, policy_model, self_check, sequence_group
 
 READ = 4 << 30
 """Bytes of weights up to which `check` reads them to look for values that are not finite."""
@@ -137,6 +137,8 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     context = model_dims.context(found.config) or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
     policy_model.check_adapter(found, config.update.lora)
+    if checked.slow and config.deepspeed.sequence_parallel > 1:
+        raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {found.config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

@@ -17,20 +17,31 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.training import batch_forms, model_support
+from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.router_replay import RouterReplay
+from rloo_pipeline.training.sequence_group import SequenceGroup
 
 
 class TokenLogProbs(nn.Module):
     """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float) -> None:
-        """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it."""
+    def __init__(self, model: nn.Module, temperature: float, group: SequenceGroup | None = None) -> None:
+        """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it.
+
+        Args:
+            model: the model.
+            temperature: sampling temperature T.
+            group: ranks that share the tokens of a pack; None for this rank only.
+
+        Raises:
+            UserError: this model's packs cannot be split over a group.
+        """
         super().__init__()
         self.model = model
+        self.group = group or sequence_group.alone()
         self.temperature = temperature
         """Sampling temperature T."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
@@ -42,6 +53,9 @@ class TokenLogProbs(nn.Module):
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = lm_head.attach(model)
         """The model before its vocabulary projection, and that; None computes all logits at once."""
+        if self.group.size > 1 and (self.split is None or self.form.name != batch_forms.Packed.name):
+            cause = f"trains in {self.form.name} batches" if self.split else "has a vocabulary projection of its own"
+            raise sequence_group.refusal(self.name, cause)
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None

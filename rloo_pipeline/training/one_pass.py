@@ -51,7 +51,8 @@ class OnePassProjection(Projection):
         if not self._applies:
             return super().logps()
         parts = self._parts(slice(0, len(self.hidden)))
-        return torch.cat([self._summary(part, self.logits)[0] for part in parts])
+        none = self.hidden.new_empty(0, dtype=torch.float32)
+        return torch.cat([none, *(self._summary(part, self.logits)[0] for part in parts)])
 
     def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""

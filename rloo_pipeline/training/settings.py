@@ -36,6 +36,8 @@ class TrainerSettings(NamedTuple):
     """Folder on a disk of the node, for `offload`."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
+    sequence_parallel: int = 1
+    """Ranks that share the tokens of a micro-batch."""
     train_vision: bool = False
     """True if the vision encoder of a model of images is trained too."""
 
@@ -82,4 +84,5 @@ class TrainerSettings(NamedTuple):
             offload=config.deepspeed.offload,
             nvme_path=config.deepspeed.nvme_path,
             deepspeed_config=config.deepspeed.own_keys,
+            sequence_parallel=config.deepspeed.sequence_parallel,
         )

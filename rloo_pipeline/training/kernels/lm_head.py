@@ -95,7 +95,7 @@ def _forward(
         return nn.functional.linear(hidden, self.weight, self.bias)
     kind: type[Projection] = getattr(self, KIND, Projection)
     if inputs.loss_of is None:
-        return kind(hidden, self.weight, self.bias, inputs).logps()
+        return inputs.pack.whole(kind(hidden, self.weight, self.bias, inputs).logps())
     loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
@@ -127,7 +127,8 @@ class Projection:
         self.divisor = inputs.temperature / inputs.form.scale
         capped = inputs.form.cap < inf
         self.dtype, elements = self.held_at_once()
-        self.limit = max(1, elements // (vocabulary * (2 if capped else 1)))
+        group = inputs.pack.layout.group
+        self.limit = max(1, elements // (vocabulary * (2 if capped else 1)) // (1 if group is None else group.size))
         self.step = self.cached = self.limit
         if hidden.device.type == "cpu":
             self.cached = max(1, IN_CACHE // vocabulary)
@@ -168,7 +169,10 @@ class Projection:
         if for_bias and self.bias is not None:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
-        for sequences, tokens in _groups(self.inputs.pack.completion_lengths.tolist(), self.limit):
+        lengths = self.inputs.pack.completion_lengths.tolist()
+        whole = self.inputs.pack.own is None  # else some tokens of a sequence are on other ranks, and all go together
+        every = (range(len(lengths)), slice(0, len(self.hidden)))
+        for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
             total += self._backward_group(sequences, tokens)
         self.d_weight = None if self.d_weight is None else self.d_weight.to(self.weight.dtype)
         self.d_bias = None if self.d_bias is None or self.bias is None else self.d_bias.to(self.bias.dtype)
@@ -178,8 +182,12 @@ class Projection:
         """The loss of neighbouring sequences; adds their gradients."""
         parts, start = self._parts(tokens), tokens.start
         fits = tokens.stop - start <= self.limit
-        values = [self._softmax(part, part.start - start if fits else 0) for part in parts]
-        loss, gradient = self._loss_gradient(sequences, *(torch.cat(tensors) for tensors in zip(*values, strict=True)))
+        none = self.hidden.new_empty(0, dtype=torch.float32)  # a part may predict no token
+        values = [(none, none), *(self._softmax(part, part.start - start if fits else 0) for part in parts)]
+        pack, joined = self.inputs.pack, (torch.cat(tensors) for tensors in zip(*values, strict=True))
+        loss, gradient = self._loss_gradient(sequences, *map(pack.whole, joined))
+        if pack.own is not None:
+            gradient = gradient.index_select(0, pack.own.mine)
         if gradient.device.type != "cpu" or gradient.any():  # a GPU is not asked
             for part in parts:
                 if not fits:
