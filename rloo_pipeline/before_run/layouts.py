@@ -169,7 +169,7 @@ def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]
 
 
 def _divides(changes: Changes, shape: ModelDims) -> bool:
-    return shape.query_heads % changes["deepspeed.sequence_parallel"] == 0
+    return bool(shape.query_heads % changes["deepspeed.sequence_parallel"] == 0)
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:

@@ -228,8 +228,8 @@ class Engine:
         self.step_count += 1
 
     def sum_over_ranks(self, values: Tensor, of_tokens: bool = False) -> Tensor:
-        """The sum of a tensor over all ranks, on the CPU. Ranks that share a micro-batch have the same values of it, which
-        count once; with `of_tokens` each has those of its own tokens.
+        """The sum of a tensor over all ranks, on the CPU. Values of micro-batches, which the ranks that share one all
+        have, count once; with `of_tokens`, these ranks have values of their own tokens.
         """
         import torch
 

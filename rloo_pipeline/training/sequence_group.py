@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -28,9 +29,9 @@ class SequenceGroup(NamedTuple):
     """Place of this rank, and of its part in the row."""
     size: int
     """Number of ranks, S; 1 splits nothing."""
-    index: int
+    stream: int
     """Place of this group among the groups, which have micro-batches of their own."""
-    count: int
+    streams: int
     """Number of groups."""
     members: Any = None
     """torch's process group of these ranks; None without others."""
@@ -55,7 +56,7 @@ class SequenceGroup(NamedTuple):
 
         Args:
             heads: queries, keys and values, [own tokens, heads, head_dim].
-            tokens: tokens of the whole row.
+            tokens: number of tokens in the whole row.
 
         Returns:
             Queries, keys and values, [tokens, heads / S, head_dim]. Key-value heads are repeated where that is needed
@@ -77,14 +78,15 @@ class SequenceGroup(NamedTuple):
 
     def to_tokens(self, out: Tensor) -> Tensor:
         """[tokens, heads / S, head_dim] → [own tokens, heads, head_dim]."""
-        received = self._exchange(out.flatten(1), len(out), to_heads=False)
-        return (
-            received.unflatten(0, (self.size, -1)).transpose(0, 1).reshape(-1, self.size * out.shape[1], out.shape[2])
-        )
+        tokens, heads, dim = out.shape
+        received = self._exchange(out.flatten(1), tokens, to_heads=False).unflatten(0, (self.size, -1))
+        own: Tensor = received.transpose(0, 1).reshape(-1, self.size * heads, dim)
+        return own
 
     def own_heads(self, values: Tensor) -> Tensor:
         """This rank's part of values of the query heads."""
-        return values.view(self.size, -1)[self.number]
+        own: Tensor = values.view(self.size, -1)[self.number]
+        return own
 
     def _exchange(self, sent: Tensor, tokens: int, to_heads: bool) -> Tensor:
         """Sends a block of rows to each rank. Blocks `to_heads` have the rows of the sender's part, others those of the
@@ -93,7 +95,7 @@ class SequenceGroup(NamedTuple):
         from torch.distributed.nn.functional import all_to_all_single
 
         bounds = self.bounds(tokens)
-        of_parts = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
+        of_parts = [stop - start for start, stop in pairwise(bounds)]
         own = [of_parts[self.number]] * self.size
         into, out_of = (of_parts, own) if to_heads else (own, of_parts)
         received = sent.new_empty(sum(into), sent.shape[1])

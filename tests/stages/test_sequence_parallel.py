@@ -28,13 +28,6 @@ def require_equal(cases: list[str], processes: int, folder) -> None:
         expected = measured(folder, case, split=False)
         for name, values in expected.items():
             difference = found[case][name] - values
-            print(
-                case,
-                name,
-                float(difference.norm() / values.norm()),
-                float(difference.abs().max()) if values.numel() else 0,
-                float(values.norm()),
-            )
             assert difference.norm() <= TOLERANCES[name] * values.norm(), (case, name, float(difference.abs().max()))
         assert expected["gradient"].norm() > 0
         assert expected["record"].norm() > 0
