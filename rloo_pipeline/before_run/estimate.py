@@ -243,7 +243,7 @@ def _passes(config: Config) -> float:
 
     The weights below an adapter get no gradients, and recomputed activations are one more forward pass.
     """
-    each = (3 if config.update.lora is None else 2) + (config.deepspeed.gradient_checkpointing is True)
+    each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
 
 

@@ -112,7 +112,7 @@ def update(
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
-    forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, device)}
+    forward = {"activations": activations(config, shape, batch, device), "logits": logits(config, shape, batch, device)}
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][device] * _largest(config, shape)
     if device == "cuda" and config.deepspeed.offload.on_disk:  # through which DeepSpeed's gradients go in float32
@@ -145,6 +145,8 @@ def offloaded(config: Config, shape: ModelDims) -> Terms:
         terms["buffers"] += nvme.READ * 2 * (largest + nvme.ALIGNED)
     elif config.deepspeed.offload.parameters is not None:
         terms["weights"] = weight_bytes(config, shape) * share
+    if config.deepspeed.gradient_checkpointing == "offload":
+        terms["inputs of layers"] = _layer_inputs(config, shape, micro_batch_of(config))
     return terms
 
 
@@ -200,12 +202,18 @@ def reference(config: Config, shape: ModelDims, device: str, batch: MicroBatch |
     }
 
 
-def activations(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
+def activations(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
     per_layer = _layer_bytes(config, shape)
-    if config.deepspeed.gradient_checkpointing is True:
-        return batch.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + per_layer)
-    return batch.tokens * shape.layers * per_layer
+    if not config.deepspeed.recomputes:
+        return batch.tokens * shape.layers * per_layer
+    offloads = device == "cuda" and config.deepspeed.gradient_checkpointing == "offload"
+    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(config, shape, batch))
+
+
+def _layer_inputs(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
+    """Inputs of all layers."""
+    return float(batch.tokens * shape.layers * shape.hidden * BYTES[config.model.dtype])
 
 
 def _layer_bytes(config: Config, shape: ModelDims) -> float:

@@ -194,10 +194,10 @@ class Deepspeed(Section):
     """
     nodes: int = Field(1, ge=1)
     """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
     result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
-    of the machine.
+    of the machine. `offload` does it too, and keeps the inputs of layers, which are what is stored, in host memory.
     """
     offload: Offload = Offload()
     """Parts to keep in host memory or on the node's disk."""
@@ -222,6 +222,11 @@ class Deepspeed(Section):
     def micro_batch_tokens(self) -> int:
         """`max_tokens_per_micro_batch`, or its number where nothing has put another in place of `auto`."""
         return 16384 if self.max_tokens_per_micro_batch == "auto" else self.max_tokens_per_micro_batch
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the backward pass recomputes activations; false while that is `auto`."""
+        return self.gradient_checkpointing in (True, "offload")
 
     @property
     def splits_weights(self) -> bool:

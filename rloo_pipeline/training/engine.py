@@ -106,7 +106,7 @@ class Engine:
 
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
         with split_loading.gathered(model):
-            return model, TokenLogProbs(model, self.settings.temperature, self.group)
+            return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
         """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""

@@ -8,7 +8,7 @@ positions that predict a token that the model sampled, and never all at once if 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
@@ -28,13 +29,17 @@ from rloo_pipeline.training.sequence_group import SequenceGroup
 class TokenLogProbs(nn.Module):
     """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float, group: SequenceGroup | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, temperature: float, group: SequenceGroup | None = None, offloads: bool = False
+    ) -> None:
         """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it.
 
         Args:
             model: the model.
             temperature: sampling temperature T.
             group: ranks that share the tokens of a pack; None for this rank only.
+            offloads: True keeps what the decoder stores for the backward pass in host memory; for a model that
+                recomputes its layers and so stores their inputs only.
 
         Raises:
             UserError: this model's packs cannot be split over a group.
@@ -42,6 +47,7 @@ class TokenLogProbs(nn.Module):
         super().__init__()
         self.model = model
         self.group = group or sequence_group.alone()
+        self.offloads = offloads
         self.temperature = temperature
         """Sampling temperature T."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
@@ -80,7 +86,7 @@ class TokenLogProbs(nn.Module):
             return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
         decoder, head, form = self.split
         inputs = self.form.inputs(pack)
-        with self._checked(pack):
+        with self._checked(pack), self._kept():
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
         result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never))
@@ -112,6 +118,12 @@ class TokenLogProbs(nn.Module):
             )
         with attention.checked_forward(self.name, self.num_layers):
             yield
+
+    def _kept(self) -> AbstractContextManager[Any]:
+        """A block whose activations are kept where they should be."""
+        if not self.offloads:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
 
     def leave_gpu(self) -> None:
         """Moves the model to host memory.

@@ -23,6 +23,8 @@ class TrainerSettings(NamedTuple):
     max_grad_norm: float = 1.0
     zero_stage: int = 0
     gradient_checkpointing: bool = False
+    offload_activations: bool = False
+    """True if what checkpointing stores is in host memory."""
     lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
@@ -77,7 +79,8 @@ class TrainerSettings(NamedTuple):
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,
-            gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
+            gradient_checkpointing=config.deepspeed.recomputes,
+            offload_activations=config.deepspeed.gradient_checkpointing == "offload",
             communication_data_type=config.deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,

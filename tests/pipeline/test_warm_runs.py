@@ -78,16 +78,18 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
         assert project.files(pattern) == finished.files(pattern) != {}
 
 
-TWO_RANKS = {"deepspeed": {"processes": 2, "zero_stage": 2}, "rounds": 3}
+TWO_RANKS = {"data parallel": {"zero_stage": 2}, "sequence parallel": {"sequence_parallel": 2}}
 
 
 @pytest.mark.long
-def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tmp_path) -> None:
+@pytest.mark.parametrize("ranks", TWO_RANKS)
+def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tmp_path, ranks) -> None:
     """One of them is killed after the first update, and again after the second."""
+    changes = {"deepspeed": {"processes": 2, **TWO_RANKS[ranks]}, "rounds": 3}
     cold, warm = (Project(tmp_path / name) for name in ("cold", "warm"))
-    outcome = cold.snakemake("--cores", "2", workers="never", **TWO_RANKS)
+    outcome = cold.snakemake("--cores", "2", workers="never", **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    warm.take(cold, *AFTER_SFT).configure(**TWO_RANKS)
+    warm.take(cold, *AFTER_SFT).configure(**changes)
     command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
     run = warm.folder / "results" / "mini"
     with subprocess.Popen(command, cwd=warm.folder, env=warm.environment, stderr=subprocess.DEVNULL) as process:
@@ -95,8 +97,8 @@ def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tm
             while process.poll() is None and not (run / "rounds" / name / "train.parquet").exists():
                 time.sleep(0.05)
             started = [(child, child.cmdline()) for child in psutil.Process(process.pid).children(recursive=True)]
-            ranks = [child for child, words in started if "--rank" in words and "torch.distributed.run" not in words]
-            ranks[-1].kill()
+            children = [child for child, words in started if "--rank" in words and "torch.distributed.run" not in words]
+            children[-1].kill()
         assert process.wait(600) == 0
     for pattern in EVERYTHING:
         assert warm.files(pattern) == cold.files(pattern) != {}

@@ -1,7 +1,10 @@
 """Ranks that share the tokens of a micro-batch compute what one process computes, in float32."""
 
+from pathlib import Path
+
 import forks
 import pytest
+import sequence_memory
 import sequence_ranks
 import torch
 from cases import PACKED, write
@@ -45,3 +48,18 @@ def test_two_ranks_take_the_step_of_one_process(tmp_path) -> None:
 @pytest.mark.long
 def test_two_pairs_of_ranks_take_the_step_of_one_process(tmp_path) -> None:
     require_equal(["dense over 2", "soft caps over 2", "chunks over 4", "split weights over 2"], 4, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="/proc does not tell the peak of a pass")
+def test_a_rank_takes_its_share_of_the_memory_of_one_process(tmp_path) -> None:
+    """32,768 tokens, beyond weights and inputs."""
+    peaks = {}
+    for ranks in (1, 2, 4):
+        output = tmp_path / str(ranks)
+        for outcome in forks.run_ranks(sequence_memory.__file__, [str(output), "32768"], ranks):
+            assert outcome.returncode == 0, outcome.stderr[-3000:]
+        peaks[ranks] = max(int(file.read_text()) for file in tmp_path.glob(f"{ranks}.*"))
+    print(peaks)
+    for ranks in (2, 4):
+        assert peaks[ranks] <= 1.25 / ranks * peaks[1], peaks
