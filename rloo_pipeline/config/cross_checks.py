@@ -28,6 +28,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
+    if config.vllm.decode_context_parallel_size > 1 and config.rollout.router_replay:
+        yield "vllm.decode_context_parallel_size cannot be used with rollout.router_replay; leave one of the two out"
     if config.vllm.data_parallel_size > 1 and config.rollout.uses_tools:
         yield "vllm.data_parallel_size cannot be used with tools or an environment; set 1, and raise rollout.shards"
 

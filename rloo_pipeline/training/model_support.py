@@ -69,12 +69,6 @@ def check_run(config: Config, policy: Policy) -> None:
             f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
             "or use the model that they were made from"
         )
-    heads, parts = text_config(policy.config).get("num_attention_heads"), config.deepspeed.sequence_parallel
-    if isinstance(heads, int) and heads % parts:
-        raise UserError(
-            f"deepspeed.sequence_parallel: {parts} does not divide the {heads} attention heads of the model "
-            f"({policy.config_file}); set a divisor"
-        )
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
     check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 
