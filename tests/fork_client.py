@@ -1,11 +1,15 @@
-"""Asks `fork_server` for a command. It imports little, since each job of a Snakemake under test does so."""
+"""Asks `fork_server` for a command. It imports little, since each job of a Snakemake under test does so.
+
+As a program it takes the place of torchrun: its arguments are the address, without its null byte, and torchrun's.
+"""
 
 import json
 import os
 import selectors
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -19,10 +23,10 @@ class Fork:
         self._connection.sendall(json.dumps([own_session, list(command)]).encode() + b"\n")
 
     @classmethod
-    def of_this_process(cls, address: str) -> "Fork":
-        """`rloo` with the arguments, the environment, the folder and the output of this process."""
+    def of_this_process(cls, address: str, arguments: Sequence[str], **environment: str) -> "Fork":
+        """`rloo ARGUMENTS` with the environment, the folder and the output of this process."""
         files = [f"/proc/{os.getpid()}/fd/{number}" for number in (1, 2)]
-        return cls(address, ["rloo_pipeline", sys.argv[1:], dict(os.environ), os.getcwd(), *files])
+        return cls(address, ["rloo_pipeline", list(arguments), os.environ | environment, os.getcwd(), *files])
 
     def wait(self) -> int:
         """The exit status.
@@ -40,3 +44,25 @@ class Fork:
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             return self.wait() if selector.select(0) else None
+
+
+def rank_variables(count: int) -> Iterator[Mapping[str, str]]:
+    """What torchrun would set for each rank of one job."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    job |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0"}
+    for number in range(count):
+        yield job | {"RANK": str(number), "LOCAL_RANK": str(number)}
+
+
+if __name__ == "__main__":
+    _, address, _, ranks, _, _, *words = sys.argv  # --standalone --nproc-per-node=COUNT -m rloo_pipeline ...
+    variables = rank_variables(int(ranks.partition("=")[2]))
+    waiting = [Fork.of_this_process(f"\0{address}", words, **of_rank) for of_rank in variables]
+    while waiting:
+        codes = {fork: fork.poll() for fork in waiting}
+        if failed := [code for code in codes.values() if code]:
+            sys.exit(failed[0])  # and the server ends the others
+        waiting = [fork for fork, code in codes.items() if code is None]
+        time.sleep(0.02)

@@ -2,7 +2,7 @@
 
 It has imported the libraries, and keeps the modules of this source tree's package aside: a command that would import
 them gets them, and one of another copy of the package imports that. `serve` runs the commands that arrive on a socket,
-each with its own environment, output and exit status. A Snakemake that was forked here has its workers forked here too.
+each with its own environment, output and exit status. What was forked here has its workers and ranks forked here too.
 """
 
 import atexit
@@ -42,11 +42,13 @@ LIBRARIES = (
 )
 WORKER = [sys.executable, "-m", PACKAGE, "worker"]
 """The beginning of the command that starts a worker."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+"""The beginning of the command that starts ranks."""
 STUB = """#!{python} -ISu
 import sys
 sys.path.append({tests!r})
 from fork_client import Fork
-sys.exit(Fork.of_this_process({address!r}).wait())
+sys.exit(Fork.of_this_process({address!r}, sys.argv[1:]).wait())
 """
 """The command `rloo` of jobs."""
 
@@ -102,14 +104,17 @@ def _answer_for(selector: selectors.BaseSelector, child: int, ended: int, connec
         connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
-def _fork_jobs(address: str) -> None:
-    """Makes this process, a Snakemake, ask the server for workers, and its jobs for what `rloo` runs."""
+def _fork_workers(address: str) -> None:
+    """Makes this process ask the server for the workers and the ranks that it starts."""
 
     class Popen(subprocess.Popen):
         """A process, or a worker as a fork."""
 
         def __init__(self, command: Any, *arguments: Any, **options: Any) -> None:
             self.fork = None
+            if list(command[: len(TORCHRUN)]) == TORCHRUN and PACKAGE in command:
+                program = str(Path(__file__).with_name("fork_client.py"))
+                command = [sys.executable, "-ISu", program, address[1:], *command[len(TORCHRUN) :]]
             if list(command[: len(WORKER)]) != WORKER:
                 super().__init__(command, *arguments, **options)
                 return
@@ -120,6 +125,10 @@ def _fork_jobs(address: str) -> None:
             return super().poll() if self.fork is None else self.fork.poll()
 
     subprocess.Popen = Popen  # type: ignore[misc]
+
+
+def _fork_jobs(address: str) -> None:
+    """Makes the jobs of this process, a Snakemake, ask the server for what `rloo` runs."""
     scripts = Path(sys.executable).parent
     if shutil.which("rloo") not in (None, str(scripts / "rloo")):  # the test has one of its own
         return
@@ -133,11 +142,11 @@ def _fork_jobs(address: str) -> None:
 
 def _import() -> dict[str, ModuleType]:
     """Imports the libraries as this package does; returns the modules of this package, imported anew and set aside."""
-    from rloo_pipeline.runtime import import_shims
+    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.runtime.environment import prepare
 
     prepare(None)
-    import_shims.import_vllm()
+    vllm_import.import_vllm()
     from rloo_pipeline.training import engine
 
     engine.import_libraries()
@@ -215,6 +224,8 @@ def _become(
         progress.console = type(progress.console)(stderr=True)  # width and colours are those of its environment
     else:  # the modules are imported again, and beartype remembers the classes of the others by name
         clear_caches()
+    if address:
+        _fork_workers(address)
     if address and module == "snakemake":
         _fork_jobs(address)
     code = 0

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import fork_server
 import own_pytest
 from filelock import FileLock
-from fork_client import Fork
+from fork_client import Fork, rank_variables
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -132,14 +132,7 @@ def run_ranks(
     module: str, arguments: Sequence[str], count: int, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs a command as the ranks of one job, each with the environment that torchrun would set."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    job |= {"LOCAL_WORLD_SIZE": str(count)}
-    ranks = [
-        os.environ | environment | job | {"RANK": str(n), "LOCAL_RANK": str(n), "GROUP_RANK": "0"} for n in range(count)
-    ]
+    ranks = [os.environ | environment | of_rank for of_rank in rank_variables(count)]
     return run_together([Command(module, arguments, environment) for environment in ranks])
 
 

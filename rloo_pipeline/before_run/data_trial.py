@@ -9,8 +9,7 @@ from typing import Any
 from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.before_run import dataset_inputs, episode_trial, model_inputs, reward_trial
-from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
+from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs, problems_of
 from rloo_pipeline.config import JSON, Config, distillation
 from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.preferences import preferences

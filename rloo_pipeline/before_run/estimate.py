@@ -15,8 +15,8 @@ from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.before_run import advice, memory, speeds
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
+from rloo_pipeline.config.stages import all_jobs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 

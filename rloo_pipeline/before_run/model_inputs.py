@@ -127,8 +127,11 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         student: the model to train.
 
     Raises:
-        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none.
+        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none, or
+            the teacher has fewer tokens than `top_k`.
     """
+    if config.algorithm.teacher is not None:
+        distillation.require_vocabulary(config.algorithm.teacher.top_k or 0, teacher.vocabulary, str(teacher))
     without_adapter = config.update.model_copy(update={"lora": None})
     check_model(config.model_copy(update={"update": without_adapter}), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))

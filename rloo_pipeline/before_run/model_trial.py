@@ -11,8 +11,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
-from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.rollout import cpu_limits, gpu_limits

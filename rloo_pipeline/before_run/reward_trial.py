@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run import reward_audit
-from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
+from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError

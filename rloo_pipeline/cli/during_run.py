@@ -36,7 +36,7 @@ def _adopt(arguments: argparse.Namespace) -> None:
 
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
-    from rloo_pipeline.snakemake_ext import edited_functions, failures, frozen_config
+    from rloo_pipeline.snakemake_ext import edited_functions, failures, run_folders
 
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -49,7 +49,7 @@ def _submit(arguments: argparse.Namespace) -> None:
     submission.refuse_second(runs.name, folder)
     # the job may start, and start again, after the user has edited the files for the next run
     edited_functions.EditedFunctions(runs, folder.parent).settle()
-    copy = frozen_config.write(raw, runs, file, folder)
+    copy = run_folders.freeze_config(raw, runs, file, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
     argv = [*installation.snakefile_option(project), "--configfile", str(copy)]
     argv += ["--profile", installation.profile(name)]

@@ -15,12 +15,15 @@ from rloo_pipeline.cli.stage_options import (
     PROMPTS,
     REWARD_MODEL,
     SUMMARY,
+    card_facts,
     path,
+    run_folder,
+    runs_here,
     stage,
     take_sampler,
+    whole_config,
     with_reward_model,
 )
-from rloo_pipeline.cli.stage_setup import card_facts, run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import reproducible

@@ -11,20 +11,21 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
-from rloo_pipeline.cli.command import Command, option
-from rloo_pipeline.cli.parser import RlooParser
+from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 
 def _worker(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.workers import server
 
     if arguments.rank:
         server.serve_rank(main, arguments.socket, arguments.controller)
     else:
-        server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
+        warm = arguments.socket, arguments.controller, arguments.preload, arguments.after
+        server.serve(main, vllm_import.import_engine, *warm)
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own

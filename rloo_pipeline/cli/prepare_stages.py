@@ -17,9 +17,10 @@ from rloo_pipeline.cli.stage_options import (
     REWARD_MODEL,
     SHARD,
     path,
+    runs_here,
     stage,
+    whole_config,
 )
-from rloo_pipeline.cli.stage_setup import runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
 

@@ -19,10 +19,10 @@ from rloo_pipeline.cli.stage_options import (
     ROUND,
     SHARD,
     path,
+    runs_here,
     shards,
     stage,
 )
-from rloo_pipeline.cli.stage_setup import runs_here
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import gpu_claims

@@ -1,40 +1,49 @@
-"""Warm workers on the nodes of a SLURM job: `rloo submit --nodes N`, whose stages are steps on any of its nodes.
+"""Warm workers on the nodes of a SLURM job: `rloo submit --nodes N`, whose stages run on any of its nodes.
 
 Snakemake starts a step on each node (`start`) that shares the node's resources with all other steps. It starts the
-workers there (`host`), as `manager.start` does on Snakemake's machine, and ends when its standard input ends, however
-Snakemake ends. The sockets are in a folder `NAME@NODE` of the node. A stage's step puts the name of its own node into
-RLOO_WORKERS (`snakemake_ext/steps.py`).
+workers there (`host`), as `manager.start` does on Snakemake's machine, runs the node's stages (`node_stages.py`), and
+ends when its standard input ends, however Snakemake ends. The sockets are in a folder `NAME@NODE` of the node. A stage
+that srun runs puts the name of its own node into RLOO_WORKERS (`snakemake_ext/steps.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import json
 import os
 import select
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from rloo_pipeline.cluster import slurm
+from rloo_pipeline.cluster import node_stages, slurm, step_client
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import devices, scratch
+from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.workers import client, manager
 
 PATIENCE = 90.0
 """Seconds to wait until the workers of all nodes listen; stages before that start engines of their own."""
 LISTENING = "the workers listen"
 
-_steps: list[subprocess.Popen[bytes]] = []
+_steps: dict[str, subprocess.Popen[bytes]] = {}
+"""The host of each node."""
 
 
-def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[str], program: Sequence[str]) -> None:
-    """Starts workers on all nodes of this job and sets RLOO_WORKERS.
+def start(
+    config: Path, logs: Path, stages: Set[str], runs: int, without: Set[str], program: Sequence[str], gpu_stages: int
+) -> None:
+    """Starts workers on all nodes of this job, and the router of its stages.
+
+    Sets RLOO_WORKERS and RLOO_ROUTER.
 
     Args:
         config: config.yaml of the run; in an experiment, of the first run.
@@ -43,6 +52,7 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
         runs: number of concurrent runs.
         without: roles that get no worker.
         program: command that runs `rloo`, for example in an image.
+        gpu_stages: number of stages with `gpu_stages` that a node has room for.
     """
     folder = f"{tempfile.gettempdir()}/rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
     plan = {"config": str(config), "folder": folder, "logs": str(logs), "stages": sorted(stages), "runs": runs}
@@ -55,16 +65,14 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
         here = plan | {"without": sorted({*without, *(["trainer"] if name != names[0] else [])})}
         sizes = ["--nodes=1", "--ntasks=1", f"--nodelist={name}", f"--cpus-per-task={cpus}", "--mem=0"]
         with (logs / f"{name}.log").open("a") as log:
-            _steps.append(
-                subprocess.Popen(
-                    ["srun", "--quiet", "--overlap", *sizes, *program, "worker-host", json.dumps(here)],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    bufsize=0,  # `select` does not see lines in a buffer
-                    start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
-                )
+            _steps[name] = subprocess.Popen(
+                ["srun", "--quiet", "--overlap", *sizes, *program, "worker-host", json.dumps(here)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,  # `select` does not see lines in a buffer
+                start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
             )
     atexit.register(end)
     _wait()
@@ -73,12 +81,26 @@ def start(config: Path, logs: Path, stages: Set[str], runs: int, without: Set[st
         atexit.register(os.environ.pop, devices.WARM, None)
     os.environ[client.FOLDER] = f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}"
     atexit.register(os.environ.pop, client.FOLDER, None)
+    _start_router(int(cpus), gpu_stages)
+
+
+def _start_router(cores: int, gpu_stages: int) -> None:
+    """Starts the router in a thread of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="rloo-router-"))  # which only this user can enter
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    listener = socket.socket(socket.AF_UNIX)
+    client.with_short_path(listener.bind, str(folder / "router.sock"))
+    listener.listen(1000)
+    serving = node_stages.Router(_steps, cores, gpu_stages).serve(listener)
+    threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
+    os.environ[step_client.ROUTER] = str(folder / "router.sock")
+    atexit.register(os.environ.pop, step_client.ROUTER, None)
 
 
 def _wait() -> None:
     """Waits until the workers of each node listen, or their step has ended."""
     deadline = time.monotonic() + PATIENCE
-    for step in _steps:
+    for step in _steps.values():
         assert step.stdout
         while select.select([step.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             if not (line := step.stdout.readline()) or LISTENING in line.decode():
@@ -87,18 +109,18 @@ def _wait() -> None:
 
 def end() -> None:
     """Ends the workers on all nodes."""
-    for step in _steps:
+    for step in _steps.values():
         assert step.stdin
         with contextlib.suppress(OSError):
             step.stdin.close()
-    for step in _steps:
+    for step in _steps.values():
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(10)
     _steps.clear()
 
 
 def host(text: str) -> None:
-    """Starts the workers of this node and waits until standard input ends.
+    """Starts the workers of this node and runs its stages until standard input ends.
 
     Args:
         text: a plan of `start`, in JSON.
@@ -114,5 +136,6 @@ def host(text: str) -> None:
     where = Path(plan["logs"]) / name
     stages, without = set(plan["stages"]), set(plan["without"])
     manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
+    os.environ |= {ranks.STEP: "1", controller_watch.VARIABLE: controller_watch.name()}
     print(LISTENING, flush=True)
-    sys.stdin.read()
+    asyncio.run(node_stages.run_commands())

@@ -17,7 +17,6 @@ from rloo_pipeline.before_run import (
     layouts,
     memory,
     model_inputs,
-    overlap,
     queueing,
 )
 from rloo_pipeline.before_run.memory import GB
@@ -150,7 +149,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
 
 
 def _round_seconds(config: Config, hours: Mapping[str, float]) -> float:
-    return overlap.estimated(config, hours).round_seconds(config.rollout.lag)
+    return queueing.side_seconds(config, hours).round_seconds(config.rollout.lag)
 
 
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
@@ -248,10 +247,10 @@ def _print_overlap(config: Config, hours: Mapping[str, float] | None, console: T
     """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
     seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
-        sides, source = overlap.SideSeconds(*seconds), "measured in this run"
+        sides, source = queueing.SideSeconds(*seconds), "measured in this run"
     elif hours is not None:
-        sides = overlap.estimated(config, hours)
-    for line in overlap.lines(config, sides, source, "GPU" if hours else "core") if sides else ():
+        sides = queueing.side_seconds(config, hours)
+    for line in queueing.lag_lines(config, sides, source, "GPU" if hours else "core") if sides else ():
         console.print(line)
 
 

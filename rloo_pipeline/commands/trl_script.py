@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.commands.trl_command_line import option_values
+from rloo_pipeline.commands.trl_options import option_values
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")

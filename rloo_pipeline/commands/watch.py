@@ -20,7 +20,6 @@ from rloo_pipeline.report.live import frame
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
-from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 MOST = 26
 """Curves of a chart: each has a letter."""
@@ -95,4 +94,4 @@ def _frame(run: Path) -> tuple[RenderableType, bool]:
     """The view, and True if the run is finished."""
     files = run_files.read(run)
     progress = progress_of(files)
-    return frame(files, progress, stopped_after(run)), progress.finished
+    return frame(files, progress), progress.finished

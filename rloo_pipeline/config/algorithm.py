@@ -218,7 +218,7 @@ class Algorithm(Section):
             clip = key.partition("_")[0]
             if clip in ("sapo", "vespo") and self.clip != clip and getattr(self, key) != field.default:
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
-        key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
+        key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
         if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
                 f"{key} gives each token its own advantage, so each token must be an action; "
@@ -255,7 +255,7 @@ class Algorithm(Section):
         """
         if self.old_logps == "sampler":
             return False
-        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.teacher is not None
+        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.values_by_teacher
         compared = self.clip != "none" or self.mismatch.correction != "none"
         return in_reward or (compared and not self.is_one_step)
 
@@ -267,7 +267,12 @@ class Algorithm(Section):
     @property
     def values_tokens(self) -> bool:
         """True if each token has an advantage of its own."""
-        return self.kl.placement == "token_reward" or self.teacher is not None
+        return self.kl.placement == "token_reward" or self.values_by_teacher
+
+    @property
+    def values_by_teacher(self) -> bool:
+        """True if the KL to a teacher is in the advantages; with `top_k` it is in the loss."""
+        return self.teacher is not None and self.teacher.top_k is None
 
     @property
     def acts_on_tokens(self) -> bool:

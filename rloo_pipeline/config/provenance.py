@@ -143,7 +143,7 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
     file's folder and those above it up to the working folder, since a package may begin there.
     """
-    file, module = file.resolve(), reference.rpartition(":")[0]
+    file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
     if not module.endswith(".py"):
         return file, (file.parents[module.count(".") + (file.name == "__init__.py")],), frozen_functions.in_use().folder
     above = (folder for folder in file.parent.parents if folder.is_relative_to(Path.cwd().resolve()))

@@ -41,6 +41,8 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("algorithm", "vespo_lambda_neg", 2.0),
     ("mismatch", "reject", None),
     ("teacher", "models", {}),
+    ("teacher", "top_k", None),
+    ("teacher", "beta", 1.0),
     ("dataset", "split_special_tokens", None),
     ("rollout", "router_replay", False),
     ("rollout", "quantization", None),

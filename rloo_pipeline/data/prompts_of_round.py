@@ -12,17 +12,21 @@ rounds until that of its policy. So which prompts it gets is the same whatever e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan, log
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts import prompt_counts
+import pyarrow.compute as pc
+
+from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.seeds import derive, rows_for_refill, rows_of_round
+from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 
 KEPT = 0.5
 """Factor on earlier counts of a prompt each time it is sampled again."""
@@ -182,3 +186,37 @@ def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: in
         f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
         f"{config.rollout.sampled_prompts}; widen the range, or lower rollout.generation_batch_size"
     )
+
+
+def expected_lengths(
+    config: Config, train: PromptSet, rows: Sequence[int], round_: int, rounds: Path
+) -> dict[str, float]:
+    """Mean tokens of a prompt's completions when it was last sampled, by prompt_id, for the prompts that were.
+
+    Only rounds that the sampling policy was trained on count, as others may be in flight. With `dataset.select` nothing
+    is known, since it has no epochs.
+
+    Args:
+        config: configuration of the stage `rollout`.
+        train: all training prompts.
+        rows: rows of the prompts.
+        round_: number of the round that samples, from 1.
+        rounds: folder of the rounds.
+    """
+    if config.dataset.select is not None:
+        return {}
+    last, seed = config.rollout.policy_of(round_), derive(config.seed, "prompts")
+    sampled = earlier_rounds(rows, len(train), config.rollout.sampled_prompts, last, seed)
+    ids: list[str] = train.table["prompt_id"].to_pylist()
+    by_round = defaultdict[int, set[str]](set)
+    for row, number in sampled.items():
+        by_round[number].add(ids[row])
+    lengths = defaultdict[str, list[int]](list)
+    for number, wanted in by_round.items():
+        for file in sorted((rounds / f"{number:05d}" / "rollouts").glob("*.parquet")):
+            table = tables.read(file, "rollouts", ["prompt_id", "completion_ids"])
+            counts = pc.list_value_length(table["completion_ids"]).to_pylist()
+            for prompt_id, count in zip(table["prompt_id"].to_pylist(), counts, strict=True):
+                if prompt_id in wanted:
+                    lengths[prompt_id].append(count)
+    return {prompt_id: fmean(counts) for prompt_id, counts in lengths.items()}

@@ -31,15 +31,9 @@ CURVE_WIDTH = 32
 """With title and values, a curve fits into 80 columns."""
 
 
-def frame(run: RunFiles, progress: Progress, stopped: int | None = None) -> RenderableType:
-    """The current state of a run.
-
-    Args:
-        run: its files.
-        progress: how far it has come.
-        stopped: the round after which a gate ended it, if any.
-    """
-    parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
+def frame(run: RunFiles, progress: Progress) -> RenderableType:
+    """The current state of a run, by its files, and how far it has come."""
+    parts: list[RenderableType] = [_head(run, progress), "", _stages(progress), "", _curves(run)]
     parts += _diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds)))
     if sample := sample_of(run):
         parts.append(_sample(sample))
@@ -59,11 +53,11 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(" " if mean is None else BARS[round((mean - low) / span * steps) if span else 0] for mean in means)
 
 
-def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
+def _head(run: RunFiles, progress: Progress) -> Text:
     done, rounds = len(run.rounds), run.config.rounds
     head = Text.assemble((run.config.run, "bold"), f"  round {done} of {rounds}")
-    if stopped == done and stopped:
-        head.append(f"  ended by a gate after round {stopped}", "red")
+    if run.ended_by_gate:
+        head.append(f"  ended by a gate after round {done}", "red")
     elif progress.finished:
         head.append("  finished", "green")
     elif not progress.working:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.run_jobs import jobs_of_round
+from rloo_pipeline.config.stages import jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.report import run_progress

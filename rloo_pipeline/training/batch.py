@@ -47,6 +47,9 @@ class RoundTensors(NamedTuple):
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
+    teacher_top_logps: Float[Tensor, "completions tokens K"] | None = None
+    """Log-probs of the teacher's likeliest tokens, under the teacher; −inf where the student does not have a token.
+    None without `algorithm.teacher.top_k`."""
     functions: ScoresByFunction | None = None
     """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
@@ -80,14 +83,14 @@ class Batch(NamedTuple):
     kl: Float64[Tensor, " completions"] | None
     """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
-    """Per token under `kl.placement: token_reward` or with a teacher."""
+    """Per token under `kl.placement: token_reward` or with a teacher without `top_k`."""
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
     teacher_kl: Float64[Tensor, " completions"] | None = None
-    """log π_old − log π_teacher summed over tokens, in nats; None without a teacher."""
+    """log π_old − log π_teacher summed over tokens, in nats; None if it is not in the advantages."""
 
 
 def make_batch(
@@ -142,7 +145,7 @@ def make_batch(
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages, teacher_kl = advantages.nan_to_num(0.0), None
-    if algorithm.teacher is not None:
+    if algorithm.teacher is not None and algorithm.values_by_teacher:
         token_kl = _kl_to_teacher(completions, masked)
         teacher_kl = token_kl.sum(-1)
         of_rewards = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)

@@ -70,7 +70,7 @@ class Engine:
         on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
-        """True if the ranks share the weights from the start and write them together."""
+        """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
         self.form = module.form
@@ -249,47 +249,37 @@ class Engine:
         return values[0]
 
     def save_policy(self, target: Path, **made_from: object) -> str:
-        """Writes the policy as Hugging Face or PEFT files. Every rank takes part; of a split model all write weights.
+        """Writes the policy as Hugging Face or PEFT files. Every rank takes part and writes some of a full model's
+        weights, which gives the same files by any number of ranks.
 
         Returns:
             The policy's digest.
         """
-        if self.split and self.settings.lora is None:
-            return self._save_split(target, **made_from)
-        weights, digest = self.weights(), ""
-        if self.rank.first:
-            with files.atomic_folder(target) as temporary:
-                self._write_policy(weights, temporary)
-                digest = seal(temporary, target.name, **made_from)
-        elif self.settings.zero_stage == 3:
-            for _ in weights:  # each is put together by all ranks, for the first one
-                pass
-        return self.from_first(digest)
+        from rloo_pipeline.training import weight_files
 
-    def _save_split(self, target: Path, **made_from: object) -> str:
-        from rloo_pipeline.training import split_loading
-
-        digest = ""
+        digest, digests = "", dict[str, str]()
         with files.atomic_folder(target) if self.rank.first else nullcontext() as temporary:
-            if temporary is not None:  # first of all, since transformers removes files of weights that it finds
-                policy_model.save_beside(self.model, temporary, self.policy.folder)
-            folder = self.from_first(temporary)
-            assert folder is not None
-            digests = split_loading.write_together(self.model, folder)
-            if self.rank.first:
-                digest = seal(folder, target.name, digests, **made_from)
+            if self.settings.lora is not None:
+                weights = dict(self.weights())
+                if temporary is not None:
+                    self._write_adapter(weights, temporary)
+            else:
+                if temporary is not None:
+                    policy_model.save_beside(self.model, temporary, self.policy.folder)
+                folder = self.from_first(temporary)
+                assert folder is not None
+                digests = weight_files.write_together(self.model, folder)
+            if temporary is not None:
+                digest = seal(temporary, target.name, digests, **made_from)
         return self.from_first(digest)
 
-    def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
-        """Writes the policy's files to an empty folder."""
-        if self.settings.lora is not None:
-            adapter = self.model.peft_config["default"]
-            adapter.base_model_name_or_path = str(self.policy.base)
-            if isinstance(adapter.target_modules, set):  # whose order differs between processes
-                adapter.target_modules = sorted(adapter.target_modules)
-            self.model.save_pretrained(target, state_dict=dict(weights))
-        else:
-            policy_model.save(self.model, dict(weights), target, self.policy.folder)
+    def _write_adapter(self, weights: dict[str, Tensor], target: Path) -> None:
+        """Writes PEFT's files to an empty folder."""
+        adapter = self.model.peft_config["default"]
+        adapter.base_model_name_or_path = str(self.policy.base)
+        if isinstance(adapter.target_modules, set):  # whose order differs between processes
+            adapter.target_modules = sorted(adapter.target_modules)
+        self.model.save_pretrained(target, state_dict=weights)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
@@ -355,7 +345,7 @@ def import_libraries() -> ModuleType:
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
-        deepspeed = import_shims.import_deepspeed()
+        deepspeed = deepspeed_config.import_deepspeed()
         import_shims.prepare_transformers()
         import_module("transformers.modeling_utils")
     return deepspeed
@@ -369,7 +359,7 @@ def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
     """Turns a loss of rows into a loss of positions in a pack of these rows; without rows the loss is 0."""
 
-    def loss_of_positions(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        return loss_of([rows[i] for i in positions], logps, mask, entropy) if rows else 0.0 * logps.sum()
+    def loss_of_positions(positions: Sequence[int], logps: Tensor, *others: Tensor) -> Tensor:
+        return loss_of([rows[i] for i in positions], logps, *others) if rows else 0.0 * logps.sum()
 
     return loss_of_positions

@@ -102,11 +102,11 @@ class SequenceGroup(NamedTuple):
         """Puts values of all ranks together, without gradient.
 
         Args:
-            values: [counts[number]] values of this rank.
+            values: [counts[number], …] values of this rank.
             places: places of all values, those of the first rank first.
             counts: number of values of each rank.
         """
-        padded = values.new_zeros(max(counts))
+        padded = values.new_zeros(max(counts), *values.shape[1:])
         padded[: len(values)] = values.detach()
         of_ranks = [torch.empty_like(padded) for _ in counts]
         torch.distributed.all_gather(of_ranks, padded, group=self.members)

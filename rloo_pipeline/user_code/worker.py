@@ -111,7 +111,7 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
     channel.send(encode_report([Ready(signature)]))
     gc.collect()
     gc.freeze()  # the loaded modules stay: the collector need not scan them again
-    caller = _Caller(function, start, channel, board)
+    scorer = _Scorer(function, start, channel, board)
     while True:
         channel.receive()
         with open(batch_file, "rb", closefd=False) as file:
@@ -120,9 +120,9 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
-            caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
+            scorer.loop.run(scorer.call_concurrently(list(calls), batch.at_once))
         else:
-            caller.call_in_turn(calls)
+            scorer.call_in_turn(calls)
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
@@ -175,11 +175,10 @@ def only_in(process: int) -> Iterator[None]:
             os._exit(0)
 
 
-class _Caller:
-    """Makes the calls of one function and sends their results."""
+class CallerOfUserCode:
+    """Calls functions of users in this process."""
 
-    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
-        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
+    def __init__(self) -> None:
         self.pid = os.getpid()
 
     @cached_property
@@ -188,6 +187,14 @@ class _Caller:
         import asyncio
 
         return asyncio.Runner()
+
+
+class _Scorer(CallerOfUserCode):
+    """Makes the calls of one reward function and sends their results."""
+
+    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
+        super().__init__()
+        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after the other on this thread."""

@@ -12,7 +12,7 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.training import forward_only, split_loading
+from rloo_pipeline.training import forward_only, weight_files
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -54,7 +54,7 @@ def logps(folder: Path, split: bool) -> forward_only.TokenValues:
 
 if __name__ == "__main__":
     model, output, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    split_loading.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else split_loading.SHARD
+    weight_files.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else weight_files.SHARD
     engine = run(model, output, steps)
     if len(sys.argv) > 4:
         values = logps(output, split=True)

@@ -8,7 +8,7 @@ import yaml
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts import model_dims
-from rloo_pipeline.before_run import advice, estimate, layouts, overlap, queueing, speeds
+from rloo_pipeline.before_run import advice, estimate, layouts, queueing, speeds
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -43,7 +43,7 @@ def test_speeds_are_those_that_were_measured() -> None:
     config = load(ROOT / "tools" / "gpu" / "round.yaml")
     config = advice.override(config, {"deepspeed.gradient_checkpointing": False})
     shape = model_dims.ModelDims(2048, 28, 2048, 1024, 6144, 151936, 1_720_567_808)
-    slow, fast = (overlap.estimated(config, estimate.hours(config, shape, H200, pace)) for pace in ("slow", "fast"))
+    slow, fast = (queueing.side_seconds(config, estimate.hours(config, shape, H200, pace)) for pace in ("slow", "fast"))
     assert fast.sampling <= rows["round"]["figures"]["sampling s"] <= slow.sampling
     assert fast.training <= rows["round"]["figures"]["training s"] + speeds.BETWEEN.typical <= slow.training
 

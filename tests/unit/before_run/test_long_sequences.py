@@ -8,7 +8,7 @@ from helpers import ROOT, mini
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, checkpointing, estimate, layouts, memory, model_trial
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.commands import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load

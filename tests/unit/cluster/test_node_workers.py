@@ -1,24 +1,28 @@
 """Workers on the nodes of a SLURM job: where stages find them, and when they end. tests/cluster runs a whole job."""
 
 import os
+import shlex
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from helpers import executable, mini, wait_until
+from helpers import executable, has_ended, mini, wait_until
 
-from rloo_pipeline.cluster import node_workers
+from rloo_pipeline.cluster import node_workers, step_client
 from rloo_pipeline.workers import client
 
 SRUN = """
+echo srun "$@" >>"$STEPS"
 for word; do case "$word" in --nodelist=*) export SLURMD_NODENAME="${word#*=}" ;; esac; done
 while [ "${1#--}" != "$1" ]; do shift; done
 exec "$@"
 """
 """Runs a step on this machine, as the node that it names."""
+PROGRAM = [sys.executable, "-m", "rloo_pipeline"]
 
 
 @pytest.fixture
@@ -28,16 +32,84 @@ def job(tmp_path, monkeypatch) -> Path:
     executable(tmp_path, "srun", SRUN)
     executable(tmp_path, "scontrol", "echo node1; echo node2")
     os.environ |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]"}
+    os.environ["STEPS"] = str(tmp_path / "steps")
     os.environ |= {"SLURM_CPUS_PER_TASK": "1", "SLURMD_NODENAME": "node1", "PYTHONPATH": os.pathsep.join(sys.path)}
     monkeypatch.setattr(node_workers.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini(workers="always")))
     return tmp_path
 
 
+@pytest.fixture
+def steps(job) -> dict[str, psutil.Process]:
+    """The hosts of the job's nodes, by node, and in them a worker that scores."""
+    node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
+    yield {name: psutil.Process(step.pid) for name, step in node_workers._steps.items()}
+    node_workers.end()
+
+
+def shell(command: str, *options: str) -> subprocess.Popen[str]:
+    """Starts a command as Snakemake does, by a shell that `steps` writes."""
+    srun = ["srun", "--cpus-per-task=1", "--gres=none", *options]
+    program = [sys.executable, "-IS", step_client.__file__, *srun, "sh", "-c", 'exec "$@"', "sh", "bash"]
+    return subprocess.Popen([*program, "-c", command], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def started(job: Path) -> int:
+    """Number of steps that were started."""
+    return len((job / "steps").read_text().splitlines())
+
+
+def test_hosts_run_stages_on_nodes_with_room_and_no_step_is_started(steps, job) -> None:
+    say = 'echo "$SLURMD_NODENAME $RLOO_STEP ${RLOO_WORKERS#*@}" >&2'
+    three = [
+        shell(f"{say}; echo x >>{job}/begun; until [ -e {job}/go ]; do sleep 0.02; done; exit 3") for _ in range(3)
+    ]
+    wait_until(lambda: (job / "begun").exists() and (job / "begun").read_text() == "x\nx\n")
+    (job / "go").touch()
+    said = [process.communicate()[1] for process in three]
+    assert [process.returncode for process in three] == [3, 3, 3]
+    assert {*said} == {"node1 1 node1\n", "node2 1 node2\n"}
+    scored = shell(f"exec {shlex.join(PROGRAM)} score --help", "--nodelist=node2")
+    assert "Score one shard" in scored.communicate()[1]
+    assert (job / "logs" / "node2" / "scorer-0.log").read_text() == "rloo score --help: 0\n", "by the node's worker"
+    assert started(job) == 2, "the hosts"
+
+
+def test_a_stage_that_is_killed_ends_on_its_node_and_leaves_its_place(steps, job) -> None:
+    killed = shell(f"echo $$ >{job}/new; mv {job}/new {job}/process; sleep 600", "--nodelist=node1")
+    wait_until((job / "process").exists)
+    process = int((job / "process").read_text())
+    killed.kill()
+    wait_until(lambda: has_ended(process))
+    assert shell("exit 4", "--nodelist=node1").wait() == 4
+
+
+def test_a_host_that_is_killed_fails_no_stage(steps, job) -> None:
+    """The stage becomes a step of its own; later ones run on the node that has a host."""
+    mark, done = job / "mark", job / "done"
+    command = f"[ -e {mark} ] || {{ touch {mark}; sleep 600; }}; echo $SLURMD_NODENAME >{done}"
+    stage = shell(command, "--nodelist=node1")
+    wait_until(mark.exists)
+    steps["node1"].kill()
+    assert stage.wait() == 0
+    assert done.read_text() == "node1\n"
+    assert started(job) == 3
+    assert "node2" in shell("echo $SLURMD_NODENAME >&2").communicate()[1]
+    assert started(job) == 3
+
+
+def test_a_command_in_another_image_is_a_step() -> None:
+    command = "set -euo pipefail;  rloo score --held-out 'a b'"
+    call = f"  apptainer  exec --home '/p'  images/own.sif bash -c {shlex.quote(command)}"
+    assert step_client.inner(call, "images/own.sif") == command
+    assert step_client.inner(call, "images/other.sif") is None
+    assert step_client.inner("rloo score", "images/own.sif") is None
+    assert step_client.inner("rloo score", None) == "rloo score"
+
+
 def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) -> None:
-    stages, program = {"score", "update"}, [sys.executable, "-m", "rloo_pipeline"]
-    node_workers.start(job / "config.yaml", job / "logs", stages, 1, set(), program)
-    steps = [psutil.Process(step.pid) for step in node_workers._steps]
+    node_workers.start(job / "config.yaml", job / "logs", {"score", "update"}, 1, set(), PROGRAM, 1)
+    steps = [psutil.Process(step.pid) for step in node_workers._steps.values()]
     first = Path(os.environ[client.FOLDER])
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
     folders = {node: Path(str(first).replace("node1", node)) for node in ("node1", "node2")}
@@ -49,7 +121,7 @@ def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) 
         assert (job / "logs" / node / "scorer-0.log").read_text() == "rloo score --help: 0\n"
     workers = [child for step in steps for child in step.children(recursive=True)]
     assert len(workers) == 3
-    for step in node_workers._steps:  # as when Snakemake is killed
+    for step in node_workers._steps.values():  # as when Snakemake is killed
         step.stdin.close()
     wait_until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
     wait_until(lambda: not any(folder.exists() for folder in folders.values()))

@@ -13,7 +13,7 @@ from helpers import printed
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run.data_trial import datasets, enough
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.commands import init as module
 from rloo_pipeline.commands.check import check
 from rloo_pipeline.commands.init import ProjectChoices, init

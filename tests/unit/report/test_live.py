@@ -16,6 +16,7 @@ from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.report import terminal_table
 from rloo_pipeline.report.live import frame, sparkline
 from rloo_pipeline.report.run_progress import progress_of
@@ -35,10 +36,10 @@ def write_run(folder: Path, rounds: int) -> Path:
     return folder
 
 
-def shown(run: Path, stopped: int | None = None) -> str:
+def shown(run: Path) -> str:
     console = Terminal(width=150, file=io.StringIO())
     files = run_files.read(run)
-    console.print(frame(files, progress_of(files, STARTED + 310), stopped))
+    console.print(frame(files, progress_of(files, STARTED + 310)))
     return console.file.getvalue()
 
 
@@ -124,8 +125,10 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     assert "0:01:40 per round, about 0:08:10 left" in output, "10 s of the round have passed"
     assert "0.125 → 0.375" in output
     assert "KL explosion: KL 0.6 nats per token" in output
-    assert "ended by a gate after round 3" in shown(run, stopped=3)
-    assert "ended by a gate" not in shown(run, stopped=2), "the run went on"
+    write_json(run / STOPPED, {"round": 3})
+    assert "ended by a gate after round 3" in shown(run)
+    write_json(run / STOPPED, {"round": 2})
+    assert "ended by a gate" not in shown(run), "the run went on"
 
 
 def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:

@@ -1,0 +1,191 @@
+"""Runs the stages of a job of several nodes without a step of SLURM for each: a host on each node starts them.
+
+With a step, srun and the image start anew in each stage, which takes half a second. The hosts are steps that stay
+(`node_workers.py`), in the image, each with a pipe to Snakemake's process through its srun. There the router chooses a
+node with free cores for each stage, sends its command to that node's host, and passes on the stage's messages and exit
+status. If the host cannot run the command, or ends before it has, the stage's own process (`step_client.py`) runs srun.
+
+Messages are lines of JSON. To the router: {"command", "variables", "threads", "gpu", "node"}, and the end of the
+connection when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill": id}. From a host:
+{"id", "text"}, and {"id", "code"} at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rloo_pipeline.config import JSON
+
+LIMIT = 1 << 24
+"""Longest message in bytes; a command with very many shards takes a million."""
+
+
+class Router:
+    """Places stages on the nodes of a job."""
+
+    def __init__(self, hosts: Mapping[str, subprocess.Popen[bytes]], cores: int, gpu_stages: int) -> None:
+        """Args: the hosts' steps by node, and what each node has room for."""
+        self._nodes = [_Node(name, step, cores, gpu_stages) for name, step in hosts.items()]
+        self._changed = asyncio.Condition()
+        self._numbers = itertools.count()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serves the processes of stages, which connect to `listener`."""
+        listening = [asyncio.ensure_future(self._listen(node)) for node in self._nodes]
+        async with await asyncio.start_unix_server(self._answer, sock=listener, limit=LIMIT) as server:
+            await asyncio.gather(server.serve_forever(), *listening)
+
+    async def _listen(self, node: _Node) -> None:
+        """Passes on the messages of a host, until it has ended."""
+        assert node.step.stdout
+        lines = await _reader(node.step.stdout)
+        while line := await lines.readline():
+            message = json.loads(line)
+            node.messages[message.pop("id")].put_nowait(message)
+        node.alive = False
+        for queue in node.messages.values():
+            queue.put_nowait({"code": None})
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Has a stage run, and tells its process the exit status, or that it should run srun."""
+        if not (line := await reader.readline()):
+            return
+        request = json.loads(line)
+        node = await self._placed(request)
+        ended = asyncio.ensure_future(reader.read())
+        with contextlib.suppress(ConnectionError):
+            code = await self._run(node, request, ended, writer) if node and request["command"] else None
+            writer.write(_line({"code": code, "node": node.name if node and node.alive else None}))
+            await ended  # the process, or its srun
+        writer.close()
+        if node:
+            async with self._changed:
+                node.free(request)
+                self._changed.notify_all()
+
+    async def _placed(self, request: JSON) -> _Node | None:
+        """The node for a stage, when it has room; None if there is no node with a host."""
+        async with self._changed:
+            while nodes := [node for node in self._nodes if node.alive and request["node"] in (None, node.name)]:
+                if fitting := [node for node in nodes if node.has_room(request)]:
+                    return max(fitting, key=lambda node: (node.gpu_stages, node.cores)).take(request)
+                await self._changed.wait()
+        return None
+
+    async def _run(
+        self, node: _Node, request: JSON, ended: asyncio.Future[bytes], writer: asyncio.StreamWriter
+    ) -> int | None:
+        """The exit status of a stage on a node; None if its host has ended. Kills it when its process has `ended`."""
+        number = next(self._numbers)
+        messages = node.messages[number] = asyncio.Queue[JSON]()
+        node.send({"id": number, "command": request["command"], "variables": request["variables"]})
+
+        def kill(_: object) -> None:
+            node.send({"kill": number})
+
+        ended.add_done_callback(kill)
+        while node.alive and "code" not in (message := await messages.get()):
+            writer.write(_line(message))
+        ended.remove_done_callback(kill)
+        del node.messages[number]
+        return message["code"] if node.alive else None
+
+
+class _Node:
+    """A node, and what is free there."""
+
+    def __init__(self, name: str, step: subprocess.Popen[bytes], cores: int, gpu_stages: int) -> None:
+        self.name, self.step, self.cores, self.gpu_stages = name, step, cores, gpu_stages
+        self.alive = True
+        self.messages = dict[int, asyncio.Queue[JSON]]()
+
+    def has_room(self, request: JSON) -> bool:
+        return bool(self.cores >= request["threads"] and self.gpu_stages >= request["gpu"])
+
+    def take(self, request: JSON) -> _Node:
+        self.cores -= request["threads"]
+        self.gpu_stages -= request["gpu"]
+        return self
+
+    def free(self, request: JSON) -> None:
+        self.cores += request["threads"]
+        self.gpu_stages += request["gpu"]
+
+    def send(self, message: JSON) -> None:
+        assert self.step.stdin
+        with contextlib.suppress(OSError):  # the host has ended, as the end of its output will say
+            self.step.stdin.write(_line(message))
+
+
+async def run_commands() -> None:
+    """Runs the commands that arrive on standard input, as the host of this node, until it ends."""
+    running: dict[int, asyncio.subprocess.Process] = {}
+    tasks = set[asyncio.Task[None]]()
+    requests = await _reader(sys.stdin)
+    while line := await requests.readline():
+        request = json.loads(line)
+        if "kill" in request:
+            _kill(running.get(request["kill"]))
+            continue
+        tasks.add(task := asyncio.create_task(_run(request, running)))
+        task.add_done_callback(tasks.discard)
+    for process in running.values():
+        _kill(process)
+
+
+async def _run(request: JSON, running: dict[int, asyncio.subprocess.Process]) -> None:
+    """Runs a command on this node."""
+    number, variables = request["id"], request["variables"]
+    if temporary := variables.get("TMPDIR"):  # Snakemake has made it on the first node, perhaps on that node's disk
+        Path(temporary).mkdir(parents=True, exist_ok=True)
+    running[number] = process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", request["command"]),
+        env=os.environ | variables,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        limit=LIMIT,
+    )
+    assert process.stdout
+    async for text in process.stdout:
+        _say({"id": number, "text": text.decode(errors="replace")})
+    code = await process.wait()
+    del running[number]
+    _say({"id": number, "code": code})
+
+
+def _kill(process: asyncio.subprocess.Process | None) -> None:
+    """Ends a command with all its processes."""
+    if process:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _say(message: JSON) -> None:
+    with contextlib.suppress(OSError):
+        os.write(1, _line(message))
+
+
+def _line(message: JSON) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+async def _reader(pipe: IO[Any]) -> asyncio.StreamReader:
+    """Reads a pipe of this process."""
+    reader = asyncio.StreamReader(limit=LIMIT)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader

@@ -1,0 +1,87 @@
+"""The shell of stages in a job of several nodes: a node's host runs the command, or srun does if no host can.
+
+Called as `python step_client.py srun OPTIONS sh -c SCRIPT sh -c COMMAND`, or with `bash -c COMMAND` for a short stage,
+which stays on this node (`snakemake_ext/steps.py` writes the scripts that do so). It asks the router in Snakemake's
+process (`node_stages.py`) for a node. Each stage starts it, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROUTER = "RLOO_ROUTER"
+"""Environment variable: socket of the router. Without it, srun runs all commands."""
+IMAGE = "RLOO_IMAGE"
+"""Environment variable: the image of the run, in which the hosts are."""
+PASSED = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
+"""Variables that Snakemake sets for a job, besides the numbers of threads."""
+
+
+def main(shell: Sequence[str]) -> None:
+    """Runs the command of a stage, and exits as it does.
+
+    Args:
+        shell: srun with its options and the command, or a shell of this node with it for a stage of a moment.
+    """
+    options = {name: value for name, _, value in (word.partition("=") for word in shell) if name.startswith("--")}
+    by_srun = shell[0] == "srun"
+    request = {
+        "command": inner(shell[-1], os.environ.get(IMAGE)),
+        "variables": {name: os.environ[name] for name in os.environ if name in PASSED or name.endswith("_NUM_THREADS")},
+        "threads": int(options.get("--cpus-per-task", 0)),
+        "gpu": by_srun and options.get("--gres") != "none",
+        "node": options.get("--nodelist") if by_srun else os.environ["SLURMD_NODENAME"],
+    }
+    place = []
+    if ROUTER in os.environ:
+        connection = _connected(os.environ[ROUTER])
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answer = _answer(connection)
+        if answer["code"] is not None:
+            raise SystemExit(answer["code"])
+        place = [f"--nodelist={answer['node']}"] if answer["node"] and by_srun else []
+        os.set_inheritable(connection.detach(), True)  # what follows has its place on the node until it ends
+    os.execvp(shell[0], [shell[0], *place, *shell[1:]])
+
+
+def _connected(path: str) -> socket.socket:
+    """A connection to a socket; a Unix socket's own path may have 107 characters."""
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    os.close(folder)
+    return connection
+
+
+def inner(command: str, image: str | None) -> str | None:
+    """The part of a command that runs in the image, or all of it without an image; None if it has another image."""
+    if image is None:
+        return command
+    words = shlex.split(command)
+    return words[-1] if words[-2:-1] == ["-c"] and image in words else None
+
+
+def _answer(connection: socket.socket) -> Mapping[str, Any]:
+    """The router's answer, {"code", "node"}; prints what the stage writes to the terminal until then.
+
+    Raises:
+        SystemExit: with 1 if Snakemake has ended, so that nobody waits for the stage.
+    """
+    with connection.makefile() as lines:
+        for line in lines:
+            answer: Mapping[str, Any] = json.loads(line)
+            if "text" not in answer:
+                return answer
+            sys.stderr.write(answer["text"])
+            sys.stderr.flush()
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
