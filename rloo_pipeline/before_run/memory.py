@@ -51,7 +51,7 @@ LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 
 
 class MicroBatch(NamedTuple):
-    """What goes through a model on one process at once, of the largest batch."""
+    """The part of the largest batch that goes through a model on one process at once."""
 
     tokens: int
     """Prompt and completion tokens."""

@@ -61,7 +61,7 @@ class Pack(NamedTuple):
     candidates: Int[Tensor, "completion_tokens K"] | None = None
     """Further ids at each completion token whose log-probs the loss needs, all different; None for none."""
     own: OwnTokens | None = None
-    """Which completion tokens a part has; None in a whole row."""
+    """The completion tokens of a part; None in a whole row."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
