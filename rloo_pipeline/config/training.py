@@ -171,7 +171,8 @@ class Deepspeed(Section):
     """
 
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding
+    """Tokens (prompt and completion) per forward and backward pass, of all processes that share one
+    (`sequence_parallel`). Bounds memory; changes results only by rounding
     and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as
     many as fit by the estimate of `rloo plan`, and is 16384 elsewhere.
     """
