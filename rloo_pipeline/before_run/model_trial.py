@@ -102,7 +102,7 @@ def teacher(inputs: RunInputs) -> Iterator[Finding]:
         return
     for name, config in inputs.config.teachers.items():
         with problems_of("teacher") as problems:
-            folder, source = model_inputs.model_folder(config, distillation.key_of(name)), config.model
+            folder, source = model_inputs.model_folder(config.model, distillation.key_of(name)), config.model
             if source.build is not None:
                 import_string.check(source.build)
                 yield Finding("teacher", True, f"{source.build} builds it in the first job, which checks it", note=True)
@@ -118,7 +118,7 @@ def teacher(inputs: RunInputs) -> Iterator[Finding]:
 def _model(inputs: RunInputs) -> Policy | None:
     """The model, checked; None if it is not downloaded yet."""
     config = inputs.config
-    folder = model_inputs.model_folder(config)
+    folder = model_inputs.model_folder(config.model)
     if config.model.build is not None:
         folder = inputs.scratch / "model"
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries

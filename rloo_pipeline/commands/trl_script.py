@@ -143,6 +143,12 @@ class TrlScript:
                 return self.resolved(found.value.elts[found.place])
         return node
 
+    def argument(self, name: str) -> ast.expr | None:
+        """The expression that an argument of the trainer stands for; None if it is not given, or is None."""
+        node = self.arguments.get(name)
+        target = None if node is None else self.resolved(node)
+        return None if isinstance(target, ast.Constant) and target.value is None else target
+
     def value(self, node: ast.expr) -> Any:
         """The value of an expression, as plain data.
 

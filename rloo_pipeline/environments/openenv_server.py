@@ -163,7 +163,7 @@ def _start(command: str) -> str:
             stdin=subprocess.DEVNULL,
             env=inherited,
             start_new_session=True,
-            preexec_fn=lambda: die_with(parent),  # noqa: PLW1509 - this process has one thread
+            preexec_fn=lambda: die_with(parent),
         )
     except OSError as error:
         raise UserError(f"rollout.environment: {argv[0]} cannot be started ({error.strerror}); correct it") from None

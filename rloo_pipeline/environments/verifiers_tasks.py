@@ -138,7 +138,9 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
     if isinstance(data.prompt, str):
         return [*system, {"role": "user", "content": data.prompt}]
     if not data.prompt or any(not isinstance(message.content, str) for message in data.prompt):
-        raise UserError(f"rollout.environment: task {data.idx} of verifiers has no prompt of text, so no row can have it")
+        raise UserError(
+            f"rollout.environment: task {data.idx} of verifiers has no prompt of text, so no row can have it"
+        )
     return [*system, *({"role": message.role, "content": message.content} for message in data.prompt)]
 
 

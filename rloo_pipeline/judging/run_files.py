@@ -265,7 +265,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
 
 def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
-    """True if a file and those that it is made from are there, and none of them is newer."""
+    """True if a file exists, and it is at least as new as the files that it is made from, which exist too."""
     try:
         time = file.stat().st_mtime
         return all(time >= other.stat().st_mtime for other in made_from)

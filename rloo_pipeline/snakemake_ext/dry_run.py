@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.report import jobs as report_jobs
 from rloo_pipeline.report.jobs import JobRecord
-from rloo_pipeline.report.terminal_table import clock
+from rloo_pipeline.report.live_run import clock
 from rloo_pipeline.snakemake_ext import failures
 
 PARAMS = re.compile(

@@ -130,19 +130,44 @@ class Engine:
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
+        return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
+
+    def logps_and_entropies(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Does the same as `logps`, and returns the entropies of the distributions too, in nats."""
+        logps, entropies = self._forward(sequences, max_tokens, advance, True, entropies=True)
+        return logps, entropies
+
+    def _forward(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
+    ) -> Tensor:
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss receives."""
         import torch
 
-        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()), device=self.device)
+        shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
+        values = torch.zeros(shape, device=self.device)
+
+        def store(rows: Sequence[int], *columns: Tensor) -> None:
+            if rows:
+                places = devices.moved(torch.tensor(rows), self.device)
+                values[:, places, : columns[0].shape[1]] = torch.stack(columns)
+
+        def loss_of(rows: Sequence[int], logps: Tensor, _: Tensor, entropy: Tensor) -> Tensor:
+            store(rows, logps.detach(), entropy)
+            return 0.0 * logps.sum()
+
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0], self.group).to(self.device)
-                values, mask = pack.unpack(self.engine(pack))
-                if rows:
-                    logps[devices.moved(torch.tensor(rows), self.device), : mask.shape[1]] = values
+                if entropies:
+                    self.engine(pack, loss_at_rows(rows, loss_of))
+                else:
+                    store(rows, pack.unpack(self.engine(pack))[0])
                 advance(len(rows))
         self.engine.train()
-        return self.sum_over_ranks(logps)
+        return self.sum_over_ranks(values)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """The micro-batches of this rank's group. Every group gets the same number (some empty), since each pass is

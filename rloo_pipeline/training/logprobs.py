@@ -20,7 +20,8 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
-from rloo_pipeline.training.kernels.lm_head import LossOf, Top
+from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.kernels.logit_rows import Top, top_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.router_replay import RouterReplay
 from rloo_pipeline.training.sequence_group import SequenceGroup
@@ -146,7 +147,7 @@ class TokenLogProbs(nn.Module):
         normalizer = scaled.logsumexp(-1)
         at_targets = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1)
         if top_k:
-            return lm_head.top_of(scaled, at_targets, normalizer, top_k)
+            return top_of(scaled, at_targets, normalizer, top_k)
         if loss_of is None:
             return at_targets - normalizer
         with torch.no_grad():

@@ -1,9 +1,10 @@
 """The loss of an optimizer step, micro-batch by micro-batch, and its statistics per completion.
 
-    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL + weight × divergence from the teacher)
+    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL + weight × divergence)
 
-β × KL is present where `kl.placement` is `loss`, the divergence with `algorithm.teacher.top_k`. The sum is aggregated by `loss_agg_mode`, with totals that are fixed
-before the step is split into micro-batches, so the split does not change the loss.
+β × KL is present where `kl.placement` is `loss`, the divergence from a teacher with `algorithm.teacher.top_k`. The sum
+is aggregated by `loss_agg_mode`, with totals that are fixed before the step is split into micro-batches, so the split
+does not change the loss.
 """
 
 from __future__ import annotations
@@ -118,8 +119,12 @@ class StepLoss:
         advantages = devices.moved(batch.advantages[chosen], logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
-        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm))
+        picked = self._rows_of(batch.chosen, chosen, logps)
+        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm), picked)
         action_losses = result.loss * ~devices.moved(batch.excluded[chosen], mask.device).unsqueeze(-1)
+        kept = self._rows_of(batch.kept, chosen, logps)
+        if kept is not None:
+            action_losses = action_losses * kept
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
         if sampling is not None and algorithm.mismatch.correction != "none":
             action_losses = action_losses * self._mismatch_weights(places, old, sampling, in_loss)
@@ -186,6 +191,7 @@ def clip_bounds(algorithm: Algorithm) -> Bounds:
         *(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta, *temperatures),
         (algorithm.vespo_k_pos, algorithm.vespo_lambda_pos),
         (algorithm.vespo_k_neg, algorithm.vespo_lambda_neg),
+        algorithm.kl_cov_coef,
     )
 
 

@@ -147,7 +147,8 @@ def _distance(one: Path, other: Path) -> float:
 
 def _opened(folder: Path) -> dict[str, Any]:
     """The open file of each weight of a policy."""
-    from safetensors import safe_open
+    from safetensors import safe_open as open_safetensors
 
-    files_of = (safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors")))
+    safe_open: Any = open_safetensors
+    files_of = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
     return {name: file for file in files_of for name in file.keys()}  # noqa: SIM118

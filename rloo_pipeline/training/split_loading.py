@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def start_ranks() -> None:
-    """Connects the ranks, before the first model is split."""
+    """Connects the ranks, before they load a model: each has checked some of its files, so they wait for each other."""
     deepspeed = deepspeed_config.import_deepspeed()
     deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()
@@ -33,6 +33,8 @@ def start_ranks() -> None:
     if cuda:
         torch.cuda.set_device(ranks.current().local)
     deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo")
+    if ranks.current().world > 1:
+        torch.distributed.barrier()
 
 
 def minimal_configuration(dtype: str) -> JSON:

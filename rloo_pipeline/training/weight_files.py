@@ -87,7 +87,8 @@ def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str
     """Tensors as a checkpoint has them; transformers renames or joins some when it loads them."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, tensors)
+    in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return in_files
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What each deviation from a library's own behaviour gains (docs/internals.md).
+"""Measures the gain of each deviation from a library's own behaviour (docs/internals.md).
 
     internals.py start RUN STAGE REPEATS   CPU seconds of a stage, without one deviation at a time over with all
     internals.py step SHAPE REPEATS        the same of an optimizer step, one thread, float32

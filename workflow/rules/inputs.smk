@@ -5,11 +5,11 @@ from rloo_pipeline.snakemake_ext import run_folders, run_sources
 
 
 def local_sources(config):
-    """Local files that stage-assets reads, where they lie, whatever a module's prefix is."""
+    """Local files that stage-assets reads; a module's prefix does not apply to them."""
     return [local(str(file)) for file in run_sources.local_files(config)]
 
 
-# Whether what stages make may come from the cache of other runs, whose key is the configuration.
+# True if results may come from the cache of other runs, whose key is the configuration.
 PINNED = all(map(run_sources.are_pinned, RUNS.configs.values()))
 
 
@@ -41,7 +41,7 @@ def of_policy(path, asked=lambda config: True):
 
 
 def without_rerun(function):
-    """An input function whose files are `ancient`: newer ones are no reason to run a job again."""
+    """An input function whose files are `ancient`: newer ones do not run a job again."""
     return lambda wildcards: list(map(ancient, function(wildcards)))
 
 
@@ -75,7 +75,7 @@ judgements = needed("judgements.parquet", lambda config: config.judge)
 # The first update waits for the checks, and uses them to prove which policy sampled. New checks do not train a round again.
 # Rollouts do not wait for them, so a changed reward function does not sample again.
 checks_of = without_rerun(several(lambda config, w: ["warmstart/checks.json"]))
-# A new diagnosis is no reason to sample or train again. With a lag, rollouts do not wait for the previous round, so the
+# A new diagnosis does not sample or train again. With a lag, rollouts do not wait for the previous round, so the
 # update does.
 gate = without_rerun(of_round_before("rounds/{}/diagnosis.json", lambda config: config.rollout.lag))
 gate_of_policy = without_rerun(of_policy("rounds/{}/diagnosis.json"))
@@ -189,7 +189,7 @@ def finished(run, config):
 
 
 def of_run(run, file):
-    """Where a file of a run lies, for a job that reads several runs."""
+    """The path of a file of a run, for a job that reads several runs."""
     return RUNS.path(SimpleNamespace(run=run), file)
 
 

@@ -19,16 +19,17 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.training.kernels import logit_form
 from rloo_pipeline.training.kernels.logit_form import Form
+from rloo_pipeline.training.kernels.logit_rows import Top, exponentials, top_of
 from rloo_pipeline.training.packing import Pack
 
 LossOf = Callable[..., Float[Tensor, ""]]
-"""`(sequences, logps, mask, entropy) -> share of these sequences in the loss`, with tensors [n, tokens]. If the pack has
-`candidates`, their log-probs [n, tokens, K] follow. The loss of several sequences is the sum of their losses."""
+"""`(sequences, logps, mask, entropy) -> share of these sequences in the loss`, with tensors [n, tokens]. If the pack
+has `candidates`, their log-probs [n, tokens, K] follow. The loss of several sequences is the sum of their losses."""
 
 ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits held at once, by device type: 128 MB and 1 GB in float32, and as much again during the computation."""
@@ -59,15 +60,6 @@ class HeadInputs(NamedTuple):
     """Tokens that are never sampled: their probability is 0."""
     top_k: int = 0
     """Number of likeliest tokens to return at each position; without a loss."""
-
-
-class Top(NamedTuple):
-    """Log-probs of the completion tokens, and the likeliest tokens at their positions, in float32."""
-
-    logps: Float[Tensor, " completion_tokens"]
-    top_logps: Float[Tensor, "completion_tokens K"]
-    """Largest first."""
-    top_ids: Int[Tensor, "completion_tokens K"]
 
 
 KIND = "rloo_projection"
@@ -106,7 +98,9 @@ def _forward(
     if inputs.loss_of is None:
         projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
         return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())
-    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
+    # an autograd function does not see `no_grad`, and would compute the gradient of the weights
+    weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+    loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -245,14 +239,14 @@ class Projection:
         return values.gather(-1, self.columns[part])
 
     def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
-        """Log-probs [tokens, 1 + K] and entropies of a slice; leaves exp(z − max z) and its sum at `offset` of the buffers."""
+        """Log-probs [tokens, 1 + K] and entropies of a slice; leaves exp(z − max z) and its sum in the buffers."""
         logits = self._logits(part)
         at_columns, rows = self._at_columns(logits, part), slice(offset, offset + len(logits))
         if self.form.cap < inf:  # tanh' = 1 − tanh²
             torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows]).square_().neg_().add_(1)
         buffers = logits, self.probs[rows], self.sums[rows]
         blocks = zip(*(buffer.split(self.cached) for buffer in buffers), strict=True)
-        largest, mean = (torch.cat(values) for values in zip(*(_exponentials(*block) for block in blocks), strict=True))
+        largest, mean = (torch.cat(values) for values in zip(*(exponentials(*block) for block in blocks), strict=True))
         total = self.sums[rows].squeeze(-1)
         log_total = total.log()
         return at_columns - (largest + log_total).unsqueeze(-1), log_total - mean / total
@@ -294,23 +288,6 @@ class Projection:
         if self.form.cap < inf:
             d_logits *= self.slopes[rows]
         return d_logits
-
-
-def top_of(logits: Tensor, at_targets: Tensor, normalizers: Tensor, count: int) -> Top:
-    """The likeliest tokens of logits [tokens, vocabulary], with log Σ exp of each row."""
-    largest, ids = logits.topk(count, -1)
-    return Top(at_targets - normalizers, largest - normalizers.unsqueeze(-1), ids)
-
-
-def _exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """max z and Σ exp(z − max z)·(z − max z) of some tokens.
-
-    Writes exp(z − max z) into `probs` and its sum into `sums`, and overwrites `logits`.
-    """
-    largest = logits.amax(-1, keepdim=True)
-    torch.exp(logits.sub_(largest), out=probs)
-    torch.sum(probs, -1, keepdim=True, out=sums)
-    return largest.squeeze(-1), logits.mul_(probs).sum(-1)
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:

@@ -1,5 +1,4 @@
-"""The divergence from a teacher's likeliest tokens is that of a plain loop in float64, value and gradient, on every path
-of the head."""
+"""The divergence from a teacher's likeliest tokens is that of a plain loop in float64, on every path of the head."""
 
 import math
 from functools import cache
@@ -56,7 +55,10 @@ def test_the_divergence_and_its_gradient_are_those_of_a_loop_over_outcomes(beta)
     top, ids = teacher.topk(4)
     actual, expected = (student.clone().requires_grad_() for _ in range(2))
     divergence.of_top(actual.gather(-1, ids), top, beta).sum().backward()
-    rows = [loop(with_rest(p.exp()).tolist(), with_rest(q.exp()), beta) for p, q in zip(top, expected.gather(-1, ids), strict=True)]
+    rows = [
+        loop(with_rest(p.exp()).tolist(), with_rest(q.exp()), beta)
+        for p, q in zip(top, expected.gather(-1, ids), strict=True)
+    ]
     torch.stack(rows).sum().backward()
     torch.testing.assert_close(divergence.of_top(student.gather(-1, ids), top, beta), torch.stack(rows).detach())
     torch.testing.assert_close(actual.grad, expected.grad)
