@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from trainers import trainer_settings
 
@@ -39,7 +40,8 @@ TOKENS = 170
 """Of a micro-batch: the step has several."""
 DRAW = torch.Generator().manual_seed(1)
 IDS = [torch.randint(4, 20, (count,), generator=DRAW).tolist() for count in (*PROMPTS, *COMPLETIONS)]
-SEQUENCES = Sequences([IDS[0]] * 4 + [IDS[1]] * 4, IDS[2:])
+CANDIDATES = [np.tile(np.array([30, 31]), (count, 1)) for count in COMPLETIONS]
+SEQUENCES = Sequences([IDS[0]] * 4 + [IDS[1]] * 4, IDS[2:], candidates=CANDIDATES)
 ALGORITHM = {
     "importance_sampling_level": "token",
     "loss_agg_mode": "token_mean",
@@ -78,9 +80,12 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
     draws = completions_of(0.5 * torch.randn(8, 150, generator=torch.Generator().manual_seed(3)) - 3)
     batch, _ = make_batch(algorithm, rollout, draws, AlgorithmState())
     record = Record.empty(8)
-    loss = engine.step(
-        SEQUENCES, range(8), TOKENS, StepLoss(algorithm, batch, range(8), 150, record, True), lambda _: None
-    )
+    of_policy = StepLoss(algorithm, batch, range(8), 150, record, first=True)
+
+    def loss_of(rows: Any, logps: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor, others: torch.Tensor) -> Any:
+        return of_policy(rows, logps, mask, entropy) + 1e-3 * (others.exp() * mask.unsqueeze(-1)).sum()
+
+    loss = engine.step(SEQUENCES, range(8), TOKENS, loss_of, lambda _: None)
     found = {
         "log-probs": old,
         "loss": torch.tensor(loss),
@@ -92,6 +97,8 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
         module = TokenLogProbs(forward_only.load(Policy(folder / kind), "float32"), 0.8, engine.group)
         scored = forward_only.score(module, SEQUENCES, TOKENS, "log-probs", entropies=True)
         found["scored"], found["entropies"] = (torch.tensor([*chain(*values)]) for values in scored[:2])
+        top = forward_only.score(module, SEQUENCES, TOKENS, "likeliest tokens", top_k=3)
+        found["likeliest"] = torch.tensor([*chain(*top.top_logps)])
     return found
 
 

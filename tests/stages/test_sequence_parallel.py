@@ -11,7 +11,7 @@ from sequence_ranks import CASES, measured
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 KINDS = {"qwen3": {"num_key_value_heads": 2}, **{kind: PACKED[kind] for kind in ("gpt_oss", "gemma2", "llama4_text")}}
 TOLERANCES = {
-    **dict.fromkeys(("log-probs", "scored", "entropies"), 1e-6),
+    **dict.fromkeys(("log-probs", "scored", "entropies", "likeliest"), 1e-6),
     **dict.fromkeys(("loss", "record", "experts", "gradient"), 1e-5),
 }
 """Relative differences by rounding."""
