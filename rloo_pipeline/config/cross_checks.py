@@ -28,6 +28,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
+    if config.vllm.decode_context_parallel_size > 1 and config.rollout.router_replay:
+        yield "vllm.decode_context_parallel_size cannot be used with rollout.router_replay; leave one of the two out"
     if config.vllm.data_parallel_size > 1 and config.rollout.uses_tools:
         yield "vllm.data_parallel_size cannot be used with tools or an environment; set 1, and raise rollout.shards"
 
@@ -199,8 +201,10 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
 
 
 def _offload(config: RunKeys) -> Iterator[str]:
-    """Limits of DeepSpeed's offload to disk: it would hold weights in bfloat16, whatever their format."""
+    """Limits of number formats. DeepSpeed's offload to disk would hold weights in bfloat16, whatever their format."""
     offload, dtype = config.deepspeed.offload, config.model.dtype
+    if config.deepspeed.sequence_parallel > 1 and dtype == "float16":
+        yield "deepspeed.sequence_parallel cannot be used with model.dtype: float16; set bfloat16"
     if offload.parameters == "nvme" and dtype != "bfloat16":
         yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     if offload.on_disk and dtype == "float16":
@@ -233,6 +237,7 @@ def _images(config: RunKeys) -> Iterator[str]:
         "evaluation.harness": config.evaluation.harness,
         "model.quantization": config.model.quantization,
         "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
+        "deepspeed.sequence_parallel": config.deepspeed.sequence_parallel > 1,
     }
     for key, value in refused.items():
         if value:

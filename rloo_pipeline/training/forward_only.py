@@ -63,9 +63,15 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def load_configured(policy: Policy, config: Config) -> PreTrainedModel:
-    """Loads a policy as `load` does, by the sections `model` and `deepspeed`."""
-    return load(policy, config.model.dtype, config.deepspeed.splits_weights)
+def load_configured(policy: Policy, config: Config, temperature: float) -> TokenLogProbs:
+    """Loads a policy as `load` does, by the sections `model` and `deepspeed`, as a function to log-probs."""
+    from rloo_pipeline.training import sequence_group, split_loading
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
+    if config.deepspeed.sequence_parallel > 1:
+        split_loading.start_ranks()
+    return TokenLogProbs(model, temperature, sequence_group.group_of(config.deepspeed.sequence_parallel))
 
 
 def score(
@@ -91,14 +97,14 @@ def score(
     import torch
 
     device = next(logprobs.parameters()).device
-    count, rank = len(sequences.prompts), ranks.current()
+    count, world, group = len(sequences.prompts), ranks.current().world, logprobs.group
     values = TokenValues.empty(count)
-    batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
-    batches += batches[:1] * (-len(batches) % rank.world)
+    batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, group.streams)
+    batches += batches[:1] * (-len(batches) % group.streams)
     scored: list[tuple[list[int], Sequence[Tensor]]] = []
     with torch.no_grad(), counting(label, count) as counter:
-        for rows in batches[rank.number :: rank.world]:
-            pack = sequences.pick(rows).to(device)
+        for rows in batches[group.stream :: group.streams]:
+            pack = sequences.pick(rows, group).to(device)
             if entropies:
                 logprobs(pack, _collect(values, rows))
             elif top_k:
@@ -112,7 +118,7 @@ def score(
         for rows, logps in scored:  # a GPU has had all passes before the first one is read
             for row, logps_of_row in zip(rows, logps, strict=True):
                 values.logps[row] = logps_of_row.tolist()
-    return values if rank.world == 1 else _of_all_ranks(values, rank.world)
+    return values if world == 1 else _of_all_ranks(values, world)
 
 
 def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
