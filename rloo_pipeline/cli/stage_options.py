@@ -231,9 +231,7 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
 
         kept_ranks.run(processes, argv)
     else:
-        from rloo_pipeline.runtime import torchrun
-
-        torchrun.launch(processes, argv)
+        ranks.torchrun(processes, argv)
     return False
 
 
