@@ -49,7 +49,7 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
     return path
 
 
-def data_place(config: Config, key: str, source: Source) -> str | None:
+def data_place(data_dir: str | None, key: str, source: Source) -> str | None:
     """Place of a source's rows: a file, a folder, the Hub's cache, or the import string of its generator.
     None if they are not downloaded yet.
 
@@ -58,10 +58,10 @@ def data_place(config: Config, key: str, source: Source) -> str | None:
     """
     if source.generator is not None:
         return source.generator
-    path = data_file(key, source, config.data_dir)
+    path = data_file(key, source, data_dir)
     if path is None:
         name = str(source.name)
-        folder = Path(config.data_dir or ".") / name
+        folder = Path(data_dir or ".") / name
         path = folder if folder.is_dir() else cached(name, source.revision, "dataset")
     return None if path is None else str(path)
 
@@ -73,7 +73,7 @@ def training_rows(config: Config, key: str = "dataset.train") -> int | None:
         UserError: they cannot be read.
     """
     source = sources(config)[key]
-    place = data_place(config, key, source)
+    place = data_place(config.data_dir, key, source)
     try:
         return None if place is None else len(rows.read_rows(source, place))
     except ImportError:

@@ -15,8 +15,8 @@ from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.before_run import advice, memory, speeds
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
-from rloo_pipeline.config.stages import all_jobs
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
@@ -249,7 +249,7 @@ def _passes(config: Config) -> float:
 
     The weights below an adapter get no gradients, and recomputed activations are one more forward pass.
     """
-    each = (3 if config.update.lora is None else 2) + (config.deepspeed.gradient_checkpointing is True)
+    each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
 
 
@@ -277,7 +277,7 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
 
 
 def _moved(config: Config, shape: ModelDims, pace: str) -> float:
-    """Seconds of a round in which a process moves what is offloaded, and its AdamW runs on the CPU."""
+    """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
     offload, algorithm = config.deepspeed.offload, config.algorithm
     learned = memory.trained(config, shape) / config.deepspeed.processes
     link = speeds.at(speeds.HOST_LINK, pace)
@@ -287,7 +287,7 @@ def _moved(config: Config, shape: ModelDims, pace: str) -> float:
     on_disk = sum(size for size in memory.on_disk(config, shape).values())
     seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
     if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
-        share = _packed_tokens(config) / config.deepspeed.processes
+        share = _packed_tokens(config) / config.deepspeed.processes * config.deepspeed.sequence_parallel
         batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
         weights = memory.weight_bytes(config, shape) / config.deepspeed.processes
         seconds += batches * _passes(config) * weights / link

@@ -143,7 +143,7 @@ def lag_lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Ite
     Args:
         config: the run's configuration.
         sides: seconds of a round.
-        source: where they come from.
+        source: origin of these seconds, `estimated` or `measured in this run`.
         unit: `GPU` or `core`.
     """
     lag = config.rollout.lag or 1

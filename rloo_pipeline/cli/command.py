@@ -58,7 +58,7 @@ def command(
         name: command name.
         run: its function; or `module:function`, which gets the options as keyword arguments.
         about: one sentence for the help.
-        options: besides `--log`.
+        options: options besides `--log`.
         passes_rest: as in `Command`.
     """
     function = partial(call, run, options) if isinstance(run, str) else run

@@ -16,22 +16,15 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
+def _snakemake(name: str, about: str, *options: str) -> Command:
+    """A command that becomes Snakemake, with the options of the user and these."""
 
-    launch.become_snakemake(arguments.unparsed)
+    def run(arguments: argparse.Namespace) -> None:
+        from rloo_pipeline.commands import launch
 
+        launch.become_snakemake([*arguments.unparsed, *options])
 
-def _why(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
-
-    launch.become_snakemake([*arguments.unparsed, "--dry-run"])
-
-
-def _adopt(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
-
-    launch.become_snakemake([*arguments.unparsed, "--touch"])
+    return Command(name, run, about, (), passes_on=True)
 
 
 def _submit(arguments: argparse.Namespace) -> None:
@@ -101,27 +94,20 @@ def _run_folder(run: str) -> Path:
 
 
 COMMANDS = (
-    Command(
+    _snakemake(
         "run",
-        _run,
         "Start or continue a run: `rloo run [CONFIG] [OPTION …]` is `snakemake` with the Snakefile of this folder, "
         "else of this package, on all cores, with any options of Snakemake.",
-        (),
-        passes_on=True,
     ),
-    Command(
+    _snakemake(
         "why",
-        _why,
         "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
-        (),
-        passes_on=True,
+        "--dry-run",
     ),
-    Command(
+    _snakemake(
         "adopt",
-        _adopt,
         "Accept the files of a copied run as they are, after checking their content: `rloo adopt [CONFIG]`.",
-        (),
-        passes_on=True,
+        "--touch",
     ),
     command(
         "watch",
@@ -132,7 +118,7 @@ COMMANDS = (
         option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),
     command(
-        "diagnose", "rloo_pipeline.commands.diagnose:diagnose", "List the symptoms of a run, finished or running.", RUN
+        "diagnose", "rloo_pipeline.commands.watch:diagnose", "List the symptoms of a run, finished or running.", RUN
     ),
     command(
         "submit",

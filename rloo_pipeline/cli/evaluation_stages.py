@@ -130,7 +130,7 @@ COMMANDS = (
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
         *(path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"), IMAGES, CHECKS),
-        log_probs=True,
+        ranks="forward_processes",
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
     stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),

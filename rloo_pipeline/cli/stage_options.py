@@ -24,19 +24,20 @@ def stage(
     *options: Option,
     run: Callable[[Config, argparse.Namespace], None] | None = None,
     samples: bool = False,
-    log_probs: bool = False,
+    ranks: str | None = None,
 ) -> Command:
     """A stage, whose function gets the sections of the configuration that it may read.
 
     Args:
         name: name of the stage.
         about: one sentence for the help.
-        options: besides `--config` and `--output`.
+        options: options besides `--config` and `--output`.
         run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
             configuration, and the options by their names.
         samples: True if it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
             with several ranks, or one of several, takes them in `runs_here`.
-        log_probs: True if it computes log-probs without gradient, in as many processes as hold the weights.
+        ranks: its number of processes, as an attribute of the section `deepspeed`: `processes` if it trains,
+            `forward_processes` if it computes log-probs without gradient.
     """
     function = name.replace("-", "_")
     taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]  # that one changes the configuration
@@ -45,7 +46,7 @@ def stage(
         config = stage_config(arguments, name)
         if samples:
             take_sampler(config)
-        if log_probs and not runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+        if ranks and not runs_here(arguments, config.deepspeed, getattr(config.deepspeed, ranks)):
             return
         _open_policies(config, arguments)
         from rloo_pipeline.artifacts import tables

@@ -46,7 +46,7 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
         processes: number of ranks, a multiple of `nodes`.
         threads: CPUs per rank.
         output: the stage's output; ranks meet through a file in its folder.
-        arguments: after `rloo`.
+        arguments: arguments of `rloo`.
 
     Raises:
         UserError: this is no SLURM job, or a rank failed.

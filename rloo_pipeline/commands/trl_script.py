@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.commands.trl_options import option_values
+from rloo_pipeline.commands.trl_tables import POSITIONAL
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
-POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""Arguments of the trainers that may be given without their names."""
 PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
 OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Add: lambda a, b: a + b,
@@ -142,6 +141,12 @@ class TrlScript:
             if isinstance(found.value, ast.Tuple | ast.List):
                 return self.resolved(found.value.elts[found.place])
         return node
+
+    def argument(self, name: str) -> ast.expr | None:
+        """The expression that an argument of the trainer stands for; None if it is not given, or is None."""
+        node = self.arguments.get(name)
+        target = None if node is None else self.resolved(node)
+        return None if isinstance(target, ast.Constant) and target.value is None else target
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression, as plain data.

@@ -153,7 +153,7 @@ class Algorithm(Section):
     @classmethod
     def _check_range(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
         if limits is not None and limits[0] >= limits[1]:
-            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is no range; the first number must be below the second")
+            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
         return limits
 
     def _problems(self) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from rloo_pipeline.config.section import JSON, Section
 
 STRUCTURES = ("json", "regex", "choice", "grammar")
-"""Keys of vLLM's `StructuredOutputsParams`, of which a configuration has one."""
+"""Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
 _RESHAPES = (
     "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
     "neither weigh the samples nor prove that they are of its policy; leave it out"

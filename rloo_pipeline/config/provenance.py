@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.config import STAGES, Config, estimator, syntax
+from rloo_pipeline.config import STAGES, Config, Harness, estimator, syntax
 from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def source_digest(stage: str, config: Config) -> str:
         (_name(file), _digest(source(file), text)) for closure in closures for file, text in _with_text_flag(closure)
     }
     if "harness" in stage:
-        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
+        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config.evaluation.harness)}
     syntax.keep()
     total = hashlib.sha256()
     for name, digest in sorted(digests):
@@ -62,9 +62,8 @@ def source_digest(stage: str, config: Config) -> str:
     return total.hexdigest()[:16]
 
 
-def _task_files(config: Config) -> Iterator[Path]:
+def _task_files(harness: Harness | None) -> Iterator[Path]:
     """The user's own task files of lm-eval."""
-    harness = config.evaluation.harness
     if harness and harness.include_path:
         yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 

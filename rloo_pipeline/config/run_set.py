@@ -23,8 +23,8 @@ from rloo_pipeline.config import experiment
 from rloo_pipeline.config.experiment import Experiment
 from rloo_pipeline.config.loading import is_experiment, read_mapping, validate
 from rloo_pipeline.config.run import Config
+from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.config.section import JSON
-from rloo_pipeline.config.stages import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
 
 RESULTS = "results"
@@ -181,7 +181,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
         file: file that it was read from; None if unknown.
-        origin: the same for messages.
+        origin: name of this file in messages.
 
     Raises:
         UserError: a key is unknown, missing or out of range.

@@ -268,6 +268,10 @@ class Vllm(Section):
     """
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
+    decode_context_parallel_size: int = Field(1, ge=1)
+    """Number of these GPUs over which vLLM splits the KV cache of each sequence, where they are more than the model's
+    key-value heads and would otherwise hold it several times. Divides `tensor_parallel_size`.
+    """
     data_parallel_size: int = Field(1, ge=1)
     """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for
     clusters that give out whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with
@@ -275,6 +279,13 @@ class Vllm(Section):
     """
     threads: int = Field(1, ge=1)
     """CPU threads per engine. A fixed number, independent of the machine, so that sums round the same everywhere."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.tensor_parallel_size % self.decode_context_parallel_size:
+            yield (
+                f"decode_context_parallel_size ({self.decode_context_parallel_size}) does not divide "
+                f"tensor_parallel_size ({self.tensor_parallel_size})"
+            )
 
     @property
     def gpus(self) -> int:

@@ -1,20 +1,16 @@
-"""Follows from the table of stages: `STAGES`, the sections of the configuration that each stage gets, and those that
-decide its result, in the form that pydantic needs; and the jobs of a run, without Snakemake, as in workflow/rules/.
+"""`STAGES`: the sections of the configuration that each stage gets, and those that decide its result.
+
+Converts the table of stages to the form that pydantic needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rloo_pipeline.config.run_keys import RunKeys
 from rloo_pipeline.config.section import section_in
 from rloo_pipeline.stages import table
-from rloo_pipeline.stages.table import ROWS, StageRow
-
-if TYPE_CHECKING:
-    from rloo_pipeline.config.run import Config
 
 But = dict[str, Any]
 """For each section, a set of keys, or a mapping of keys to True or to a set of keys below (pydantic's `exclude`)."""
@@ -56,62 +52,3 @@ def _without(keys: table.Keys, fields: set[str]) -> set[str]:
 
 
 STAGES: Mapping[str, Sections] = dict(_sections())
-
-
-class RunJob(NamedTuple):
-    """One job of the DAG."""
-
-    stage: str
-    """Name of its rule; `update` for all rules of updates."""
-    output: str
-    """A file that it writes last, or a folder that it writes at once; relative to the run's folder, as the log is."""
-    log: str
-    policy: int | None = None
-    """Number of the policy that the output is made from, if it is."""
-
-
-def all_jobs(config: Config) -> Iterator[RunJob]:
-    """All jobs of a run from the beginning."""
-    rounds = chain.from_iterable(jobs_of_round(config, number) for number in range(1, config.rounds + 1))
-    return chain(jobs_before_rounds(config), rounds, jobs_after_rounds(config))
-
-
-def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
-    """Assets, prompts, warm start."""
-    return _jobs(config, "before", 0)
-
-
-def jobs_of_round(config: Config, number: int) -> Iterator[RunJob]:
-    """All jobs of a round, including those that the next policy does not wait for."""
-    return _jobs(config, "round", number)
-
-
-def jobs_after_rounds(config: Config) -> Iterator[RunJob]:
-    """Evaluations, the choice of a policy, the report."""
-    return _jobs(config, "after", config.rounds)
-
-
-def _jobs(config: Config, phase: str, number: int) -> Iterator[RunJob]:
-    for row in ROWS:
-        if row.phase == phase and (row.when is None or row.when(config, number)):
-            for names, policy in _each(config, row, number):
-                yield RunJob(row.rule, row.output.format(**names), f"logs/{row.log.format(**names)}.log", policy)
-
-
-def _each(config: Config, row: StageRow, number: int) -> Iterator[tuple[Mapping[str, str], int | None]]:
-    """For each job of a row: the values of its path's fields, and the policy that its output is made from."""
-    sampled = config.rollout.policy_of(number) if row.phase == "round" else None
-    policy = {"first": 0, "last": config.rounds, "previous": number - 1, "sampled": sampled}.get(row.policy)
-    fixed = {"round": f"{number:05d}", "seed": str(config.seed)}
-    shards = [f"{shard:03d}" for shard in range(config.rollout.shards)]
-    if row.each == "shard":
-        yield from ((fixed | {"shard": shard}, policy) for shard in shards)
-    elif row.each == "reward":
-        columns = (reward.column for reward in config.rewards if reward.gpus)
-        yield from ((fixed | {"reward": column, "shard": shard}, policy) for column in columns for shard in shards)
-    elif row.each in ("evaluation", "trained"):
-        for name, evaluated in config.evaluated.items():
-            if evaluated > 0 or row.each == "evaluation":
-                yield fixed | {"name": name}, evaluated
-    else:
-        yield fixed, policy

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import yaml
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import jobs_of_round
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.config.stages import jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.run_files import RunFiles

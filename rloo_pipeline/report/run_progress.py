@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from rloo_pipeline.config.stages import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
+from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.run_files import BY_SEED, RunFiles, is_finished, metrics_of
 from rloo_pipeline.stages.table import ROWS

@@ -104,7 +104,7 @@ def serve(file: int, code: EnvironmentCode) -> None:
 
 
 class Episode(CallerOfUserCode):
-    """One environment, or the tools without one, and what is asked of it."""
+    """An environment, or the tools if there is none, and the answers to requests."""
 
     def __init__(self, code: EnvironmentCode) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class ForkServerProcess:
         Args:
             environments: import strings by name.
             tools: import strings of functions.
-            where: it runs.
+            where: sandbox, image or Python in which it runs.
             workers: most episodes at a time.
 
         Raises:

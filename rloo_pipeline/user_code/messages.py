@@ -42,18 +42,20 @@ class Broken(NamedTuple):
     message: str
 
 
+class TimedCall(NamedTuple):
+    """A call, and its time limit."""
+
+    rows: range
+    """Rows of the table."""
+    seconds: float
+    """An async call stops itself then; a worker with any other call is killed by the parent."""
+
+
 class CallBatch(NamedTuple):
-    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function.
+    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function."""
 
-    Calls have consecutive numbers from `number`, and neighbouring rows of the table from `first`.
-    """
-
-    number: int
-    first: int
-    counts: list[int]
-    """Rows of each call."""
-    deadlines: list[float]
-    """Seconds for each call. An async call stops itself then; a worker with any other call is killed by the parent."""
+    calls: dict[int, TimedCall]
+    """Calls of neighbouring rows, in order, by number."""
     columns: dict[str, list[Any]]
     """Arguments with one entry per row, for the rows of all calls."""
     constants: dict[str, Any]

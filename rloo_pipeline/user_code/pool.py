@@ -66,7 +66,7 @@ class EnvironmentPool:
             tools: import strings of functions.
             workers: most processes at a time.
             timeout: seconds for `reset`, for each call of a tool, and for the reward.
-            where: the processes run.
+            where: sandbox, image or Python in which the processes run.
 
         Raises:
             UserError: they cannot run there.
@@ -184,7 +184,7 @@ class EnvironmentPool:
         return len(self._queue) + len(self._answers) + under_way
 
     def ready(self, timeout: float) -> list[Answer]:
-        """The answers that came; waits for one at most `timeout` seconds, and not at all if nothing is asked.
+        """The answers that have arrived. Waits at most `timeout` seconds for one, and not at all without a request.
 
         Raises:
             UserError: the code cannot be imported or does not keep the contract, so that no episode can be played.
@@ -197,7 +197,7 @@ class EnvironmentPool:
         return answers
 
     def _step(self, seconds: float) -> None:
-        """Starts what waits for a process, waits for messages, and handles them and what is late."""
+        """Forks processes for requests that wait, waits for messages, and handles these and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))

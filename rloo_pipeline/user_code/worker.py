@@ -126,21 +126,19 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    number, start = batch.number, 0
     columns = [(name, _apart(values)) for name, values in batch.columns.items()]
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
-    for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
-        end = start + count
-        arguments = {name: values[start:end] for name, values in columns}
+    first = next(iter(batch.calls.values())).rows.start
+    for number, (rows, deadline) in batch.calls.items():
+        arguments = {name: values[rows.start - first : rows.stop - first] for name, values in columns}
         arguments.update(constants)
         if mutable:  # a function may change its arguments, and the next call must not see that
             arguments.update(copy.deepcopy(mutable))
-        yield Call(number, range(batch.first + start, batch.first + end), arguments, deadline)
-        number, start = number + 1, end
+        yield Call(number, rows, arguments, deadline)
 
 
 def _apart(values: list[Any]) -> list[Any]:
-    """Values of which no two are one list or dict, as the rows of a prompt have them: a function may change its own."""
+    """Copies lists and dicts that several rows share, as the rows of a prompt do, since a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()
     for value in values:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from itertools import accumulate, pairwise, starmap
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from rloo_pipeline.user_code.messages import (
     Message,
     Ready,
     Start,
+    TimedCall,
     UserCodeProcess,
 )
 from rloo_pipeline.user_code.reward_call import Signature
@@ -84,12 +84,10 @@ class WorkerProcess(UserCodeProcess):
         os.close(board_file)
         self.signature: Signature | None = None
         """The function's parameters; None until the function is loaded."""
-        self.calls: dict[int, float] = {}
-        """Calls that were sent and are not done, in order: number and deadline in seconds."""
+        self.calls: dict[int, TimedCall] = {}
+        """Calls that were sent and are not done, in order, by number."""
         self._began: dict[int, float] = {}
         """Start of each async call under way."""
-        self._rows: dict[int, range] = {}
-        """The rows of each call that was sent."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
         self.since = time.monotonic()
         self._send(pickle.dumps(Start(function, options, os.getpid())))
@@ -104,13 +102,10 @@ class WorkerProcess(UserCodeProcess):
 
         They go through a file in memory: a socket's buffer is small, so the sender would block until the worker reads.
         """
-        numbers = range(batch.number, batch.number + len(batch.deadlines))
-        self.calls = dict(zip(numbers, batch.deadlines, strict=True))
-        ends = list(accumulate(batch.counts, initial=batch.first))
-        self._rows = dict(zip(numbers, starmap(range, pairwise(ends)), strict=True))
-        self._limit = MESSAGE_BYTES + CALL_BYTES * len(ends) + ROW_BYTES * (ends[-1] - ends[0])
+        self.calls = dict(batch.calls)
+        self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
         self._start = time.monotonic()
-        self._end = self._start + sum(batch.deadlines) + GRACE
+        self._end = self._start + sum(call.seconds for call in self.calls.values()) + GRACE
         self.batch_file.seek(0)
         pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
         self.batch_file.flush()
@@ -163,7 +158,7 @@ class WorkerProcess(UserCodeProcess):
         return message
 
     def _check(self, done: Done) -> None:
-        rows = [self._rows[number] for number in done.numbers]
+        rows = [self.calls[number].rows for number in done.numbers]
         fits = len(done.seconds) == len(rows) and [*map(len, done.scores)] == [*map(len, rows)]
         if not (fits and all(any(row in part for part in rows) for row in done.notes)):
             raise BadMessageError
@@ -175,7 +170,7 @@ class WorkerProcess(UserCodeProcess):
 
     def next_end(self) -> float:
         """Next deadline of a call, on the monotonic clock."""
-        ends = (began + self.calls[number] for number, began in self.began().items())
+        ends = (began + self.calls[number].seconds for number, began in self.began().items())
         last = self._end if self.calls else float("inf")
         return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
 
@@ -221,7 +216,7 @@ def end_orphans(others: frozenset[int]) -> None:
     They are known by the mark in their environment, or, without it, by a session that is not this process's.
 
     Args:
-        others: children that are none, from `adopt_orphans`.
+        others: the children that this process had when it called `adopt_orphans`.
     """
     mark = f"{MARK}={os.getpid()}".encode()
     while orphans := [

@@ -176,6 +176,21 @@ def test_rounds_that_carry_completions_over_have_the_same_bytes_after_kills_and_
 
 
 @pytest.mark.long
+def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(project, finished, tmp_path) -> None:
+    changes = {"deepspeed": {"processes": 2, "sequence_parallel": 2}}
+    target = ("--rerun-triggers=mtime", "--", "results/mini/policies/00002")
+    undisturbed = Project(tmp_path / "undisturbed")
+    for one in (project, undisturbed):
+        one.take(finished, *AFTER_POLICY_0)
+    outcome = undisturbed.snakemake("--cores", "2", *target, **changes)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
+    for pattern in ("policies/*/*", "rounds/**/*", "trainer/*/state/*"):
+        assert project.files(pattern) == undisturbed.files(pattern) != {}
+    assert len(undisturbed.files("trainer/00002/state/*")) == 2 * len(finished.files("trainer/00002/state/*"))
+
+
+@pytest.mark.long
 def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
     project.take(finished, *AFTER_SFT).configure()
     arguments = ("--cores", "2", "--", "results/mini/policies/00002")

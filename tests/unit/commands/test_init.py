@@ -87,7 +87,7 @@ def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatc
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
     config, asked = new_project("asked", ProjectChoices(None, None, None))
-    assert "--model no model: no such folder" in asked
+    assert "--model no model: neither a folder" in asked
     assert "missing.jsonl: " in asked
     assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):
@@ -103,7 +103,7 @@ def test_an_existing_file_is_replaced_only_with_force(choices) -> None:
     assert Path("mine/rewards.py").read_text() == "mine"
     assert "replaced mine/rewards.py" in new_project("mine", choices, force=True)[1]
     assert "def right" in Path("mine/rewards.py").read_text()
-    with pytest.raises(UserError, match=r"rewards\.py: a file, and no folder for a project"):
+    with pytest.raises(UserError, match=r"rewards\.py: a file, not a folder for a project"):
         init(Path("mine/rewards.py"), choices, force=True)
 
 
@@ -155,7 +155,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     ("change", "message"),
     [
         ({"model": None}, "--model missing; on a terminal"),
-        ({"model": "nowhere"}, "--model nowhere: no such folder, and no id on the Hub"),
+        ({"model": "nowhere"}, "--model nowhere: neither a folder nor an id on the Hub"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),

@@ -201,7 +201,7 @@ class RemoteObject:
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """NumPy would compare an array that the program's class makes up, or an empty sequence."""
-        raise TypeError("an object of the program's classes is no array")
+        raise TypeError("an object of the program's classes is not an array")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
