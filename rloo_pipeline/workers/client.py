@@ -26,6 +26,8 @@ from rloo_pipeline.stages.table import ROWS
 FOLDER = "RLOO_WORKERS"
 ROLES = {row.stage: row.worker for row in ROWS if row.worker}
 """Worker role of each stage that can run in a worker."""
+OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
+"""Environment variables of ranks (`runtime.ranks.is_rank`)."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
 """Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
 doubles that time.
@@ -39,7 +41,7 @@ def run_stage(argv: Sequence[str]) -> int | None:
         The exit status; None where no worker ran it, so that this process has to.
     """
     role = ROLES.get(argv[0]) if argv else None
-    if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+    if role is None or FOLDER not in os.environ or any(name in os.environ for name in OF_A_RANK):
         return None
     connected = _connect(role, argv)
     if connected is None:
