@@ -142,4 +142,4 @@ def host(text: str) -> None:
     manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
     os.environ |= {ranks.STEP: "1", controller_watch.VARIABLE: controller_watch.name()}
     print(LISTENING, flush=True)
-    asyncio.run(node_stages.run_commands())
+    asyncio.run(node_stages.Host().serve())
