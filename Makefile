@@ -24,7 +24,7 @@ test: setup ## run the tests (PYTEST_ARGS="-n 0 -m 'not slow'" for some of them)
 	$(BIN)/pytest $(or $(PYTEST_ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 test-all: setup ## run the tests that take long, too
-	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 2 --dist loadfile --no-loadscope-reorder --durations 40)
+	$(BIN)/pytest --long $(or $(PYTEST_ARGS),-n 3 --dist loadfile --no-loadscope-reorder --durations 40)
 
 soak: setup ## kill a small run at random 100 times and compare its files with an undisturbed run (20 minutes to an hour)
 	$(BIN)/python tools/soak.py

@@ -1,6 +1,7 @@
 """Functions that a configuration names as `module:function` or `path/file.py:function`.
 
-In a run's job, their code is the run's frozen copy (`frozen_functions`).
+In a run's job, their code is the run's frozen copy (`frozen_functions`). An environment of another library is
+`LIBRARY:ARGUMENT`, which calls the function of `LIBRARIES` with the argument.
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from typing import Any
 from rloo_pipeline import frozen_functions
 from rloo_pipeline.errors import UserError, did_you_mean
 
+LIBRARIES = {
+    "openenv": "rloo_pipeline.environments.openenv_server:environment",
+    "verifiers": "rloo_pipeline.environments.verifiers_tasks:environment",
+}
+"""Functions of this package that take the rest of a reference and return the class of an environment."""
 UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
 """Signs at a file's top level that it may have names that its text does not show."""
+
+
+def of_library(reference: str) -> tuple[str, str | None]:
+    """The import string of a reference, and the argument of an environment of another library."""
+    library, _, argument = reference.partition(":")
+    return (LIBRARIES[library], argument.strip()) if library in LIBRARIES and argument else (reference, None)
 
 
 def source_of(reference: str) -> Path | None:
@@ -27,7 +39,7 @@ def source_of(reference: str) -> Path | None:
         UserError: the reference is malformed, or there is no such file or module.
     """
     frozen_functions.in_use()
-    module, colon, name = reference.rpartition(":")
+    module, colon, name = of_library(reference)[0].rpartition(":")
     if not colon or not module or not name:
         raise UserError(f"'{reference}': write `module:function` or `path/file.py:function`")
     if module.endswith(".py"):
@@ -52,7 +64,7 @@ def check(reference: str) -> Path | None:
         UserError: the reference is malformed, or there is no such file, module or function.
     """
     path = source_of(reference)
-    module, _, name = reference.rpartition(":")
+    module, _, name = of_library(reference)[0].rpartition(":")
     if path is not None and path.suffix == ".py":
         try:
             names = _top_level_names(frozen_functions.source(path).read_text(encoding="utf-8"))
@@ -86,13 +98,13 @@ def _top_level_names(text: str) -> frozenset[str]:
 
 
 def load(reference: str) -> Callable[..., Any]:
-    """Imports the function.
+    """Imports the function; for an environment of another library, makes its class.
 
     Raises:
         UserError: there is no such file, module or function, or the import fails.
     """
-    path = source_of(reference)
-    module_name, _, name = reference.rpartition(":")
+    path, (function_name, argument) = source_of(reference), of_library(reference)
+    module_name, _, name = function_name.rpartition(":")
     try:
         module = _import_file(path) if path and module_name.endswith(".py") else importlib.import_module(module_name)
     except Exception as error:
@@ -101,7 +113,10 @@ def load(reference: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"'{reference}': {module_name} has no function {name}{did_you_mean(name, vars(module))}")
-    return function
+    if argument is None:
+        return function
+    made: Callable[..., Any] = function(argument)
+    return made
 
 
 def error_location(error: BaseException, reference: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from screenshots import ASSETS, ROOT, shoot
 
-from rloo_pipeline.report.terminal_table import clock
+from rloo_pipeline.report.live_run import clock
 
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGES = {"lag": "overlap.md", "budget": "overlap.md", "lora": "models_and_data.md"}

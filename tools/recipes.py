@@ -23,7 +23,7 @@ HEAD = (
 
 
 def described(file: str) -> str:
-    """What config/README.md says of a configuration."""
+    """The description of a configuration in config/README.md."""
     [text] = re.findall(
         rf"^\| `{re.escape(file)}` \| (.*) \|$", (ROOT / "config" / "README.md").read_text(), re.MULTILINE
     )
@@ -31,7 +31,7 @@ def described(file: str) -> str:
 
 
 def row(run: Path) -> str:
-    """What a run of a configuration in config/ gave."""
+    """The result of a run of a configuration in config/."""
     config, summary = read_config(run), read_json(run / "summary.json")
     file = "config.yaml" if config.run == "demo" else f"{config.run}.yaml"
     before, after = (summary[name]["accuracy"] for name in ("warmstart", "final"))

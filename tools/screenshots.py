@@ -107,7 +107,7 @@ def _typed(command: str) -> Iterator[tuple[float, str]]:
 
 
 def _ran(command: str, folder: Path) -> Iterator[tuple[float, str]]:
-    """What a command prints on a terminal: pauses and text."""
+    """The output of a command on a terminal: pauses and text."""
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     process = PtyProcessUnicode.spawn(command.split(), cwd=folder, env=environment, dimensions=(ROWS, COLUMNS))

@@ -194,7 +194,7 @@ def marked(folder: Path) -> list[psutil.Process]:
 
 
 def leftovers(project: Path, temporary: Path) -> list[Path]:
-    """What no finished run may leave: temporary files, half-written outputs, Snakemake's locks."""
+    """Files that a finished run must not leave: temporary files, half-written outputs, Snakemake's locks."""
     hidden = [path for path in (project / "results").rglob(".*") if path.name not in (".snakemake_timestamp", ".fence")]
     tokens = (project / "results").glob("*/.fence/*")
     return [*temporary.iterdir(), *hidden, *tokens, *(project / ".snakemake" / "locks").glob("*")]

@@ -10,6 +10,8 @@ its loss is
                                                                           (arXiv 2602.04879, Binary-TV; verl's dppo_tv)
     vespo   −sg[e^(λ(1−w)) w^k] A log π_θ, w = Π_t ρ_t of the completion, k and λ by the sign of A
                                                                           (arXiv 2602.10693; TRL's loss_type: vespo)
+    clip_cov ppo's, and 0 on the tokens of `token_choice.clip_cov`        (arXiv 2505.22617; verl's clip_cov)
+    kl_cov  −ρA, and + κ |log ρ| on the tokens of `token_choice.kl_cov`   (the same; verl's kl_cov)
     none    −A log π_θ                                                    (Williams 1992)
 
 At ρ = 1, in the first step on samples of π_old, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
@@ -29,7 +31,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Level = Literal["sequence", "sequence_mean", "token"]
-Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "none"]
+Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"]
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
 and tokens outside of the mask may have no effect on others, since steps are split into micro-batches.
@@ -60,6 +62,8 @@ class Bounds(NamedTuple):
     gamma_pos: tuple[float, float] = (2.0, 3.0)
     """k and λ of `vespo` where the advantage is not negative."""
     gamma_neg: tuple[float, float] = (3.0, 2.0)
+    kl_cov_coef: float = 1.0
+    """κ of `kl_cov`."""
 
 
 class Losses(NamedTuple):
@@ -72,7 +76,8 @@ class Losses(NamedTuple):
     low: Float[Tensor, " completions"]
     """Share of actions without a gradient because ρ < 1 − ε, or π_θ − π_old < −ε."""
     high: Float[Tensor, " completions"]
-    """Share of actions without a gradient because ρ > 1 + ε_high, or π_θ − π_old > ε_high (CISPO: with a cut weight).
+    """Share of actions without a gradient because ρ > 1 + ε_high, or π_θ − π_old > ε_high (CISPO: with a cut weight),
+    or because `clip_cov` drops them.
     """
 
 
@@ -107,6 +112,7 @@ def losses(
     level: Level,
     clip: Clip | OwnLoss,
     bounds: Bounds,
+    chosen: Bool[Tensor, "completions tokens"] | None = None,
 ) -> Losses:
     """The loss of each action.
 
@@ -118,16 +124,24 @@ def losses(
         level: kind of action, see `log_ratio`.
         clip: one of the losses above, or a user's; all but `ppo` have a term for each token.
         bounds: clip range of the ratio.
+        chosen: tokens that `clip_cov` drops or `kl_cov` holds back; None for none.
     """
-    ratio = log_ratio(logps, old_logps, mask, level).exp()
+    difference = log_ratio(logps, old_logps, mask, level)
+    ratio = difference.exp()
     actions = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
     weight = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
     none = torch.zeros_like(actions)
-    if clip == "ppo":
+    if clip in ("ppo", "clip_cov"):
         unclipped = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
         clipped = ratio.clamp(1 - bounds.epsilon, 1 + bounds.epsilon_high)
         loss = torch.where(actions, -torch.minimum(unclipped * weight, clipped * weight), 0.0)
         low, high = (ratio < 1 - bounds.epsilon) & (weight < 0), (ratio > 1 + bounds.epsilon_high) & (weight > 0)
+        if chosen is not None:
+            loss, low, high = torch.where(chosen, 0.0, loss), low & ~chosen, high | chosen
+    elif clip == "kl_cov":
+        held = 0.0 if chosen is None else bounds.kl_cov_coef * chosen * difference.abs()
+        loss = torch.where(actions, -ratio * weight + held, 0.0)
+        low, high = none, none
     elif clip == "cispo":
         factor = ratio.detach().clamp(max=1 + bounds.epsilon_high)
         loss = torch.where(mask, -factor * weight * logps, 0.0)

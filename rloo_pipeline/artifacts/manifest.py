@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -11,12 +12,15 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import announcing
 
 MANIFEST = "manifest.json"
 DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
+READERS = 4
+"""Files that are read at once: a parallel file system gives one reader a small part of its bandwidth."""
 LARGE = 1 << 30
 """Bytes of a file above which its reading is announced, because it may take long."""
 
@@ -45,6 +49,16 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 
 
+def file_names(folder: Path) -> list[str]:
+    """The paths of these files in the folder."""
+    return [str(file.relative_to(folder)) for file in folder_files(folder)]
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+
+
 class Manifest(NamedTuple):
     """The content of a folder's manifest."""
 
@@ -62,9 +76,8 @@ def write_manifest(folder: Path, known: Mapping[str, str] = MappingProxyType({})
         known: digests of files that were computed when they were written, by path in the folder.
         about: the facts.
     """
-    names = [str(file.relative_to(folder)) for file in folder_files(folder)]
     # files that another node has written may not be listed here yet
-    files = entries(folder, dict.fromkeys([*names, *known]), known)
+    files = entries(folder, dict.fromkeys([*file_names(folder), *known]), known)
     write_json(folder / MANIFEST, {"about": about, "files": files})
     return Manifest(about, {name: str(entry[DIGEST]) for name, entry in files.items()})
 
@@ -88,18 +101,25 @@ def check_entries(
 ) -> None:
     """Checks the files of a folder, whose names now are `names`, against their entries.
 
+    Of a job with several ranks, each reads some of the files. They wait for each other before they load weights
+    (`split_loading.start_ranks`).
+
     Raises:
         UserError: a file is missing, added (which `added` says), or differs; `remedy` says what to do.
     """
     for name in sorted(set(names) ^ files.keys()):
         raise UserError(f"{folder / name} {'is missing' if name in files else added}; {remedy}")
     for name, entry in files.items():
-        file = folder / name
-        size = file.stat().st_size
+        size = (folder / name).stat().st_size
         if size != entry["bytes"]:
-            raise UserError(f"{file} is truncated or changed ({size} bytes, {entry['bytes']} were written); {remedy}")
-        if digest(file) != entry[DIGEST]:
-            raise UserError(f"{file} was changed since it was written ({DIGEST} differs); {remedy}")
+            text = f"{folder / name} is truncated or changed ({size} bytes, {entry['bytes']} were written); {remedy}"
+            raise UserError(text)
+    rank = ranks.current()
+    own = sorted(files)[rank.number :: rank.world]
+    with ThreadPoolExecutor(READERS) as threads:
+        for name, found in zip(own, threads.map(digest, (folder / name for name in own)), strict=True):
+            if found != files[name][DIGEST]:
+                raise UserError(f"{folder / name} was changed since it was written ({DIGEST} differs); {remedy}")
 
 
 def folder_digest(folder: Path) -> str:
@@ -108,8 +128,7 @@ def folder_digest(folder: Path) -> str:
     Raises:
         UserError: the folder does not exist.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    _require_folder(folder)
     if (folder / MANIFEST).exists():
         return digest(folder / MANIFEST)
     lines = (f"{f.relative_to(folder)} {digest(f)}\n" for f in folder_files(folder))
@@ -135,12 +154,11 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
             written.
     """
     remedy = f"delete {folder} and run again"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
+    _require_folder(folder)
     if not (folder / MANIFEST).exists():
         raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {remedy}")
     manifest = read_artifact(folder / MANIFEST, remedy)
     check_facts(folder, manifest["about"], expected, remedy)
     files = {name: entry for name, entry in manifest["files"].items() if chosen(name)}
-    check_entries(folder, files, filter(chosen, (str(f.relative_to(folder)) for f in folder_files(folder))), remedy)
+    check_entries(folder, files, filter(chosen, file_names(folder)), remedy)
     return Manifest(manifest["about"], {name: entry[DIGEST] for name, entry in files.items()})

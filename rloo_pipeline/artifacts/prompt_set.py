@@ -151,7 +151,7 @@ def _is_storable(name: str, column: Any) -> bool:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows that were stored."""
+    """The rows of a stored table, with the values of JSON columns decoded."""
     names = [field.name for field in table.schema if isinstance(field.type, pa.JsonType)]
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows if names else ():

@@ -30,7 +30,7 @@ class RoundFiles(NamedTuple):
         """The files that an update reads.
 
         Raises:
-            UserError: the run has a teacher, and there are no tables of its log-probs.
+            UserError: the run has a teacher, but tables of its log-probs are missing.
         """
         used = self if config.uses_reference else self._replace(reference=())
         if config.algorithm.teacher is None:

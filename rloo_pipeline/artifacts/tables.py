@@ -86,6 +86,9 @@ of the policy that sampled it. `carried` is true for groups with a completion th
 out, and the next round goes on with them (`read_carried`)."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
+TOP_IDS, TOP_LOGPS = "top_ids", "top_logps"
+WITH_TOP = pa.schema([*TEACHER, pa.field(TOP_IDS, pa.list_(pa.int32())), pa.field(TOP_LOGPS, pa.list_(pa.float32()))])
+"""With `algorithm.teacher.top_k`: K ids and log-probs for each sampled token, position by position, likeliest first."""
 TRAIN = pa.schema(
     [
         *KEYS,

@@ -9,9 +9,8 @@ from typing import Any
 from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
 from rloo_pipeline.before_run import dataset_inputs, episode_trial, model_inputs, reward_trial
-from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
-from rloo_pipeline.config import JSON, Config, distillation
+from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs, problems_of
+from rloo_pipeline.config import JSON, Rollout, distillation
 from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.preferences import preferences
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
@@ -40,7 +39,7 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
     names = [*(f"dataset.{name}" for name in reversed(config.dataset.parts)), dataset_inputs.DEMONSTRATIONS, *pairs]
     for key in (name for name in names if name in sources):
         with problems_of(key) as problems:
-            place = dataset_inputs.data_place(config, key, sources[key])
+            place = dataset_inputs.data_place(config.data_dir, key, sources[key])
             if place is None:
                 message = f"{sources[key].name} is not in the Hub's cache yet, so it was not checked"
                 yield Finding(key, True, message, note=True)
@@ -86,7 +85,7 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
         with problems_of("dataset.train") as problems:
             dropped = f" ({shown(train.counts)})" if train.counts else ""
             count = train.counts["kept"] if train.is_whole and train.counts else train.read
-            prompts_of_round.require_enough(inputs.config, count, f"dataset.train{dropped}")
+            prompts_of_round.require_enough(inputs.config.rollout, count, f"dataset.train{dropped}")
         yield from problems
 
 
@@ -134,7 +133,7 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
     if column is not None:
         for row in stored[: reward_trial.PROMPTS]:
             row[column] = _images(parts.templater, row)
-    episodes = episode_trial.play(inputs.trial, _played(inputs.config, stored)) if inputs.trial else ()
+    episodes = episode_trial.play(inputs.trial, _played(inputs.config.rollout, stored)) if inputs.trial else ()
     sample = DatasetSample(stored, [row["prompt"] for row in stored], len(rows), counts, episodes)
     inputs.datasets[key] = sample
     yield _finding(key, rows, sample, lengths, most)
@@ -176,9 +175,9 @@ def _images(templater: Templater, row: Row) -> Any:
     return next(iter(pixels), None) if templater.single else pixels
 
 
-def _played(config: Config, rows: Sequence[Row]) -> list[Row]:
+def _played(rollout: Rollout, rows: Sequence[Row]) -> list[Row]:
     """The rows on which episodes are played: those that rewards get, and one row for each environment."""
-    several = isinstance(config.rollout.environment, dict)
+    several = isinstance(rollout.environment, dict)
     others = {row["environment"]: row for row in reversed(rows)} if several else {}
     first = rows[: reward_trial.PROMPTS]
     return [*first, *(row for row in others.values() if row not in first)]

@@ -49,7 +49,7 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
     return path
 
 
-def data_place(config: Config, key: str, source: Source) -> str | None:
+def data_place(data_dir: str | None, key: str, source: Source) -> str | None:
     """Place of a source's rows: a file, a folder, the Hub's cache, or the import string of its generator.
     None if they are not downloaded yet.
 
@@ -58,22 +58,22 @@ def data_place(config: Config, key: str, source: Source) -> str | None:
     """
     if source.generator is not None:
         return source.generator
-    path = data_file(key, source, config.data_dir)
+    path = data_file(key, source, data_dir)
     if path is None:
         name = str(source.name)
-        folder = Path(config.data_dir or ".") / name
+        folder = Path(data_dir or ".") / name
         path = folder if folder.is_dir() else cached(name, source.revision, "dataset")
     return None if path is None else str(path)
 
 
-def training_rows(config: Config) -> int | None:
-    """Number of training rows; None if they are not downloaded yet, or what reads them is not installed here.
+def training_rows(config: Config, key: str = "dataset.train") -> int | None:
+    """Number of rows of a source; None if they are not downloaded yet, or what reads them is not installed here.
 
     Raises:
         UserError: they cannot be read.
     """
-    source = config.dataset.train
-    place = data_place(config, "dataset.train", source)
+    source = sources(config)[key]
+    place = data_place(config.data_dir, key, source)
     try:
         return None if place is None else len(rows.read_rows(source, place))
     except ImportError:

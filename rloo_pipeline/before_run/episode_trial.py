@@ -12,9 +12,8 @@ from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
-from rloo_pipeline.before_run.findings import Finding, problems_of
+from rloo_pipeline.before_run.findings import EpisodeTrial, Finding, RunInputs, problems_of
 from rloo_pipeline.before_run.reward_trial import WRONG_ANSWER
-from rloo_pipeline.before_run.run_inputs import EpisodeTrial, RunInputs
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message

@@ -143,10 +143,16 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
     return _saved(runs, of_group)
 
 
+def policy_bytes(config: Config, shape: ModelDims) -> float:
+    """Bytes of the weights that an update writes: all, or those of the adapter."""
+    weights = shape.parameters if config.update.lora is None else memory.trained(config, shape)
+    return weights * BYTES[config.model.dtype]
+
+
 def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     """Bytes on disk when the run is done, and temporary ones."""
     size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
-    policy = shape.parameters * size if config.update.lora is None else learned * size
+    policy = policy_bytes(config, shape)
     lag, rounds = config.rollout.lag, range(1, config.rounds + 1)
     policies = sum(number % config.keep_every == 0 or number >= config.rounds - lag for number in rounds)
     # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
@@ -271,7 +277,7 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
 
 
 def _moved(config: Config, shape: ModelDims, pace: str) -> float:
-    """Seconds of a round in which a process moves what is offloaded, and its AdamW runs on the CPU."""
+    """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
     offload, algorithm = config.deepspeed.offload, config.algorithm
     learned = memory.trained(config, shape) / config.deepspeed.processes
     link = speeds.at(speeds.HOST_LINK, pace)

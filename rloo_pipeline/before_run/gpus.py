@@ -45,7 +45,7 @@ def findings(in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding
         return
     for name, memory, capability, _ in sorted(map(tuple, rows)):
         yield Finding("GPU", True, f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB, compute capability {capability}")
-    yield Finding("GPUs", True, f"{len(names)} for this process, so many stages use one at once: {', '.join(names)}")
+    yield Finding("GPUs", True, f"{len(names)} for this process, for as many stages at once: {', '.join(names)}")
     if len(names) > 1:
         yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
     if not in_image:

@@ -17,7 +17,7 @@ from rloo_pipeline.errors import UserError
 def model_finding(config: Config) -> Finding:
     """The model, if its config.json is on this machine."""
     with problems_of("model") as problems:
-        if folder := model_inputs.model_folder(config):
+        if folder := model_inputs.model_folder(config.model):
             model = Policy(folder)
             model_inputs.check_model(config, model)
             note = model_inputs.tight_context(config, model.config)
@@ -26,15 +26,15 @@ def model_finding(config: Config) -> Finding:
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """The models and each dataset; a problem or note has a message, an input without remarks has none."""
+    """One finding for the model, and one for each dataset; the message is empty if there is no remark."""
     yield model_finding(config)
     for name, of_teacher in config.teachers.items():
         with problems_of("teacher") as problems:
-            model_inputs.model_folder(of_teacher, distillation.key_of(name))
+            model_inputs.model_folder(of_teacher.model, distillation.key_of(name))
         yield from problems
     if config.reward_model is not None:
         with problems_of("reward model") as problems:
-            model_inputs.model_folder(config.of_reward_model, "reward_model")
+            model_inputs.model_folder(config.of_reward_model.model, "reward_model")
         yield from problems
     if note := lag.note(config.rollout, config.algorithm):
         yield Finding("sampler", True, note, note=True)

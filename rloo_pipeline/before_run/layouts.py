@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, overlap, speeds
+from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, queueing, speeds
 from rloo_pipeline.before_run.estimate import Card
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Lora, Mismatch, Offload
@@ -39,7 +39,7 @@ class GpuLayout(NamedTuple):
     """The stage that does not fit, and by how much; empty if all fit."""
     seconds: Mapping[str, float]
     """Seconds of a round at each of `speeds.PACES`; the parts of `sides`, as far as they do not run side by side."""
-    sides: overlap.SideSeconds
+    sides: queueing.SideSeconds
     """Seconds to sample and to train a round, at the typical pace."""
 
     def hours(self, pace: str = "typical") -> float:
@@ -180,7 +180,7 @@ def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, car
     config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
     teacher = model_inputs.teacher_shape(config)
     hours = {pace: estimate.hours(config, shape, card, pace, teacher=teacher) for pace in speeds.PACES}
-    sides = {pace: overlap.estimated(config, hours[pace]) for pace in speeds.PACES}
+    sides = {pace: queueing.side_seconds(config, hours[pace]) for pace in speeds.PACES}
     return GpuLayout(
         name,
         config,

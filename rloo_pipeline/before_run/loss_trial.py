@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:

@@ -11,23 +11,23 @@ from typing import Any
 
 from rloo_pipeline.artifacts import model_dims, model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config, distillation
+from rloo_pipeline.config import Config, Dataset, ModelSource, distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.training import model_support
 
 
-def local_model(config: Config, key: str = "model") -> Path | None:
+def local_model(model: ModelSource, key: str = "model") -> Path | None:
     """The model's folder if the configuration names a local one; None if it is on the Hub or built by a function.
 
     Args:
-        config: the configuration of a run of this model.
-        key: the section that names it, for messages.
+        model: the section of the configuration.
+        key: its key, for messages.
 
     Raises:
         UserError: the name is a path, and that folder is missing or has no config.json.
     """
-    name = config.model.name_or_path
+    name = model.name_or_path
     if name is None:
         return None
     path = Path(name)
@@ -42,28 +42,28 @@ def local_model(config: Config, key: str = "model") -> Path | None:
     return None
 
 
-def model_folder(config: Config, key: str = "model") -> Path | None:
+def model_folder(model: ModelSource, key: str = "model") -> Path | None:
     """The folder with the model's config.json, local or in the Hub's cache. None if a function builds the model, or if
     it is not downloaded yet.
 
     Arguments and errors are those of `local_model`.
     """
-    folder, name = local_model(config, key), config.model.name_or_path
+    folder, name = local_model(model, key), model.name_or_path
     if folder is not None or name is None:
         return folder
     from huggingface_hub import try_to_load_from_cache
 
-    file = try_to_load_from_cache(name, "config.json", revision=config.model.revision)
+    file = try_to_load_from_cache(name, "config.json", revision=model.revision)
     return Path(file).parent if isinstance(file, str) else None
 
 
-def shape(config: Config) -> model_dims.ModelDims:
-    """The dimensions of the model; a model that a function builds is built to read them.
+def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
+    """The dimensions of the model; a model that a function builds is built to read them, if it is not an asset yet.
 
     Raises:
         UserError: the model is not on this machine, cannot be trained, or lacks the dimensions of a transformer.
     """
-    assets = Path("results") / config.run / "assets" / "model"
+    assets = Path("results") / config.run / "assets" / asset
     if config.model.build is not None and (assets / "config.json").exists():
         return _trainable_shape(config, assets)
     if config.model.build is not None:
@@ -74,11 +74,11 @@ def shape(config: Config) -> model_dims.ModelDims:
             except ImportError as error:
                 raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
             return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
-    source = model_folder(config)
+    source = model_folder(config.model)
     if source is None:
         raise UserError(
             f"{config.model.name_or_path}: neither a folder nor in the Hub's cache; planning needs only its "
-            f"config.json, download it where there is internet: {fetch_config(config)}"
+            f"config.json, download it where there is internet: {fetch_config(config.model)}"
         )
     return _trainable_shape(config, source)
 
@@ -92,7 +92,7 @@ def teacher_shape(config: Config) -> model_dims.ModelDims | None:
     shapes = []
     for name, of_teacher in config.teachers.items():
         built = Path("results") / config.run / "assets" / distillation.asset_of(name)
-        folder = built if of_teacher.model.build else model_folder(of_teacher, distillation.key_of(name))
+        folder = built if of_teacher.model.build else model_folder(of_teacher.model, distillation.key_of(name))
         if folder is None or not (folder / "config.json").exists():
             return None
         shapes.append(model_dims.read(folder, Policy(folder).config))
@@ -114,7 +114,7 @@ def check_model(config: Config, model: Policy) -> None:
     """
     model_files.check_files(model.folder)
     model_support.check_run(config, model)
-    check_images(config, model.config, str(model.config_file))
+    check_images(config.dataset, model.config, str(model.config_file))
     check_context(config, model.config, 1, str(model))
 
 
@@ -127,10 +127,12 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         student: the model to train.
 
     Raises:
-        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none.
+        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none, or
+            the teacher has fewer tokens than `top_k`.
     """
-    without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.model_copy(update={"update": without_adapter}), teacher)
+    if config.algorithm.teacher is not None:
+        distillation.require_vocabulary(config.algorithm.teacher.top_k or 0, teacher.vocabulary, str(teacher))
+    check_model(_without_adapter(config), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)
     if others:
@@ -146,20 +148,23 @@ def check_reward_model(config: Config, model: Policy) -> None:
     Raises:
         UserError: as `check_model`.
     """
-    without_adapter = config.update.model_copy(update={"lora": None})
-    check_model(config.of_reward_model.model_copy(update={"update": without_adapter}), model)
+    check_model(_without_adapter(config.of_reward_model), model)
 
 
-def check_images(config: Config, hf_config: dict[str, Any], path: str) -> None:
+def _without_adapter(config: Config) -> Config:
+    return config.model_copy(update={"update": config.update.model_copy(update={"lora": None})})
+
+
+def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None:
     """Checks that the model of a run with images is one of images that training covers.
 
     Raises:
         UserError: it is not.
     """
-    if config.dataset.shows_images and not vision.takes_images(hf_config):
+    if dataset.shows_images and not vision.takes_images(hf_config):
         raise UserError(
-            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is no model that prompts with "
-            f"images are supported for ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is not one of the models "
+            f"of images ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
         )
 
 
@@ -170,7 +175,7 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
         config: the run's configuration.
         hf_config: the model's config.json.
         longest_prompt: its length in tokens; 1 if unknown.
-        path: for the message.
+        path: file or folder that the message names.
 
     Raises:
         UserError: they do not fit.
@@ -208,7 +213,7 @@ def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
     )
 
 
-def fetch_config(config: Config) -> str:
+def fetch_config(model: ModelSource) -> str:
     """The command that downloads only the config.json of a Hub model."""
-    revision = ["--revision", config.model.revision] if config.model.revision else []
-    return shlex.join(["hf", "download", str(config.model.name_or_path), "config.json", *revision])
+    revision = ["--revision", model.revision] if model.revision else []
+    return shlex.join(["hf", "download", str(model.name_or_path), "config.json", *revision])

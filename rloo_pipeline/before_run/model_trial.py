@@ -11,8 +11,7 @@ from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
-from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.rollout import cpu_limits, gpu_limits
@@ -103,7 +102,7 @@ def teacher(inputs: RunInputs) -> Iterator[Finding]:
         return
     for name, config in inputs.config.teachers.items():
         with problems_of("teacher") as problems:
-            folder, source = model_inputs.model_folder(config, distillation.key_of(name)), config.model
+            folder, source = model_inputs.model_folder(config.model, distillation.key_of(name)), config.model
             if source.build is not None:
                 import_string.check(source.build)
                 yield Finding("teacher", True, f"{source.build} builds it in the first job, which checks it", note=True)
@@ -119,7 +118,7 @@ def teacher(inputs: RunInputs) -> Iterator[Finding]:
 def _model(inputs: RunInputs) -> Policy | None:
     """The model, checked; None if it is not downloaded yet."""
     config = inputs.config
-    folder = model_inputs.model_folder(config)
+    folder = model_inputs.model_folder(config.model)
     if config.model.build is not None:
         folder = inputs.scratch / "model"
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, checkpointing, memory
 from rloo_pipeline.before_run.memory import GB
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.runtime import devices
@@ -38,7 +38,7 @@ def refuse(error: Exception, role: str, config: Config, policy: Policy | None) -
 
     Args:
         error: error that ended the stage.
-        role: worker role of the stage; nothing is raised for a role without an engine.
+        role: worker role of the stage; a role without an engine is ignored.
         config: the run's configuration.
         policy: the policy or the model; None if there are several.
 
@@ -95,7 +95,7 @@ def sentence(
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}  # vLLM's engine is a child
     others = sum(one.used for one in holders if one.pid not in own)
     parts.append(
-        _sampler_fits(config, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)
+        _sampler_fits(config.vllm, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)
     )
     return "; ".join(parts)
 
@@ -107,10 +107,10 @@ def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -
     return memory.reference(config, dims, device) if role == "logprobs" else memory.update(config, dims, device)
 
 
-def _sampler_fits(config: Config, gpu: VisibleGpu | None, others: float) -> str:
+def _sampler_fits(vllm: Vllm, gpu: VisibleGpu | None, others: float) -> str:
     if gpu is None:
-        return f"lower vllm.kv_cache_gib ({config.vllm.kv_cache_gib}), or give the job more memory"
-    set_to = config.vllm.gpu_memory_utilization
+        return f"lower vllm.kv_cache_gib ({vllm.kv_cache_gib}), or give the job more memory"
+    set_to = vllm.gpu_memory_utilization
     fits = int(min((gpu.memory - others) / gpu.memory, set_to) * 100 - 100 * LESS) / 100
     ends = "end the other processes, or " if others else ""
     if fits <= 0:

@@ -134,7 +134,7 @@ def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[
     """The pairs to compare: how many depends on the gold answers alone, and not on a clock.
 
     Args:
-        pairs: of rows.
+        pairs: pairs of rows.
         golds: gold answers of math_reward by row; empty for a reward that compares texts.
     """
     expressions = {row: gold for row, gold in golds.items() if _is_expression(gold)}

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run import reward_audit
-from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.before_run.run_inputs import DatasetSample, RunInputs
+from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
@@ -46,13 +45,15 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     samples = {key: _inputs(config, inputs.datasets[key], tokenizer) for key in keys}
     scores: dict[str, float | None] = {}
     for reward in config.rewards:
-        if reward.gpus and not devices.has_gpu():
-            yield _not_called(reward, "it needs a GPU, and there is none here")
-        elif reward.uses_own_model:
-            yield _not_called(reward, "the run trains its model first")
-        elif not samples:
-            yield _not_called(reward, "there are no rows to call it with")
-        for key in samples if not reward.uses_own_model and (not reward.gpus or devices.has_gpu()) else ():
+        obstacles = {
+            "it needs a GPU, and there is none here": reward.gpus and not devices.has_gpu(),
+            "the run trains its model first": reward.uses_own_model,
+            "there are no rows to call it with": not samples,
+        }
+        if reason := next((reason for reason, is_so in obstacles.items() if is_so), None):
+            yield _not_called(reward, reason)
+            continue
+        for key in samples:
             finding, first = _call(config, reward, key, samples[key], inputs.model)
             scores.setdefault(reward.column, first)
             yield finding

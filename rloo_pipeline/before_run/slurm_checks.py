@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout, Scoring
 from rloo_pipeline.errors import UserError, one_line
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
@@ -141,7 +141,7 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     engine_gpus = _engine_gpus(config)
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
-    for rule, own in _rules(rules, config):
+    for rule, own in _rules(rules, config.scoring):
         for_rule = _resources(per_rule.get(rule))
         resources = default | own | for_rule
         minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
@@ -173,19 +173,19 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     engine = max(parallel, rewards, key=lambda pair: pair[1])
     return {
         **dict.fromkeys(training, ranks),
-        **dict.fromkeys(scoring, _with_environments(engine, config)),
-        "rollout": _with_environments(parallel, config),
+        **dict.fromkeys(scoring, _with_environments(engine, config.rollout)),
+        "rollout": _with_environments(parallel, config.rollout),
         "harness": one_engine,
     }
 
 
-def _with_environments(engine: tuple[str, int], config: Config) -> tuple[str, int]:
+def _with_environments(engine: tuple[str, int], rollout: Rollout) -> tuple[str, int]:
     key, count = engine
-    beside = config.rollout.environment_gpus
+    beside = rollout.environment_gpus
     return (f"{key} + rollout.environment_gpus", count + beside) if beside else engine
 
 
-def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]:
+def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]]]:
     """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
@@ -194,7 +194,7 @@ def _rules(folder: Path, config: Config) -> Iterator[tuple[str, dict[str, int]]]
         ends = [*(header.start() for header in headers), len(text)][1:]
         for header, end in zip(headers, ends, strict=False):
             growing = GROWING.findall(text[header.start() : end])
-            own = {name: int(amount or config.scoring.memory_mb) for name, amount in growing}
+            own = {name: int(amount or scoring.memory_mb) for name, amount in growing}
             name = header[1] or header[3]
             resources[name] = own or resources.get(header[2] or "", {})
             if resources[name]:

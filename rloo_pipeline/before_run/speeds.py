@@ -37,6 +37,12 @@ HOST_ADAM = Speed(20e9, 5e9, 40e9, "not measured")
 """Bytes per second that AdamW on the CPU reads and writes, for one process."""
 DISK = Speed(3e9, 1e9, 6e9, "not measured")
 """Bytes per second of a node's disk."""
+WRITING = Speed(0.95e9, 0.8e9, 1e9, "one CPU core: 0.54 GB written by one rank")
+"""Bytes of a policy per second that a rank writes and digests, without waits for the disk."""
+DIGESTING = Speed(2.2e9, 1.6e9, 2.4e9, "one CPU core: 0.54 GB digested")
+"""Bytes of a policy per second that a core digests; a sampler uses `manifest.READERS`."""
+LOADING = Speed(2e9, 1e9, 4e9, "not measured")
+"""Bytes per second that a rank of vLLM copies to its GPU from files in the node's memory."""
 PACES = ("typical", "slow", "fast")
 
 

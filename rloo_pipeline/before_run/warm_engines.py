@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import memory, model_inputs
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_config import effective_zero_stage
@@ -27,14 +27,14 @@ def left_out(config: Config) -> frozenset[str]:
         return frozenset()
     try:
         built = Path("results") / config.run / "assets" / "model"
-        folder = model_inputs.model_folder(config) or (built if config.model.build else _fetched(config))
+        folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
     except UserError:  # not here, as a model that a function builds in the first stage
         return frozenset()
     dims = Policy(folder).dimensions
     return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
 
 
-def _fetched(config: Config) -> Path:
+def _fetched(model: Model) -> Path:
     """A folder with the config.json of a model on the Hub, all of which the first stage will fetch.
 
     Raises:
@@ -43,9 +43,9 @@ def _fetched(config: Config) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    name = str(config.model.name_or_path)
+    name = str(model.name_or_path)
     try:
-        return Path(hf_hub_download(name, "config.json", revision=config.model.revision)).parent
+        return Path(hf_hub_download(name, "config.json", revision=model.revision)).parent
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)})") from error
 

@@ -100,7 +100,7 @@ def estimate_share(values: Array, samples: int) -> Estimate:
         values: share of right samples of each prompt, [prompts], in [0, 1].
         samples: independent samples per prompt.
     """
-    from scipy.special import betaincinv, stdtrit
+    from scipy.special import stdtrit
 
     prompts, mean = len(values), float(values.mean())
     effective = float(prompts)
@@ -110,10 +110,17 @@ def estimate_share(values: Array, samples: int) -> Estimate:
         correction = float(stdtrit(prompts * samples - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
         if variance > 0:
             effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
-    right, wrong = mean * effective, (1 - mean) * effective
+    return Estimate(mean, share_interval(mean, effective))
+
+
+def share_interval(share: float, answers: float) -> tuple[float, float]:
+    """The 95% interval of Clopper and Pearson of a share of so many independent answers, which need not be whole."""
+    from scipy.special import betaincinv
+
+    right, wrong = share * answers, (1 - share) * answers
     low = float(betaincinv(right, wrong + 1, TAIL)) if right > 0 else 0.0
     high = float(betaincinv(right + 1, wrong, 1 - TAIL)) if wrong > 0 else 1.0
-    return Estimate(mean, (low, high))
+    return low, high
 
 
 def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:

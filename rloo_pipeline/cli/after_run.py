@@ -48,7 +48,7 @@ COMMANDS = (
     ),
     command(
         "experiment",
-        "rloo_pipeline.commands.show_experiment:experiment",
+        "rloo_pipeline.commands.compare:experiment",
         "Write the page and the tables of an experiment from its finished runs.",
         option("folder", type=Path, metavar="EXPERIMENT", help="folder of the experiment, results/<experiment>"),
     ),

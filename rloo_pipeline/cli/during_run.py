@@ -16,27 +16,20 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
+def _snakemake(name: str, about: str, *options: str) -> Command:
+    """A command that becomes Snakemake, with the options of the user and these."""
 
-    launch.become_snakemake(arguments.unparsed)
+    def run(arguments: argparse.Namespace) -> None:
+        from rloo_pipeline.commands import launch
 
+        launch.become_snakemake([*arguments.unparsed, *options])
 
-def _why(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
-
-    launch.become_snakemake([*arguments.unparsed, "--dry-run"])
-
-
-def _adopt(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands import launch
-
-    launch.become_snakemake([*arguments.unparsed, "--touch"])
+    return Command(name, run, about, (), passes_on=True)
 
 
 def _submit(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import allocation, submission
-    from rloo_pipeline.snakemake_ext import edited_functions, failures, frozen_config
+    from rloo_pipeline.snakemake_ext import edited_functions, failures, run_folders
 
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -49,7 +42,7 @@ def _submit(arguments: argparse.Namespace) -> None:
     submission.refuse_second(runs.name, folder)
     # the job may start, and start again, after the user has edited the files for the next run
     edited_functions.EditedFunctions(runs, folder.parent).settle()
-    copy = frozen_config.write(raw, runs, file, folder)
+    copy = run_folders.freeze_config(raw, runs, file, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
     argv = [*installation.snakefile_option(project), "--configfile", str(copy)]
     argv += ["--profile", installation.profile(name)]
@@ -101,27 +94,20 @@ def _run_folder(run: str) -> Path:
 
 
 COMMANDS = (
-    Command(
+    _snakemake(
         "run",
-        _run,
         "Start or continue a run: `rloo run [CONFIG] [OPTION …]` is `snakemake` with the Snakefile of this folder, "
         "else of this package, on all cores, with any options of Snakemake.",
-        (),
-        passes_on=True,
     ),
-    Command(
+    _snakemake(
         "why",
-        _why,
         "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
-        (),
-        passes_on=True,
+        "--dry-run",
     ),
-    Command(
+    _snakemake(
         "adopt",
-        _adopt,
         "Accept the files of a copied run as they are, after checking their content: `rloo adopt [CONFIG]`.",
-        (),
-        passes_on=True,
+        "--touch",
     ),
     command(
         "watch",

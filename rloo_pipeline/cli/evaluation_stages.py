@@ -15,12 +15,15 @@ from rloo_pipeline.cli.stage_options import (
     PROMPTS,
     REWARD_MODEL,
     SUMMARY,
+    card_facts,
     path,
+    run_folder,
+    runs_here,
     stage,
     take_sampler,
+    whole_config,
     with_reward_model,
 )
-from rloo_pipeline.cli.stage_setup import card_facts, run_folder, runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import reproducible
@@ -127,7 +130,7 @@ COMMANDS = (
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
         *(path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"), IMAGES, CHECKS),
-        log_probs=True,
+        ranks="forward_processes",
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
     stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
-from rloo_pipeline.cli.command import Command, option
-from rloo_pipeline.cli.parser import RlooParser
+from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, progress, ranks
@@ -20,10 +19,12 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import node_ranks
+    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.workers import kept_ranks, server
 
     if not arguments.rank:
-        server.serve(main, arguments.socket, arguments.controller, arguments.preload, arguments.after)
+        warm = arguments.socket, arguments.controller, arguments.preload, arguments.after
+        server.serve(main, vllm_import.import_engine, *warm)
     elif arguments.socket:
         kept_ranks.serve(partial(server.status_of, main), arguments.socket, arguments.controller)
     else:

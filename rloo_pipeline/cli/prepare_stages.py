@@ -17,9 +17,10 @@ from rloo_pipeline.cli.stage_options import (
     REWARD_MODEL,
     SHARD,
     path,
+    runs_here,
     stage,
+    whole_config,
 )
-from rloo_pipeline.cli.stage_setup import runs_here, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
 
@@ -32,13 +33,6 @@ def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
         from rloo_pipeline.stages.warmstart import warmstart
 
         warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
-
-
-def _reward_model(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed):
-        from rloo_pipeline.stages.reward_model import reward_model
-
-        reward_model(config, arguments.assets, arguments.prompts, arguments.model, arguments.output)
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
@@ -68,7 +62,7 @@ COMMANDS = (
         "reward-model",
         "Train a reward model from preferences.",
         *(ASSETS, PROMPTS, path("model", "folder of the reward model to write")),
-        run=_reward_model,
+        ranks="processes",
     ),
     stage(
         "probe",
@@ -83,7 +77,7 @@ COMMANDS = (
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
         *(REWARD_MODEL, option("--trial", action="store_true", help="do not fail, because SFT may follow")),
         run=_checks,
-        log_probs=True,
+        ranks="forward_processes",
     ),
     stage(
         "difficulty",

@@ -22,7 +22,6 @@ from rloo_pipeline.cli.stage_options import (
     shards,
     stage,
 )
-from rloo_pipeline.cli.stage_setup import runs_here
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import gpu_claims
@@ -52,26 +51,21 @@ def _refill(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.data.prompts_of_round import PassRateFiles
     from rloo_pipeline.stages.refill import refill
 
-    inputs = (
-        arguments.prompts,
-        arguments.policy,
-        arguments.round_,
-        RoundFiles(arguments.rollouts, arguments.scores),
-    )
+    inputs = (arguments.prompts, arguments.policy, arguments.round_)
+    files = RoundFiles(arguments.rollouts, arguments.scores)
     rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
-    refill(config, *inputs, arguments.output, arguments.output_scores, rates)
+    refill(config, *inputs, files, arguments.output, arguments.output_scores, rates)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed):
-        from rloo_pipeline.artifacts.round_tables import RoundFiles
-        from rloo_pipeline.stages.update import UpdateOutputs, update
+    from rloo_pipeline.artifacts.round_tables import RoundFiles
+    from rloo_pipeline.stages.update import UpdateOutputs, update
 
-        inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher)
-        outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
-        policies = (arguments.policy, arguments.sampler or arguments.policy)
-        more = (arguments.prompts, arguments.checks)
-        update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
+    inputs = RoundFiles(arguments.rollouts, arguments.scores, arguments.reference, arguments.teacher)
+    outputs = UpdateOutputs(arguments.output, arguments.metrics, arguments.events, arguments.table)
+    policies = (arguments.policy, arguments.sampler or arguments.policy)
+    more = (arguments.prompts, arguments.checks)
+    update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
@@ -137,14 +131,14 @@ COMMANDS = (
         "reference",
         "Compute the log-probs of one shard under the reference policy.",
         *(POLICY, ROLLOUTS, IMAGES),
-        log_probs=True,
+        ranks="forward_processes",
     ),
     stage(
         "teacher",
         "Compute the log-probs of one shard under the teacher.",
         *(ASSETS, ROLLOUTS),
         option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with several teachers"),
-        log_probs=True,
+        ranks="forward_processes",
     ),
     stage(
         "update",
@@ -161,6 +155,7 @@ COMMANDS = (
         option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
         CHECKS,
         run=_update,
+        ranks="processes",
     ),
     stage(
         "pass-rates",

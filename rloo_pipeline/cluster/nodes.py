@@ -70,7 +70,7 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     Args:
         layout: where.
         output: the stage's output; ranks meet through a file in its folder.
-        arguments: after `rloo`.
+        arguments: arguments of `rloo`.
         options: further options of srun.
 
     Raises:

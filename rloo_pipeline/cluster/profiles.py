@@ -13,7 +13,7 @@ def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
 
     Args:
         profiles: folder with the profiles.
-        target: where to link them; by default ~/.config/snakemake, or snakemake in XDG_CONFIG_HOME.
+        target: folder for the links; by default ~/.config/snakemake, or snakemake in XDG_CONFIG_HOME.
 
     Yields:
         A line for each link.

@@ -36,7 +36,7 @@ def refuse_second(run: str, folder: Path) -> None:
 
     Args:
         run: its name.
-        folder: for the record of its job.
+        folder: folder with the record of its job.
 
     Raises:
         UserError: a job of this run waits or runs already, or SLURM does not answer.
@@ -153,7 +153,7 @@ def _record(run: Path) -> dict[str, Any]:
 
 
 def _rounds(run: Path) -> str:
-    """The number of rounds in config.yaml, of an experiment those of all its runs; `?` where the run has none yet."""
+    """The number of rounds of a run, or of all runs of an experiment, by config.yaml; `?` if there is none yet."""
     paths = [run / "config.yaml"] if (run / "config.yaml").exists() else run.glob("*/*/config.yaml")
     rounds = [load(path).rounds for path in paths if path.parents[1].name != "shared"]
     return str(sum(rounds)) if rounds else "?"

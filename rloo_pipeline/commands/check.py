@@ -15,8 +15,7 @@ from pathlib import Path
 
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run import data_trial, episode_trial, loss_trial, model_trial, reward_audit, reward_trial
-from rloo_pipeline.before_run.findings import Finding, problems_of, show
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of, show
 from rloo_pipeline.config import STAGES, Config, provenance
 from rloo_pipeline.config.loading import ConfigArguments
 from rloo_pipeline.config.run_set import read_runs

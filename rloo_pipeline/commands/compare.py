@@ -1,12 +1,21 @@
-"""compare: the folders of finished runs → a page that compares them, and its data as JSON."""
+"""compare, experiment: the folders of finished runs → a page that compares them, and its data as files."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text
-from rloo_pipeline.report import comparison, comparison_page, finished
+from rloo_pipeline.report import (
+    comparison,
+    comparison_page,
+    experiment_page,
+    experiment_summary,
+    experiment_tables,
+    finished,
+)
 from rloo_pipeline.runtime.progress import say
 
 
@@ -31,3 +40,34 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
         say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {row['gain']:+.1%}")
     differences = [name for name, fact in data["shared"].items() if not fact["same"]]
     say(f"{'different: ' + ', '.join(differences) + '; ' if differences else ''}see {html}")
+
+
+def experiment(folder: Path) -> None:
+    """Writes experiment.html, .json, .csv and .tex and runs.csv into the folder, from the runs that are finished.
+
+    Args:
+        folder: the experiment's folder, results/<experiment>.
+
+    Raises:
+        UserError: the folder has no experiment, no run of it is finished, or a file is damaged.
+    """
+    finished = experiment_summary.read(folder)
+    summary = experiment_summary.summary_of(finished)
+    write_json(folder / "experiment.json", summary)
+    for name, table in (
+        ("experiment.csv", experiment_tables.arms_table(summary)),
+        ("runs.csv", experiment_tables.runs_table(summary)),
+    ):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(table)
+        write_text(folder / name, text.getvalue())
+    write_text(folder / "experiment.tex", experiment_tables.latex_table(summary))
+    write_text(folder / "experiment.html", experiment_page.render(summary, finished, folder))
+    for row in summary["arms"]:
+        interval = row["mean"]["ci95"]
+        shown = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
+        say(f"{row['arm']}: held-out pass@1 {row['mean']['value']:.1%}{shown} over {len(row['seeds'])} seeds")
+    if missing_baseline := experiment_summary.without_baseline(summary):
+        say(missing_baseline)
+    missing = sum(not run["finished"] for run in summary["runs"])
+    say(f"{f'{missing} runs are not finished; ' if missing else ''}see {folder / 'experiment.html'}")

@@ -12,7 +12,6 @@ from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.diagnosis import Symptom
 from rloo_pipeline.report.live import COLOURS
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 
 def diagnose(run: Path) -> None:
@@ -29,8 +28,8 @@ def diagnose(run: Path) -> None:
     console = Terminal()
     done = len(files.rounds)
     state = f"{run}: {done} of {files.config.rounds} rounds"
-    if (stopped := stopped_after(run)) == done and stopped:
-        state += f", ended by a gate after round {stopped}"
+    if files.ended_by_gate:
+        state += f", ended by a gate after round {done}"
     console.print(state)
     if not symptoms:
         console.print("no symptoms" if done else _why_no_round(run))

@@ -55,7 +55,7 @@ def _merge(policy: Policy, dtype: str, target: Path) -> None:
     """
     import torch
 
-    from rloo_pipeline.training import plain_model, policy_model
+    from rloo_pipeline.training import plain_model, policy_model, weight_files
 
     model: Any = plain_model.load_plain(policy, "float32")
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -67,4 +67,5 @@ def _merge(policy: Policy, dtype: str, target: Path) -> None:
         )
     merged = plain_model.load_adapter(model, policy).merge_and_unload().to(getattr(torch, dtype))
     merged.config.dtype = getattr(torch, dtype)
-    policy_model.save(merged, merged.state_dict(), target, policy.base)
+    policy_model.save_beside(merged, target, policy.base)
+    weight_files.write_together(merged, target)

@@ -13,14 +13,16 @@ from rloo_pipeline.before_run import (
     checkpointing,
     dataset_inputs,
     estimate,
+    exchange,
     inputs,
     layouts,
     memory,
     model_inputs,
-    overlap,
     queueing,
+    reward_model_cost,
 )
 from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
@@ -117,13 +119,18 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     card = estimate.card_of(gpu) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
+    reward_model = reward_model_cost.estimated(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     problem = layouts.problem(config, shape, card) if card else ""
+    if reward_model is not None and not problem:
+        problem = reward_model.problem
     if problem and card:
         console.print(f"does not fit on {card.name} ({card.gigabytes:g} GB): {problem}", style="red", soft_wrap=True)
     _print_run(config, shape, console)
     if config.measures_difficulty:
         _print_difficulty(config, shape, card, console)
+    if reward_model is not None:
+        _print_reward_model(reward_model, card, console)
     if asked.max_tokens_per_micro_batch == "auto" and card:
         console.print(f"deepspeed.max_tokens_per_micro_batch: auto is {config.deepspeed.micro_batch_tokens}")
     if asked.gradient_checkpointing == "auto":
@@ -150,7 +157,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
 
 
 def _round_seconds(config: Config, hours: Mapping[str, float]) -> float:
-    return overlap.estimated(config, hours).round_seconds(config.rollout.lag)
+    return queueing.side_seconds(config, hours).round_seconds(config.rollout.lag)
 
 
 def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
@@ -184,6 +191,14 @@ def _print_difficulty(
     )
 
 
+def _print_reward_model(cost: RewardModelCost, card: estimate.Card | None, console: Terminal) -> None:
+    """Prints what the stage `reward_model` takes, once."""
+    tokens = "the preferences, which are not downloaded yet" if cost.tokens is None else f"{cost.tokens:,.0f} tokens"
+    hours = "" if cost.hours is None else f", about {cost.hours:,.1f} GPU-hours"
+    console.print(f"reward model, once: at most {tokens}{hours}")
+    _print_memory(console, f"reward model, each process, on {card.name if card else 'CPUs'}", cost.terms)
+
+
 def _print_gpu(
     config: Config, card: estimate.Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
 ) -> None:
@@ -207,6 +222,8 @@ def _print_gpu(
     whole = f"{estimate.minutes(config.rounds * round_)}, {config.rounds:,} × {round_:,.1f} s"
     title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}"
     _print_rows(console, title, rows)
+    for line in exchange.lines(config, shape, round_):
+        console.print(line)
     console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")
     if config.rollout.refill:
         console.print(f"  not in these hours: up to {config.rollout.refill} refills of a round (rollout.refill)")
@@ -248,10 +265,10 @@ def _print_overlap(config: Config, hours: Mapping[str, float] | None, console: T
     """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
     seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
     if seconds is not None:
-        sides, source = overlap.SideSeconds(*seconds), "measured in this run"
+        sides, source = queueing.SideSeconds(*seconds), "measured in this run"
     elif hours is not None:
-        sides = overlap.estimated(config, hours)
-    for line in overlap.lines(config, sides, source, "GPU" if hours else "core") if sides else ():
+        sides = queueing.side_seconds(config, hours)
+    for line in queueing.lag_lines(config, sides, source, "GPU" if hours else "core") if sides else ():
         console.print(line)
 
 

@@ -6,7 +6,7 @@ import yaml
 from rich.table import Table
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import estimate, layouts, memory, speeds
+from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
 from rloo_pipeline.before_run.estimate import Card
 from rloo_pipeline.before_run.layouts import GpuLayout
 from rloo_pipeline.config import Config
@@ -52,6 +52,8 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         if host := memory.total(memory.offloaded(layout.config, shape)):
             processes = min(layout.config.deepspeed.processes, layouts.PER_NODE)
             console.print(f"  {layout.name}: needs {host * processes / memory.GB:,.0f} GB of a node's memory")
+    for line in exchange.lines(fitting[0].config, shape, fitting[0].seconds["typical"]) if fitting else ():
+        console.print(line)
     if others:
         console.print("\nDo not fit:", style="bold")
     for layout in others:

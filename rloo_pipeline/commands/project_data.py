@@ -35,13 +35,13 @@ class ProjectData(NamedTuple):
     columns: tuple[str, ...]
     prompt: str
     """Column with the prompt."""
-    answer: str | None
+    answer: str | None = None
     """Column with the right answer; None if there is none."""
-    is_conversation: bool
+    is_conversation: bool = False
     """True if the prompts are lists of messages."""
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[Row]] = {}
     """Rows of `train` and `eval`; empty if they are not on this machine."""
-    splits: Mapping[str, Sequence[Row]]
+    splits: Mapping[str, Sequence[Row]] = {}
     """Files to write, and their rows, where one file is split."""
 
     @property
@@ -57,7 +57,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
         name: a file, a folder with train and test files, or an id on the Hub.
         held_out: a file with held-out rows.
         prompt: column with the prompt, if it is not to be guessed.
-        answer: column with the right answer, likewise.
+        answer: column with the right answer, if it is not to be guessed.
         folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:
@@ -110,7 +110,7 @@ def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectDa
         )
     named = tuple(column for column in (prompt, answer) if column)
     train, test = ({"name": name, "split": split} for split in ("train", "test"))
-    return ProjectData(name, train, test, named, prompt, answer, False, {}, {})
+    return ProjectData(name, train, test, named, prompt, answer)
 
 
 def place_in(folder: Path, path: Path) -> str:

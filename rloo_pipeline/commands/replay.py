@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_replay import Replay, ReplayDifference
@@ -43,7 +43,7 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
     prompts = PromptSet(run / "prompts" / "train")
     different = 0
     for file in files:
-        differences = _replay(config, prompts, file, str(file.relative_to(run)))
+        differences = _replay(config.rollout, prompts, file, str(file.relative_to(run)))
         different += len({difference.row for difference in differences})
     if different:
         raise UserError(
@@ -52,13 +52,13 @@ def replay(config: Config, run: Path, round_: int | None, shard: int | None) -> 
         )
 
 
-def _replay(config: Config, prompts: PromptSet, file: Path, name: str) -> list[ReplayDifference]:
+def _replay(rollout: Rollout, prompts: PromptSet, file: Path, name: str) -> list[ReplayDifference]:
     """The differences of one shard."""
     table = tables.read(file, "rollouts")
     columns = ["messages", "finish_reason", "environment_reward", "environment_state"]
     ids = table["prompt_id"].to_pylist()
     by_id = prompts.by_id(ids)
-    with resets.pool_of(config.rollout) as pool:
+    with resets.pool_of(rollout) as pool:
         outcome = Replay(pool, [by_id[prompt_id] for prompt_id in ids], table.select(columns).to_pylist()).run()
     rows = len({difference.row for difference in outcome.differences})
     result = f"{rows} episodes differ" if rows else "all answers, rewards and states are those of the file"

@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy, measured_reward_model
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config import Config, Reward, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.change import Change, change, columns
 from rloo_pipeline.runtime.progress import say
@@ -61,8 +61,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
             completions = completions_of(config, RoundTables(rollouts, scores))
             batches[name], states[name] = make_batch(config.algorithm, config.rollout, completions, states[name])
         compared[folder.name] = (
-            *(_by_prompt(batches[name].completions.scores, config) for name in ("old", "new")),
-            *(_by_prompt(batches[name].advantages.double(), config) for name in ("old", "new")),
+            *(_by_prompt(batches[name].completions.scores, config.rollout) for name in ("old", "new")),
+            *(_by_prompt(batches[name].advantages.double(), config.rollout) for name in ("old", "new")),
         )
     if not compared:
         raise UserError(f"{run}: no group has ended in its rounds (rollout.token_budget); run it for longer")
@@ -100,9 +100,9 @@ def _tables(
     return rollouts, old.scores, pa.concat_tables(new)
 
 
-def _by_prompt(values: Tensor, config: Config) -> list[list[float]]:
+def _by_prompt(values: Tensor, rollout: Rollout) -> list[list[float]]:
     """Values of completions as a list [prompts, samples]."""
-    rows: list[list[float]] = values.view(-1, config.rollout.num_generations).tolist()
+    rows: list[list[float]] = values.view(-1, rollout.num_generations).tolist()
     return rows
 
 

@@ -53,7 +53,7 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
     Args:
         script: the script.
         train: expression of the training data.
-        held_out: of the held-out data; None if a part of the training data is to be held out.
+        held_out: expression of the held-out data; None to hold out a part of the training data.
 
     Raises:
         UserError: a line depends on a value that the text does not show.

@@ -24,7 +24,7 @@ class TrlProject(NamedTuple):
 
     config: JSON
     files: Mapping[str, str]
-    """Names of Python files with what is copied from the script, and their texts."""
+    """Texts of Python files with code copied from the script, by name."""
     rows: Sequence[ArgumentRow]
     data: ProjectData
 
@@ -73,7 +73,7 @@ class _Reader:
         ordered = {key: config[key] for key in (*tables.SECTIONS, *last) if key in config}
         checked(Config, ordered, str(self.script.path))
         source = dataset["train"].get("name") or str(self.script.path)
-        data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt", None, False, {}, {})
+        data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt")
         return TrlProject(ordered, self.files, self.rows, data)
 
     def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
@@ -115,8 +115,7 @@ class _Reader:
             return default
 
     def _model(self, named: str | None, options: Mapping[str, Any]) -> JSON:
-        node = self.script.arguments.get("model")
-        target = self.script.resolved(node) if node is not None else None
+        node, target = self.script.arguments.get("model"), self.script.argument("model")
         keywords: dict[str, ast.expr] = {}
         if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained" and target.args:
             keywords, target = self.script.keywords(target), target.args[0]
@@ -149,8 +148,8 @@ class _Reader:
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
         if train is None:
             raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
-        shown_eval = self.script.resolved(held_out) if held_out is not None else None
-        if isinstance(shown_eval, ast.Constant):
+        shown_eval = self.script.argument("eval_dataset")
+        if shown_eval is None:
             held_out = None
         elif isinstance(shown_eval, ast.IfExp):
             held_out = shown_eval.body
@@ -187,17 +186,12 @@ class _Reader:
             return None
         if path in ("json", "parquet", "csv", "text"):
             return None
-        source = {
-            "name": path,
-            "config_name": keywords.get("name"),
-            "split": split,
-            "revision": keywords.get("revision"),
-        }
+        name, revision = keywords.get("name"), keywords.get("revision")
+        source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 
     def _rewards(self, weights: Sequence[float] | None) -> list[JSON]:
-        node = self.script.arguments.get("reward_funcs")
-        target = self.script.resolved(node) if node is not None else None
+        target = self.script.argument("reward_funcs")
         nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
         rewards, copied = list[JSON](), list[str]()
         for number, part in enumerate(nodes):
@@ -207,10 +201,8 @@ class _Reader:
             elif isinstance(part, ast.Call) and name_of(part.func) == "get_soft_overlong_punishment":
                 keywords = dict(zip(("max_completion_len", "soft_punish_cache"), part.args, strict=False))
                 values = [self._value(value) for value in (keywords | self.script.keywords(part)).values()]
-                function = {
-                    "function": tables.OVERLONG,
-                    "options": dict(zip(("longest", "cache"), values, strict=False)),
-                }
+                options = dict(zip(("longest", "cache"), values, strict=False))
+                function = {"function": tables.OVERLONG, "options": options}
             if function is None:
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
@@ -252,9 +244,8 @@ class _Reader:
         copied: list[str] = []
         rollout = config.setdefault("rollout", {})
         for option, key in (("tools", "tools"), ("environment_factory", "environment")):
-            node = self.script.arguments.get(option)
-            target = self.script.resolved(node) if node is not None else None
-            if target is None or (isinstance(target, ast.Constant) and target.value is None):
+            target = self.script.argument(option)
+            if target is None:
                 continue
             if isinstance(target, ast.Dict):
                 pairs = {str(self._value(name)): part for name, part in zip(target.keys, target.values, strict=True)}
@@ -275,8 +266,7 @@ class _Reader:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
 
     def _lora(self) -> JSON | None:
-        node = self.script.arguments.get("peft_config")
-        call = self.script.resolved(node) if node is not None else None
+        call = self.script.argument("peft_config")
         if not isinstance(call, ast.Call):
             return None
         options = self.script.keywords(call)

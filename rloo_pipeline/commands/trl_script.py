@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.commands.trl_command_line import option_values
+from rloo_pipeline.commands.trl_options import option_values
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
@@ -142,6 +142,12 @@ class TrlScript:
             if isinstance(found.value, ast.Tuple | ast.List):
                 return self.resolved(found.value.elts[found.place])
         return node
+
+    def argument(self, name: str) -> ast.expr | None:
+        """The expression that an argument of the trainer stands for; None if it is not given, or is None."""
+        node = self.arguments.get(name)
+        target = None if node is None else self.resolved(node)
+        return None if isinstance(target, ast.Constant) and target.value is None else target
 
     def value(self, node: ast.expr) -> Any:
         """The value of an expression, as plain data.

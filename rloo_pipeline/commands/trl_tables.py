@@ -18,7 +18,7 @@ SAME = {
     ),
     "algorithm": (
         *("beta", "epsilon", "epsilon_high", "delta", "num_iterations", "normalize_advantages", "reward_clip_range"),
-        "mask_truncated_completions",
+        *("mask_truncated_completions", "top_entropy_quantile"),
     ),
     "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),
     "dataset": ("chat_template_kwargs",),
@@ -97,7 +97,7 @@ OF_MODEL = {
     *("dataset_train_split", "dataset_test_split"),
 }
 """Options of a command line that are not those of the trainer: they are read where the script uses them."""
-OFF = {"repetition_penalty": 1.0, "top_entropy_quantile": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
+OFF = {"repetition_penalty": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
 """Values at which an option without a counterpart does nothing; so do None and False."""
 REWARDS = {
     "accuracy_reward": "rloo_pipeline.rewards.math:math_reward",

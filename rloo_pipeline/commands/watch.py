@@ -15,12 +15,11 @@ from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import EXPERIMENT, RESULTS
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.report import live_runs
-from rloo_pipeline.report.live import frame
+from rloo_pipeline.report.live import frame_of_runs, watched
+from rloo_pipeline.report.live_run import curves_of
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
-from rloo_pipeline.snakemake_ext.early_stop import stopped_after
 
 MOST = 26
 """Curves of a chart: each has a letter."""
@@ -85,14 +84,14 @@ def _has_begun(run: Path) -> bool:
 
 def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[RenderableType, bool]:
     """The curves of several runs, and True if all are finished."""
-    runs = live_runs.read(folders)
+    runs = curves_of(folders)
     if len(runs) > MOST:
         raise UserError(f"{len(runs)} arms; {MOST} curves can be told apart")
-    return live_runs.frame(runs, console.width), all(run.is_finished for run in runs)
+    return frame_of_runs(runs, console.width), all(run.is_finished for run in runs)
 
 
 def _frame(run: Path) -> tuple[RenderableType, bool]:
     """The view, and True if the run is finished."""
     files = run_files.read(run)
     progress = progress_of(files)
-    return frame(files, progress, stopped_after(run)), progress.finished
+    return watched(files, progress), progress.finished

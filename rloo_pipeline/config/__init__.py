@@ -1,9 +1,10 @@
 """The configuration of a run: one pydantic model per section, a docstring under every key; `loading` reads the file."""
 
-from rloo_pipeline.config.algorithm import Algorithm, estimator, estimators
+from rloo_pipeline.config.algorithm import Algorithm
 from rloo_pipeline.config.check_limits import CheckLimits, Checks
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import Dataset, Model, ModelSource, Sft, Source, Warmstart
+from rloo_pipeline.config.estimators import estimator, estimators
 from rloo_pipeline.config.evaluation import Correct, Evaluation, Harness
 from rloo_pipeline.config.gates import Gate, Gates
 from rloo_pipeline.config.rewards import REWARD_MODEL, Reward, Scoring

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -14,6 +11,7 @@ from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.distillation import Teacher
+from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
 
@@ -60,11 +58,13 @@ class Algorithm(Section):
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
     vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
     """
-    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "none"] = "ppo"
+    clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"] = "ppo"
     """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
     log-prob. `sapo`: a soft gate of the ratio, without a clip range. `dppo_tv`: no gradient where the probability of
-    the token itself moved by more than epsilon. `vespo`: a smooth weight of the completion's whole ratio. `none`:
-    REINFORCE without a ratio. `sapo`, `dppo_tv` and `vespo` need `importance_sampling_level: token`.
+    the token itself moved by more than epsilon. `vespo`: a smooth weight of the completion's whole ratio. `clip_cov`:
+    PPO's, without some tokens of high covariance. `kl_cov`: no clip, but the tokens of highest covariance are held near
+    the old policy. `none`: REINFORCE without a ratio. All but `ppo`, `cispo` and `none` need
+    `importance_sampling_level: token`.
     """
     loss: str | None = None
     """A loss of your own instead of `clip`, as `module:function` or `file.py:function`: called as `f(logps, old_logps,
@@ -94,6 +94,20 @@ class Algorithm(Section):
     """k if the advantage is negative."""
     vespo_lambda_neg: float = Field(2.0, gt=0)
     """λ if the advantage is negative."""
+    clip_cov_ratio: float = Field(2e-4, gt=0, le=1)
+    """Share of a round's tokens that `clip: clip_cov` drops (verl's key, as the next three)."""
+    clip_cov_lb: float = 1.0
+    """Only tokens with a covariance of advantage and log-prob above this are dropped."""
+    clip_cov_ub: float = 5.0
+    """Only tokens with a covariance below this are dropped."""
+    kl_cov_ratio: float = Field(2e-4, gt=0, le=1)
+    """Share of a round's tokens that `clip: kl_cov` holds back, those of highest covariance."""
+    kl_cov_coef: float = Field(1.0, gt=0)
+    """Factor of the distance of their log-probs from the old ones in the loss (verl's `ppo_kl_coef`)."""
+    top_entropy_quantile: float = Field(1.0, gt=0, le=1)
+    """Share of a round's tokens in the policy loss: those at which the policy before the update has the highest
+    entropy. 0.2 is that of "Beyond the 80/20 rule". Needs `old_logps: trainer`.
+    """
     loss_agg_mode: Literal[
         "sequence",
         "token_mean",
@@ -139,7 +153,7 @@ class Algorithm(Section):
     @classmethod
     def _check_range(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
         if limits is not None and limits[0] >= limits[1]:
-            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is no range; the first number must be below the second")
+            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
         return limits
 
     def _problems(self) -> Iterator[str]:
@@ -210,15 +224,24 @@ class Algorithm(Section):
             yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
-        if self.clip in ("sapo", "dppo_tv", "vespo") and self.importance_sampling_level != "token":
+        if self.clip not in ("ppo", "cispo", "none") and self.importance_sampling_level != "token":
             yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
         for key, field in type(self).model_fields.items():
-            clip = key.partition("_")[0]
-            if clip in ("sapo", "vespo") and self.clip != clip and getattr(self, key) != field.default:
+            clip = next((name for name in ("sapo", "vespo", "clip_cov", "kl_cov") if key.startswith(f"{name}_")), None)
+            if clip not in (None, self.clip) and getattr(self, key) != field.default:
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
-        key = "teacher" if self.teacher is not None else "kl.placement: token_reward"
+        if self.clip_cov_lb >= self.clip_cov_ub:
+            yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
+        if self.top_entropy_quantile < 1 and not self.acts_on_tokens:
+            yield "top_entropy_quantile leaves tokens out, each of them an action; set importance_sampling_level: token"
+        if self.top_entropy_quantile < 1 and self.old_logps == "sampler":
+            yield (
+                "top_entropy_quantile needs entropies, which the trainer computes before the update; set "
+                "old_logps: trainer"
+            )
+        key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
         if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
                 f"{key} gives each token its own advantage, so each token must be an action; "
@@ -251,13 +274,15 @@ class Algorithm(Section):
     def needs_old_pass(self) -> bool:
         """True if the trainer computes log-probs of π_old before the first step.
 
-        It does so for a KL in the reward or to a teacher, and where several steps compare themselves with π_old.
+        It does so for a KL in the reward or to a teacher, where several steps compare themselves with π_old, and to
+        choose tokens.
         """
         if self.old_logps == "sampler":
             return False
-        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.teacher is not None
+        in_reward = (self.beta != 0 and self.kl.placement != "loss") or self.values_by_teacher
         compared = self.clip != "none" or self.mismatch.correction != "none"
-        return in_reward or (compared and not self.is_one_step)
+        chooses = self.clip == "clip_cov" or self.top_entropy_quantile < 1
+        return in_reward or chooses or (compared and not self.is_one_step)
 
     @property
     def teacher_sources(self) -> list[ModelSource]:
@@ -267,30 +292,14 @@ class Algorithm(Section):
     @property
     def values_tokens(self) -> bool:
         """True if each token has an advantage of its own."""
-        return self.kl.placement == "token_reward" or self.teacher is not None
+        return self.kl.placement == "token_reward" or self.values_by_teacher
+
+    @property
+    def values_by_teacher(self) -> bool:
+        """True if the KL to a teacher is in the advantages; with `top_k` it is in the loss."""
+        return self.teacher is not None and self.teacher.top_k is None
 
     @property
     def acts_on_tokens(self) -> bool:
         """True if the loss has a term for each token rather than one for the whole completion."""
         return self.importance_sampling_level == "token" or self.clip != "ppo"
-
-
-def estimator(name: str) -> str:
-    """Import string of an advantage estimator; a built-in one may be named without its module."""
-    return name if ":" in name else f"rloo_pipeline.algorithm.advantages:{name}"
-
-
-MARKS = ("estimator", "whitened", "divided", "of_success")
-"""Decorators of the estimators in algorithm/advantages.py."""
-
-
-@cache
-def estimators(*marks: str) -> tuple[str, ...]:
-    """Names of the built-in advantage estimators that have any of these decorators; without arguments, all of them.
-
-    Reads the source file, because importing it would import torch.
-    """
-    file = Path(__file__).parents[1] / "algorithm" / "advantages.py"
-    functions = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    decorators = set(marks or MARKS)
-    return tuple(f.name for f in functions if decorators & {getattr(mark, "id", None) for mark in f.decorator_list})

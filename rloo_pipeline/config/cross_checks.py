@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rloo_pipeline.config import distillation, lag, trained_reward
-from rloo_pipeline.config.algorithm import estimators
+from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"

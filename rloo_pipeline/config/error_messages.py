@@ -39,6 +39,7 @@ KEYS_OF_OTHER_SYSTEMS = {
     "peft_config": "LoRA is update.lora",
     "modules_to_save": "vLLM serves adapters of layers alone, no module that is trained as a whole beside them",
     "lmbda": "algorithm.teacher trains on the student's samples alone; demonstrations come first, in warmstart.sft",
+    "loss_top_k": "the number of tokens of a teacher's distribution is algorithm.teacher.top_k",
     "lr": "the learning rate is update.learning_rate",
 }
 """Keys of TRL, transformers and others, and what they are called here."""

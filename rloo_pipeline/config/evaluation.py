@@ -99,13 +99,13 @@ class Select(Section):
         return self.by.removeprefix("dev.")
 
     def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
-        """A sentence if evaluations do not report what is chosen by."""
+        """A sentence if evaluations do not report the measure to choose by."""
         measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
         if evaluation.greedy and evaluation.temperature > 0:
             measures.append("greedy")
         if self.by not in [f"dev.{measure}" for measure in measures]:
             yield (
-                f"select.by: '{self.by}' is nothing that the evaluations on dataset.dev report; set one of "
+                f"select.by: evaluations on dataset.dev do not report '{self.by}'; set one of "
                 f"{', '.join(f'dev.{measure}' for measure in measures)}"
             )
 

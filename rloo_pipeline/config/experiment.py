@@ -50,7 +50,7 @@ class Experiment(Section):
     @field_validator("vary", "arms", mode="before")
     @classmethod
     def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
-        """Names what is not a list of values, or not a mapping of keys; an arm without keys changes none."""
+        """Checks that each entry is a list of values, or a mapping of keys; an arm may be empty."""
         if not isinstance(named, dict):
             expected = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
             raise ValueError(f"must be a mapping, {expected}, got {named!r:.100}")
@@ -118,9 +118,9 @@ def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
     """The experiment in a mapping.
 
     Args:
-        raw: as YAML or Snakemake gives it.
+        raw: content of the file, as YAML or Snakemake reads it.
         file: file that it was read from, whose name is the default name; None if unknown.
-        origin: the same for messages.
+        origin: name of this file in messages.
 
     Raises:
         UserError: a key is unknown, missing or out of range.

@@ -1,12 +1,13 @@
 """The section `rollout.generation_kwargs`: vLLM's further parameters of sampling, and what they do to the update.
 
-Where a completion stops does not change the distribution of its tokens, so `stop` and `stop_token_ids` can be used with
-every algorithm. The other keys mask tokens: from a set S of allowed tokens, which depends on the context, the sampler
-draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those of q (`processed_logprobs`). With the
-weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of samples of π, of which those that leave S
-have advantage 0; without them it has neither that gradient nor that of E_q[R]. So a mask needs such weights. Since
-log q ≥ log π, the proof that the right policy sampled counts only what the trainer's log-probs are above the sampler's
-(`training.sampler_proof`). Penalties and biases have no such bound, and are refused.
+Where a completion stops does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
+`repetition_detection` can be used with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
+which depends on the context, the sampler draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those
+of q (`processed_logprobs`). With the weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of
+samples of π, of which those that leave S have advantage 0; without them it has neither that gradient nor that of
+E_q[R]. So a mask needs such weights. Since log q ≥ log π, the proof that the right policy sampled counts only what the
+trainer's log-probs are above the sampler's (`training.sampler_proof`). Penalties and biases have no such bound, and are
+refused.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from pydantic import Field, field_validator, model_validator
 from rloo_pipeline.config.section import JSON, Section
 
 STRUCTURES = ("json", "regex", "choice", "grammar")
-"""Keys of vLLM's `StructuredOutputsParams`, of which a configuration has one."""
+"""Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
 _RESHAPES = (
     "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
     "neither weigh the samples nor prove that they are of its policy; leave it out"
 )
 _PIPELINE = "is set by the pipeline"
+_ENGINE = "is of vLLM's own, and changes nothing that is sampled; leave it out"
+_BEAMS = "searches for likely completions, which are not samples of a distribution; leave it out"
+STOPS = ("stop", "stop_token_ids", "repetition_detection")
+"""Keys that end a completion; all others mask tokens."""
 REFUSED = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _RESHAPES),
     "logit_bias": "changes the probabilities of tokens, so that an update could not prove that the samples are of its "
@@ -34,6 +39,23 @@ REFUSED = {
     "n": f"{_PIPELINE}; set rollout.num_generations",
     "seed": f"{_PIPELINE}; set `seed`",
     **{key: f"{_PIPELINE}; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
+    "best_of": "keeps the likeliest of several samples, which is not a sample of the policy; set "
+    "rollout.num_generations, of which a reward chooses",
+    **dict.fromkeys(("beam_width", "use_beam_search", "length_penalty"), _BEAMS),
+    "trace_decode_token_ids": "replaces samples by given tokens; leave it out",
+    "thinking_token_budget": "needs an engine with a reasoning parser, which the pipeline does not start, and forces "
+    "tokens; set rollout.max_completion_length, or rollout.token_budget",
+    "watermarking": "draws tokens by a key instead of at random, from an engine with a watermark, which the pipeline "
+    "does not start; leave it out",
+    "extra_args": "goes to plugins of vLLM, whose effect on the probabilities of tokens is not known; leave it out",
+    **dict.fromkeys(
+        (
+            *("prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval", "skip_clone"),
+            *("output_text_buffer_length", "skip_reading_prefix_cache", "routed_experts_prompt_start"),
+            "spaces_between_special_tokens",
+        ),
+        _ENGINE,
+    ),
     **dict.fromkeys(("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "output_kind"), _PIPELINE),
     **dict.fromkeys(
         ("include_stop_str_in_output", "skip_special_tokens"),
@@ -43,15 +65,32 @@ REFUSED = {
 """vLLM's parameters that cannot be set here, and why."""
 
 
+class RepetitionDetection(Section):
+    """Ends a completion whose last tokens repeat a pattern. It counts as truncated."""
+
+    max_pattern_size: int = Field(ge=1)
+    """Largest number of tokens of a pattern."""
+    min_pattern_size: int = Field(1, ge=1)
+    """Smallest number of tokens of a pattern."""
+    min_count: int = Field(ge=2)
+    """Number of times that the pattern must occur, one after the other."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.min_pattern_size > self.max_pattern_size:
+            yield f"min_pattern_size ({self.min_pattern_size}) exceeds max_pattern_size ({self.max_pattern_size})"
+
+
 class GenerationKwargs(Section):
-    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations without tools. All but `stop` and
-    `stop_token_ids` mask tokens and need importance weights. See docs/algorithms.md.
+    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations without tools. All but `stop`,
+    `stop_token_ids` and `repetition_detection` mask tokens and need importance weights. See docs/algorithms.md.
     """
 
     stop: list[str] = []
     """Strings that end a completion. Rewards see them."""
     stop_token_ids: list[int] = Field([], max_length=64)
     """Further tokens that end a completion, at most 64. Rewards do not see them."""
+    repetition_detection: RepetitionDetection | None = None
+    """Ends completions that repeat themselves, so that they do not hold up a round."""
     min_tokens: int = Field(0, ge=0)
     """Minimum number of tokens before a token or string can end a completion."""
     bad_words: list[str] = Field([], max_length=64)
@@ -90,4 +129,4 @@ class GenerationKwargs(Section):
     @property
     def masked_by(self) -> str | None:
         """The key that masks tokens, if any."""
-        return next((key for key in self.for_vllm if key not in ("stop", "stop_token_ids")), None)
+        return next((key for key in self.for_vllm if key not in STOPS), None)

@@ -137,6 +137,26 @@ PRESETS: Mapping[str, Values] = {
         "vespo_k_neg": 3.0,
         "vespo_lambda_neg": 2.0,
     },
+    # arXiv 2505.22617; shares and bounds of verl 0.9.1, trainer/ppo/core_algos.py
+    "clip_cov": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "clip": "clip_cov",
+        "clip_cov_ratio": 2e-4,
+        "clip_cov_lb": 1.0,
+        "clip_cov_ub": 5.0,
+    },
+    "kl_cov": {
+        **_TOKENS,
+        **_NO_KL,
+        "advantage": "grpo",
+        "clip": "kl_cov",
+        "kl_cov_ratio": 2e-4,
+        "kl_cov_coef": 1.0,
+    },
+    # arXiv 2506.01939, on DAPO's loss; TRL 1.16.0, grpo_config.py
+    "top_entropy": {**_TOKENS, **_NO_KL, "advantage": "grpo", "epsilon_high": 0.28, "top_entropy_quantile": 0.2},
     # arXiv 2601.05242; TRL 1.16.0, multi_objective_aggregation: normalize_then_sum
     "gdpo": {
         **_TOKENS,

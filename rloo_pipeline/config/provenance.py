@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.config import STAGES, Config, estimator, syntax
+from rloo_pipeline.config import STAGES, Config, Harness, estimator, syntax
 from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def source_digest(stage: str, config: Config) -> str:
         (_name(file), _digest(source(file), text)) for closure in closures for file, text in _with_text_flag(closure)
     }
     if "harness" in stage:
-        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config)}
+        digests |= {(str(file), _digest(file, as_text=True)) for file in _task_files(config.evaluation.harness)}
     syntax.keep()
     total = hashlib.sha256()
     for name, digest in sorted(digests):
@@ -62,9 +62,8 @@ def source_digest(stage: str, config: Config) -> str:
     return total.hexdigest()[:16]
 
 
-def _task_files(config: Config) -> Iterator[Path]:
+def _task_files(harness: Harness | None) -> Iterator[Path]:
     """The user's own task files of lm-eval."""
-    harness = config.evaluation.harness
     if harness and harness.include_path:
         yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
@@ -143,7 +142,7 @@ def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
     file's folder and those above it up to the working folder, since a package may begin there.
     """
-    file, module = file.resolve(), reference.rpartition(":")[0]
+    file, module = file.resolve(), import_string.of_library(reference)[0].rpartition(":")[0]
     if not module.endswith(".py"):
         return file, (file.parents[module.count(".") + (file.name == "__init__.py")],), frozen_functions.in_use().folder
     above = (folder for folder in file.parent.parents if folder.is_relative_to(Path.cwd().resolve()))

@@ -181,7 +181,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
     Args:
         raw: the mapping, as YAML or Snakemake gives it.
         file: file that it was read from; None if unknown.
-        origin: the same for messages.
+        origin: name of this file in messages.
 
     Raises:
         UserError: a key is unknown, missing or out of range.

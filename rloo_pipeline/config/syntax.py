@@ -21,7 +21,7 @@ from rloo_pipeline.runtime.caches import cache_folder
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of statements that hold statements."""
 MOST = 2000
-"""Files of which facts are kept: enough for some versions of this package."""
+"""Maximum number of files whose facts are kept: enough for several versions of this package."""
 
 
 class Facts(NamedTuple):
@@ -53,7 +53,7 @@ def facts(file: Path) -> Facts:
 
 
 def keep() -> None:
-    """Writes what is new into the user's cache, if that can be written."""
+    """Writes new facts to the user's cache, if it is writable."""
     if not _new:
         return
     both = {**_kept(), **_new}

@@ -44,11 +44,6 @@ def images_of(value: Any, location: str) -> list[bytes]:
     return files
 
 
-def pixels_of(value: Any, location: str) -> list[Image]:
-    """The images of `images_of`, decoded."""
-    return [decode(file, location) for file in images_of(value, location)]
-
-
 def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
         raise UserError(f"{location} holds {image!r:.60}; {VALID}")

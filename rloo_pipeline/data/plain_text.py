@@ -66,7 +66,7 @@ class PlainText:
         """Token ids of messages in a chat template.
 
         Args:
-            messages: for the template.
+            messages: messages of the conversation.
             render: returns the text of messages in the template.
 
         Raises:

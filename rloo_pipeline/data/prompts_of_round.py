@@ -12,17 +12,21 @@ rounds until that of its policy. So which prompts it gets is the same whatever e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan, log
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
-from rloo_pipeline.artifacts import prompt_counts
+import pyarrow.compute as pc
+
+from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.seeds import derive, rows_for_refill, rows_of_round
+from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 
 KEPT = 0.5
 """Factor on earlier counts of a prompt each time it is sampled again."""
@@ -62,9 +66,9 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
     """
     count, select = config.rollout.sampled_prompts, config.dataset.select
-    require_enough(config, len(train), str(train.folder.parent))
+    require_enough(config.rollout, len(train), str(train.folder.parent))
     ids: list[str] = train.table["prompt_id"].to_pylist()
-    difficulty = _of_policy_0(config, ids, files.policy_0) if config.measures_difficulty else {}
+    difficulty = _of_policy_0(config.rollout, ids, files.policy_0) if config.measures_difficulty else {}
     rows = list(range(len(ids)))
     if select is not None and select.pass_rate is not None:
         rows = kept_rows([difficulty[prompt_id] for prompt_id in ids], select.pass_rate)
@@ -75,27 +79,27 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         indices = rows_of_round(len(rows), count, round_, seed)
         spare = rows_for_refill(len(rows), indices, round_, seed)
         return RoundPrompts([rows[index] for index in indices], [rows[index] for index in spare])
-    counts = _latest(config, round_, files.latest, difficulty) if config.updates_pass_rates else difficulty
+    counts = _latest(config.rollout, round_, files.latest, difficulty) if config.updates_pass_rates else difficulty
     weights = {ids[row]: uncertainty(counts.get(ids[row], Counts())) for row in rows}
     row_of = dict(zip(ids, range(len(ids)), strict=True))
     drawn = [row_of[prompt_id] for prompt_id in draw(weights, len(weights), derive(seed, round_))]
     return RoundPrompts(drawn[:count], drawn[count:])
 
 
-def require_enough(config: Config, count: int, place: str) -> None:
+def require_enough(rollout: Rollout, count: int, place: str) -> None:
     """Checks that there are at least as many training prompts as a round samples.
 
     Args:
-        config: needs the section `rollout`.
+        rollout: the section of the configuration.
         count: number of training prompts.
         place: file or folder of the prompts, for the message.
 
     Raises:
         UserError: there are fewer.
     """
-    if count < config.rollout.sampled_prompts:
+    if count < rollout.sampled_prompts:
         raise UserError(
-            f"{place}: {count} training prompts, a round needs {config.rollout.sampled_prompts}; lower "
+            f"{place}: {count} training prompts, a round needs {rollout.sampled_prompts}; lower "
             "rollout.generation_batch_size"
         )
 
@@ -142,11 +146,11 @@ def after_round(before: Mapping[str, Counts], sampled: Mapping[str, Counts]) -> 
     return dict(sorted(counts.items()))
 
 
-def _of_policy_0(config: Config, ids: Sequence[str], files: Sequence[Path]) -> dict[str, Counts]:
+def _of_policy_0(rollout: Rollout, ids: Sequence[str], files: Sequence[Path]) -> dict[str, Counts]:
     """The counts of policy 0 for all training prompts."""
-    if len(files) != config.rollout.shards:
+    if len(files) != rollout.shards:
         raise UserError(
-            f"--difficulty: {len(files)} tables, and dataset.select needs all {config.rollout.shards} "
+            f"--difficulty: {len(files)} tables, and dataset.select needs all {rollout.shards} "
             "(rollout.shards); name those that the stage difficulty wrote"
         )
     counts = prompt_counts.read(files, 0)
@@ -161,9 +165,9 @@ def _of_policy_0(config: Config, ids: Sequence[str], files: Sequence[Path]) -> d
     return counts
 
 
-def _latest(config: Config, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
+def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
     """The counts that are known to the policy that samples a round."""
-    policy_round = config.rollout.policy_of(round_)
+    policy_round = rollout.policy_of(round_)
     if policy_round == 0:
         return difficulty
     if file is None:
@@ -182,3 +186,37 @@ def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: in
         f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
         f"{config.rollout.sampled_prompts}; widen the range, or lower rollout.generation_batch_size"
     )
+
+
+def expected_lengths(
+    config: Config, train: PromptSet, rows: Sequence[int], round_: int, rounds: Path
+) -> dict[str, float]:
+    """Mean tokens of a prompt's completions when it was last sampled, by prompt_id, for the prompts that were.
+
+    Only rounds that the sampling policy was trained on count, as others may be in flight. With `dataset.select` nothing
+    is known, since it has no epochs.
+
+    Args:
+        config: configuration of the stage `rollout`.
+        train: all training prompts.
+        rows: rows of the prompts.
+        round_: number of the round that samples, from 1.
+        rounds: folder of the rounds.
+    """
+    if config.dataset.select is not None:
+        return {}
+    last, seed = config.rollout.policy_of(round_), derive(config.seed, "prompts")
+    sampled = earlier_rounds(rows, len(train), config.rollout.sampled_prompts, last, seed)
+    ids: list[str] = train.table["prompt_id"].to_pylist()
+    by_round = defaultdict[int, set[str]](set)
+    for row, number in sampled.items():
+        by_round[number].add(ids[row])
+    lengths = defaultdict[str, list[int]](list)
+    for number, wanted in by_round.items():
+        for file in sorted((rounds / f"{number:05d}" / "rollouts").glob("*.parquet")):
+            table = tables.read(file, "rollouts", ["prompt_id", "completion_ids"])
+            counts = pc.list_value_length(table["completion_ids"]).to_pylist()
+            for prompt_id, count in zip(table["prompt_id"].to_pylist(), counts, strict=True):
+                if prompt_id in wanted:
+                    lengths[prompt_id].append(count)
+    return {prompt_id: fmean(counts) for prompt_id, counts in lengths.items()}

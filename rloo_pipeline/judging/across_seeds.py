@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, sign_flip_p
+from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, share_interval, sign_flip_p
 
 FEWEST = 3
 """Seeds from which something is said about training."""
@@ -148,7 +148,7 @@ def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
     If the variance is 0, there is one independent answer per prompt, corrected for the degrees of freedom of the seeds:
     as if answers to a prompt were always equal, and seeds differed as much as the prompts could show.
     """
-    from scipy.special import betaincinv, stdtrit
+    from scipy.special import stdtrit
 
     normal = float(stdtrit(np.inf, TAIL))
     margin = variance.margin()
@@ -156,10 +156,7 @@ def _share_ci95(share: float, variance: _Variance) -> tuple[float, float]:
         answers = normal**2 * share * (1 - share) / margin**2
     else:
         answers = variance.prompts * (normal / float(stdtrit(variance.seeds - 1, TAIL))) ** 2
-    right, wrong = share * answers, (1 - share) * answers
-    low = float(betaincinv(right, wrong + 1, TAIL)) if right > 0 else 0.0
-    high = float(betaincinv(right + 1, wrong, 1 - TAIL)) if wrong > 0 else 1.0
-    return low, high
+    return share_interval(share, answers)
 
 
 def _interquartile_mean(values: Array) -> Estimate:

@@ -27,6 +27,9 @@ from rloo_pipeline.checks.history import Metrics, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.config import JSON, Gates, Reward
 
+STOPPED = "stopped.json"
+"""File in the run's folder, written by the gate that ends the run: the round and the symptoms."""
+
 
 class Symptom(NamedTuple):
     """Something that is wrong with a run."""

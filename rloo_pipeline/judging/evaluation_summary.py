@@ -23,7 +23,8 @@ def summarize_evaluation(
     Args:
         config: the stage's configuration.
         table: completions with scores.
-        samples, temperature: of the table, by default those of the configuration.
+        samples: completions per prompt; those of the configuration by default.
+        temperature: sampling temperature; that of the configuration by default.
     """
     settings = config.evaluation
     samples = samples or settings.num_generations

@@ -19,7 +19,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.diagnosis import Symptom, diagnose, monitors_of
+from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
@@ -44,6 +44,11 @@ class RunFiles(NamedTuple):
     config: Config
     rounds: list[Metrics]
     """metrics.json of the finished rounds of this training, from the first without a gap."""
+
+    @property
+    def ended_by_gate(self) -> bool:
+        """True if a gate ended the run after the last finished round, and it has not gone on since."""
+        return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
         """True if a file is there and was made from the policy of this number, not from that of an earlier training;
@@ -130,6 +135,14 @@ def read(folder: Path, config: Config | None = None) -> RunFiles:
     """
     config = config or read_config(folder)
     return RunFiles(folder, config, metrics_until(folder, _rounds_of_training(folder, config.rounds)))
+
+
+def stopped_after(folder: Path) -> int | None:
+    """The round after which a gate ended the run; None if none did."""
+    try:
+        return int(read_artifact(folder / STOPPED)["round"])
+    except (UserError, OSError):
+        return None
 
 
 def is_finished(folder: Path, config: Config) -> bool:
@@ -252,7 +265,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
 
 def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
-    """True if a file and those that it is made from are there, and none of them is newer."""
+    """True if a file exists, and it is at least as new as the files that it is made from, which exist too."""
     try:
         time = file.stat().st_mtime
         return all(time >= other.stat().st_mtime for other in made_from)

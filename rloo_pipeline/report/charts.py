@@ -64,7 +64,8 @@ KL = Chart(
 )
 TEACHER = Chart(
     "Reverse KL to the teacher",
-    "Mean of log π − log π of the teacher over the sampled tokens, in nats per token, before the update.",
+    "Mean of log π − log π of the teacher over the sampled tokens before the update, or the divergence in the loss "
+    "(algorithm.teacher.top_k), in nats per token.",
     {"teacher/kl": "KL"},
 )
 BETA = Chart(

@@ -14,7 +14,7 @@ STEP = 152
 MARGIN = 12
 PLACES = {row.rule: row.box for row in ROWS if row.box}
 """Column and height of each rule's box; columns without boxes are skipped."""
-IN_ROUNDS = {row.rule for row in ROWS if row.in_frame}
+IN_ROUNDS = {row.rule for row in ROWS if row.box and row.phase == "round" and not row.local}
 ALWAYS = {row.rule for row in ROWS if row.box and row.when is None}
 """Rules that every run has; other rules are left out if the run had no jobs for them."""
 ARROWS = [(before, row.rule) for row in ROWS for before in row.after]

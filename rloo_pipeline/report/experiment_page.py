@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isclose
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rloo_pipeline.report import frame
 from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
 from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment, without_baseline
-from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
+from rloo_pipeline.report.figures import HEIGHT, Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
 
 HELD_OUT = Chart(
@@ -41,13 +41,6 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         folder: the experiment's folder.
     """
     arms = {arm: list(runs.values()) for arm, runs in experiment.runs.items() if runs}
-    held_out = {arm: [_evaluations(run) for run in runs] for arm, runs in arms.items()}
-    each_round: dict[str, list[Rounds]] = {arm: [_each_round(run) for run in runs] for arm, runs in arms.items()}
-    rewards: dict[str, list[Rounds]] = {arm: [run.rounds for run in runs] for arm, runs in arms.items()}
-    others = [
-        (EACH_ROUND, figure_of_arms(EACH_ROUND, each_round)),
-        (REWARD_OF_ARMS, figure_of_arms(REWARD_OF_ARMS, rewards)),
-    ]
     return frame.fill(
         "experiment_page.html.j2",
         summary=summary,
@@ -59,8 +52,8 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         fewest=FEWEST,
         fewest_for_iqm=FEWEST_FOR_IQM,
         charts=[
-            (HELD_OUT, figure_of_arms(HELD_OUT, held_out, HEIGHT_OF_REWARD)),
-            *((chart, drawn) for chart, drawn in others if drawn),
+            (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}, height))
+            for chart, of, height in CHARTS
         ],
     )
 
@@ -83,6 +76,14 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
     """Accuracies on the problems of each round, by the policy that answered; with a lag one may answer for several."""
     by_policy = {measured["policy"]: measured["accuracy"] for measured in run.held_out}
     return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]
+
+
+CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds], int], ...] = (
+    (HELD_OUT, _evaluations, HEIGHT_OF_REWARD),
+    (EACH_ROUND, _each_round, HEIGHT),
+    (REWARD_OF_ARMS, lambda run: run.rounds, HEIGHT),
+)
+"""The charts, the values of a run in each, and the height."""
 
 
 def headline(summary: JSON) -> str:

@@ -177,7 +177,7 @@ def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperime
 
 
 def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, seed: int) -> list[JSON]:
-    """Every later arm less every earlier one, over the seeds that both have, or why there is no difference."""
+    """All pairs of arms: the later minus the earlier over their common seeds, or the reason why there is none."""
     rows = []
     for less, arm in combinations(arms, 2):
         seeds = [common for common in arms[arm] if common in arms[less]]

@@ -70,7 +70,7 @@ class Spent(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """Share of the time in which none was: queues, Snakemake, pauses."""
+        """Share of the time in which no job was running: queues, Snakemake, pauses."""
         return 1 - self.working / self.wall if self.wall else 0.0
 
 

@@ -1,19 +1,25 @@
-"""One frame of `rloo watch`: the state of a run on a terminal, drawn with rich."""
+"""The live view of runs on a terminal, drawn with rich: of `rloo watch`, and of Snakemake while it works.
+
+Both show how far the runs are, their latest rounds, the jobs at work and bars of jobs. `rloo watch` adds curves,
+symptoms and a completion; curves of several runs, or of the arms of an experiment, are in one chart for each measure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rloo_pipeline.judging.diagnosis import Symptom, showing
 from rloo_pipeline.judging.run_files import RunFiles
-from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, sample_of
-from rloo_pipeline.report.terminal_table import clock
+from rloo_pipeline.report.live_run import COLUMNS, CurvesOfRun, LiveRun, Row, Values, clock, seconds_left_of
+from rloo_pipeline.report.run_progress import SILENT, Progress, Sample, Stage, Working, sample_of
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = (
@@ -29,21 +35,67 @@ COLOURS = {"warn": "yellow", "stop": "red"}
 SAMPLE_LINES = 6
 CURVE_WIDTH = 32
 """With title and values, a curve fits into 80 columns."""
+COLOURS_OF_RUNS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+HEIGHT = 8
+LABELS = 9
+"""Columns for the numbers beside a chart."""
+MOST_RUNS = 2
+"""Runs of which every round is shown; of more runs, as in an experiment, the latest round of each."""
+ROUNDS = 4
+"""Rounds that `rloo watch` lists."""
 
 
-def frame(run: RunFiles, progress: Progress, stopped: int | None = None) -> RenderableType:
-    """The current state of a run.
+def frame(
+    runs: Sequence[LiveRun],
+    stages: Sequence[Stage],
+    jobs: Iterable[RenderableType],
+    most: int,
+    state: Text | None = None,
+    details: Sequence[RenderableType] = (),
+) -> RenderableType:
+    """The current state of runs.
+
+    Args:
+        runs: the runs.
+        stages: numbers of jobs, a bar each.
+        jobs: a line for each job at work.
+        most: lines for rounds, or for runs if there are more than MOST_RUNS.
+        state: anything else to say of a run.
+        details: what to show between jobs and bars.
+    """
+    parts: list[RenderableType] = []
+    if len(runs) <= MOST_RUNS:
+        for run in runs:
+            parts += [_head(run, state), _table([((), row) for row in run.rows(most + 1)], most)]
+    else:
+        parts += [
+            _table([((run.run.config.run,), run.rows(1)[-1]) for run in runs if run.rows(1)], most, Column("run"))
+        ]
+        if seconds_left := seconds_left_of(runs):
+            parts.append(f"about {clock(seconds_left)} until the last round is done")
+    return Group(*parts, *jobs, *details, _bars(stages))
+
+
+def watched(run: RunFiles, progress: Progress, now: float | None = None) -> RenderableType:
+    """The state of a run by its files alone.
 
     Args:
         run: its files.
-        progress: how far it has come.
-        stopped: the round after which a gate ended it, if any.
+        progress: its jobs.
+        now: seconds since 1970; the current time if None.
     """
-    parts: list[RenderableType] = [_head(run, progress, stopped), "", _stages(progress), "", _curves(run)]
-    parts += _diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds)))
-    if sample := sample_of(run):
-        parts.append(_sample(sample))
-    return Group(*parts)
+    state = Text()
+    if run.ended_by_gate:
+        state = Text(f"  ended by a gate after round {len(run.rounds)}", "red")
+    elif progress.finished:
+        state = Text("  finished", "green")
+    elif not progress.working:
+        state = Text("  no job is running, according to its files", "yellow")
+    details = ["", _curves(run), *_diagnosis(showing(run.symptoms(since=len(run.rounds)), len(run.rounds))), ""]
+    jobs = map(_working, progress.working)
+    view = frame([LiveRun(run, now=now)], progress.stages, jobs, ROUNDS, state, details)
+    sample = sample_of(run)
+    return Group(view, _sample(sample)) if sample else view
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -59,35 +111,49 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(" " if mean is None else BARS[round((mean - low) / span * steps) if span else 0] for mean in means)
 
 
-def _head(run: RunFiles, progress: Progress, stopped: int | None) -> Text:
-    done, rounds = len(run.rounds), run.config.rounds
-    head = Text.assemble((run.config.run, "bold"), f"  round {done} of {rounds}")
-    if stopped == done and stopped:
-        head.append(f"  ended by a gate after round {stopped}", "red")
-    elif progress.finished:
-        head.append("  finished", "green")
-    elif not progress.working:
-        head.append("  no job is running, according to its files", "yellow")
-    if progress.seconds_per_round and progress.seconds_left is not None:
-        head.append(f"  {clock(progress.seconds_per_round)} per round, about {clock(progress.seconds_left)} left")
+def _head(live: LiveRun, state: Text | None) -> Text:
+    run = live.run
+    head = Text.assemble((run.config.run, "bold"), f"  round {len(run.rounds)} of {run.config.rounds}", state or "")
+    if live.pace and (seconds_left := live.seconds_left()) is not None:
+        head.append(f"  {clock(live.pace)} per round, about {clock(seconds_left)} left")
     return head
 
 
-def _stages(progress: Progress) -> RenderableType:
+def _table(lines: Sequence[tuple[Sequence[RenderableType], Row]], most: int, *before: Column) -> RenderableType:
+    """A line a round, or a run, the latest `most` of them; columns without a value are left out.
+
+    Args:
+        lines: cells for the columns in `before`, and a round.
+        most: lines to show.
+        before: columns before those of a round.
+    """
+    cells = [row.cells() for _, row in lines]
+    shown = [place for place in range(len(COLUMNS)) if any(values[place] for values in cells)]
+    columns = (Column(COLUMNS[place], justify="right", no_wrap=True) for place in shown)
+    table = Table(*before, *columns, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    if len(lines) > most:
+        table.add_row("…")
+    for (first, _), values in list(zip(lines, cells, strict=True))[-most:]:
+        table.add_row(*first, *(values[place] for place in shown))
+    return table if lines else Text("no round is done yet", "dim")
+
+
+def _bars(stages: Sequence[Stage]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for stage in progress.stages:
+    for stage in stages:
         counts = {"done": stage.done, "running": stage.working, "to come": stage.total - stage.done - stage.working}
         text = ", ".join(f"{count} {name}" for name, count in counts.items() if count > 0 or name == "done")
         table.add_row(stage.name, ProgressBar(max(stage.total, 1), stage.done, width=24), text)
-    lines: list[RenderableType] = [table]
-    for working in progress.working:
-        style = "red" if working.failed else "yellow" if working.silent > SILENT else "dim"
-        silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
-        name = working.job.log.removeprefix("logs/").removesuffix(".log")
-        line = f"{name}: {working.last_line or 'starting'}{silent}"
-        # of a failed job the whole reason counts, of another one a line
-        lines.append(Text(line, style, no_wrap=not working.failed, overflow="fold" if working.failed else "ellipsis"))
-    return Group(*lines)
+    return table
+
+
+def _working(working: Working) -> Text:
+    style = "red" if working.failed else "yellow" if working.silent > SILENT else "dim"
+    silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
+    name = working.job.log.removeprefix("logs/").removesuffix(".log")
+    line = f"{name}: {working.last_line or 'starting'}{silent}"
+    # of a failed job the whole reason counts, of another one a line
+    return Text(line, style, no_wrap=not working.failed, overflow="fold" if working.failed else "ellipsis")
 
 
 def _curves(run: RunFiles) -> RenderableType:
@@ -102,7 +168,7 @@ def _curves(run: RunFiles) -> RenderableType:
         present = [value for value in values if value is not None]
         if present:
             table.add_row(title, Text(sparkline(values, CURVE_WIDTH), "cyan"), f"{present[0]:.3g} → {present[-1]:.3g}")
-    return table if table.row_count else Text("no round is done yet", "dim")
+    return table
 
 
 def _diagnosis(symptoms: list[Symptom]) -> list[RenderableType]:
@@ -118,3 +184,53 @@ def _sample(sample: Sample) -> RenderableType:
     shown = "\n".join([*lines[:SAMPLE_LINES], *(["…"] if len(lines) > SAMPLE_LINES else [])])
     prompt = Text(" ".join(sample.prompt.split())[-200:], "dim")
     return Panel(Group(prompt, Text(shown[:1200])), title=f"a completion of round {sample.round}, {reward}")
+
+
+def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
+    """The runs with their latest values, and a chart of each measure.
+
+    Args:
+        runs: at most as many as there are letters.
+        width: columns of the terminal.
+    """
+    marks = _marks(len(runs))
+    lines = [((mark, run.name, run.rounds), run.latest) for mark, run in zip(marks, runs, strict=True)]
+    before = (Column(""), Column("run", overflow="fold"), Column("rounds", justify="right", no_wrap=True))
+    parts: list[RenderableType] = [_table(lines, len(lines), *before)]
+    measures = (("reward", [run.reward for run in runs], ".3g"), ("held-out", [run.held_out for run in runs], ".1%"))
+    for title, curves, form in measures:
+        if any(curves):
+            parts += ["", chart(title, curves, form, width)]
+    return Group(*parts) if len(parts) > 1 else Group(*parts, Text("no round is done yet", "dim"))
+
+
+def _marks(count: int) -> list[Text]:
+    """A letter and a colour for each run."""
+    return [Text(*mark) for mark in zip(string.ascii_uppercase[:count], cycle(COLOURS_OF_RUNS), strict=False)]
+
+
+def chart(title: str, curves: Sequence[Values], form: str, width: int) -> Text:
+    """Curves on common axes, each as its letter; where curves meet, the letter of the later run.
+
+    Args:
+        title: the measure.
+        curves: by round.
+        form: format of the numbers beside the axis.
+        width: columns.
+    """
+    points = [(number, value) for curve in curves for number, value in curve.items()]
+    first, last = min(number for number, _ in points), max(number for number, _ in points)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    columns = min(width - LABELS - 1, max(2 * (last - first) + 1, 20))
+    cells = [[Text(" ")] * columns for _ in range(HEIGHT)]
+    for mark, curve in zip(_marks(len(curves)), curves, strict=True):
+        for number, value in curve.items():
+            column = round((number - first) / max(last - first, 1) * (columns - 1))
+            row = round((high - value) / ((high - low) or 1) * (HEIGHT - 1))
+            cells[row][column] = mark
+    labels = {0: f"{high:{form}}", HEIGHT - 1: f"{low:{form}}" if high > low else ""}
+    lines = [Text(title, "bold")]
+    for row, line in enumerate(cells):
+        lines.append(Text.assemble((f"{labels.get(row, ''):>{LABELS - 1}} ", "dim"), ("│", "dim"), *line))
+    rounds = f"{first}{f'round {last}':>{columns - len(str(first))}}"
+    return Text("\n").join([*lines, Text(" " * (LABELS + 1) + rounds, "dim")])

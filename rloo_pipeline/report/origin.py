@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 def origin() -> Origin:
-    """The origin of this process."""
+    """The commit and the image of the code that this process runs."""
     commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None

@@ -1,4 +1,4 @@
-"""Reads a run's progress from its files: jobs done, running and to come, time per round, a completion.
+"""Reads a run's progress from its files: jobs done, running and to come, ends of rounds, a completion.
 
 A job's log appears when it starts, and its complete output when it ends. So a log without the output belongs to a job
 that is running, that failed (its last line is the error), or that was killed (its log stays silent).
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
@@ -63,10 +63,6 @@ class Progress(NamedTuple):
 
     stages: list[Stage]
     working: list[Working]
-    seconds_per_round: float | None
-    """Median of the latest rounds; None before one is done."""
-    seconds_left: float | None
-    """Until the last round is done, by that pace and by how long the current round has lasted."""
     finished: bool
 
 
@@ -95,8 +91,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
             jobs.append(working)
     running = Counter(working.job.stage for working in jobs if not working.failed)
     stages = [Stage(name, done[name], running[name], total[name]) for name in SHOWN if name in total]
-    pace = seconds_per_round(run)
-    return Progress(stages, jobs, pace, _seconds_left(run, pace, now), not jobs and is_finished(run.folder, config))
+    return Progress(stages, jobs, not jobs and is_finished(run.folder, config))
 
 
 def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
@@ -124,38 +119,18 @@ def seconds_per_round(run: RunFiles) -> float | None:
     """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0. Of two in
     the middle it is the shorter one: a pause between two calls only makes a round longer.
     """
-    times = []
-    for number in range(max(0, len(run.rounds) - 10), len(run.rounds) + 1):
-        file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
-        try:
-            times.append(file.stat().st_mtime)
-        except OSError:
-            if number:
-                return None
-    steps = [after - before for before, after in pairwise(times) if after > before]
+    times = [end_of(run, number) for number in range(max(0, len(run.rounds) - 10), len(run.rounds) + 1)]
+    steps = [after - before for before, after in pairwise(times) if before and after and after > before]
     return statistics.median_low(steps) if steps else None
 
 
-def _seconds_left(run: RunFiles, pace: float | None, now: float) -> float | None:
-    done = len(run.rounds)
-    if pace is None or not 0 < done < run.config.rounds:
-        return None
+def end_of(run: RunFiles, number: int) -> float | None:
+    """End of a round in seconds since 1970; that of round 0 is policy 0. None if its file is not there."""
+    file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
     try:
-        current = now - metrics_of(run.folder, done).stat().st_mtime
+        return file.stat().st_mtime
     except OSError:
         return None
-    return seconds_left(pace, run.config.rounds - done, current)
-
-
-def seconds_left(pace: float, rounds: int, passed: float) -> float:
-    """Seconds until the last round is done. They fall during a round, at most to the value for the next round.
-
-    Args:
-        pace: seconds per round.
-        rounds: to come, with the current one.
-        passed: seconds since the current one began.
-    """
-    return pace * rounds - min(max(passed, 0.0), pace)
 
 
 def sample_of(run: RunFiles) -> Sample | None:
@@ -183,9 +158,5 @@ def _sample(run: RunFiles, number: int) -> Sample | None:
     rollouts = tables.read(folder / "rollouts" / "000.parquet", "rollouts", ["prompt_id", "completion"])
     prompt_id = rollouts["prompt_id"][index].as_py()
     prompt = PromptSet(run.folder / "prompts" / "train").by_id([prompt_id])[prompt_id]["prompt"]
-    return Sample(number, _text(prompt), rollouts["completion"][index].as_py(), scores["reward"][index].as_py())
-
-
-def _text(prompt: Any) -> str:
-    """The last message of a chat, or the prompt itself."""
-    return str(prompt[-1]["content"]) if isinstance(prompt, list) and prompt else str(prompt)
+    last = prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt  # the last message of a chat
+    return Sample(number, str(last), rollouts["completion"][index].as_py(), scores["reward"][index].as_py())

@@ -1,7 +1,7 @@
 """Length of completions in tokens: a soft limit, a target length, a medium length in full sentences.
 
-`algorithm.shaping` applies the first two within the update; as rewards they have a column, a weight and a place in the
-report.
+`algorithm.response_length` applies the first two within the update; as rewards they have a column, a weight and a place
+in the report.
 """
 
 from __future__ import annotations

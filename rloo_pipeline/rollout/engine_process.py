@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import devices, import_shims, scratch
+from rloo_pipeline.rollout import vllm_import
+from rloo_pipeline.runtime import devices, scratch
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -73,7 +74,7 @@ def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process, which here ends with its parent, and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-    import_shims.replace_ranks()
+    vllm_import.replace_ranks()
     _accept_scheduler()
     try:
         process.run_engine_core(*arguments, **options)

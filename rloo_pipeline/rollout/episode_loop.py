@@ -187,7 +187,7 @@ class Episodes:
 
     def _end(self, index: int, finish_reason: str) -> bool:
         self.episodes[index].finish_reason = finish_reason
-        self.context.pool.finish(index)
+        self.context.pool.finish(index, self.episodes[index].messages)
         return True
 
     def _read_answers(self, timeout: float) -> None:

@@ -121,7 +121,7 @@ class Replay:
         if self.next[index] < len(self.turns[index]):
             self.pool.call(index, self.turns[index][self.next[index]].calls)
         else:
-            self.pool.finish(index)
+            self.pool.finish(index, json.loads(episode["messages"]))
 
     def _compare(self, row: int, name: str, stored: object, replayed: object) -> None:
         if stored != replayed:

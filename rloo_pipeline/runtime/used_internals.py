@@ -57,6 +57,9 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "Qwen2_5_VLProcessor.get_attributes": "()",
             "Qwen3VLProcessor.get_attributes": "()",
         },
+        "transformers.core_model_loading": {
+            "revert_weight_conversion": "(model, state_dict)",
+        },
         "transformers.integrations.deepspeed": {
             "HfDeepSpeedConfig": "(config_file_or_dict)",
             "unset_hf_deepspeed_config": "()",
@@ -103,6 +106,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         },
         "deepspeed.utils.tensor_fragment": {
             "fragment_address": "(numel, start)",
+        },
+    },
+    "liger-kernel": {
+        "liger_kernel.transformers.monkey_patch": {
+            "_apply_liger_kernel_to_instance": "(model, **kwargs)",
         },
     },
     "vllm": {

@@ -13,11 +13,14 @@ import gc
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from snakemake.exceptions import WorkflowError
@@ -29,7 +32,7 @@ from rloo_pipeline.cluster import containers, node_workers, nodes
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RESULTS, RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.run_files import is_finished
+from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.report import origin
 from rloo_pipeline.runtime import controller_watch, guard, installation, scratch
 from rloo_pipeline.runtime.environment import prepare_jobs
@@ -39,12 +42,7 @@ from rloo_pipeline.snakemake_ext import (
     ancient_inputs,
     early_stop,
     edited_functions,
-    failures,
-    frozen_config,
-    gpu_stages,
-    interrupts,
     locks,
-    longer_run,
     lost_metadata,
     planning_speed,
     run_folders,
@@ -52,6 +50,7 @@ from rloo_pipeline.snakemake_ext import (
     shared_cache,
     steps,
 )
+from rloo_pipeline.snakemake_ext.failures import stage_of
 from rloo_pipeline.snakemake_ext.logger import LogHandler
 from rloo_pipeline.trackers import trackers
 from rloo_pipeline.workers import manager
@@ -95,7 +94,7 @@ class Controller:
         return self._results / run
 
     def _stopped_after(self, run: str) -> int | None:
-        return early_stop.stopped_after(self._results / run)
+        return stopped_after(self._results / run)
 
     def threads_beside(self, threads: int) -> int:
         """Threads of a stage that only observes: 0 if it runs beside the rounds on this machine, so that it never takes
@@ -115,38 +114,94 @@ class Controller:
         """
         scratch.claim(self._workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
         guard.require("snakemake")
+        self._tell_displays()
+        _allow_many_rounds()
+        ancient_inputs.find_all_jobs()
+        if self._workflow.workflow_settings.cache is not None:
+            shared_cache.make_safe()
+        if self._workflow.dryrun and self._only_logger():
+            planning_speed.report_briefly()
+        prepare_jobs()
+        self._require_packages()
+        if self._main:
+            logger.addFilter(self._on_message)
+        if self._workflow.dryrun:
+            self._warn()
+        elif self._main:
+            self._hold_run()
+
+    def rules_read(self) -> None:
+        """Runs after all rules are read. Limits stages to this machine's GPUs, or makes them steps of a multi-node job.
+
+        Raises:
+            UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that.
+        """
+        rules, limits = self._workflow.rules, self._workflow.global_resources
+        if self._main and not self._is_module:
+            self._refuse_unknown_rules()
+        if self._workflow.workflow_settings.cache:
+            self._refuse_unpinned()
+        planning_speed.note_parameters(rules)
+        if self.several_nodes:
+            steps.spread(rules, limits, anywhere=self._overlaps())
+        if self._on_this_machine():
+            steps.limit(rules, limits, self.runs.configs.values())
+
+    def start(self) -> None:
+        """Runs before the first job: checks what the run needs, writes its configuration, starts its workers.
+
+        Dry runs, pictures of the DAG and finished runs do not call it, so they write nothing.
+
+        Raises:
+            UserError: the run cannot work as it is configured.
+        """
+        self._waits.close()
+        if not self._main:
+            return
+        self._refuse_executor()
+        self._refuse_second_process()
+        if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
+            self._workflow.scheduler.keepgoing = True
+        only_first_interrupt()
+        self._require_inputs()
+        outputs = set(self._outputs())
+        again = [run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs]
+        self._refuse_fewer_rounds(again)
+        self._refuse_kept_files()
+        self._settle_functions()
+        if self._workflow.executor_plugin.name == "touch":
+            adoption.check(self.runs, self._results)
+        self._freeze_config()
+        self._write_configs()
+        for run in again:
+            run_folders.mark_unfinished(self._results / run)
+        for run, config in self.runs.configs.items():
+            early_stop.forget(self._results / run, config.rounds)
+        if self._workflow.local_exec:  # jobs are not on other machines
+            self._use_this_machine()
+
+    def fail(self) -> None:
+        """Runs after a job failed. If a gate has ended the run, finishes it as a run of the rounds that it has.
+
+        Raises:
+            SystemExit: with 0 on success.
+        """
+        self._show_experiment()
+        stops = {run: self._stopped_after(run) or config.rounds for run, config in self.runs.configs.items()}
+        ended = {run: stop for run, stop in stops.items() if stop < self.runs.configs[run].rounds}
+        if self._held.alone and ended and not self._workflow.dag_settings.targets:
+            early_stop.finish(self.runs, self._results, ended, self._config_copy, self._give_terminal_back)
+
+    def _tell_displays(self) -> None:
         for display in self._displays():
             for run, config in self.runs.configs.items():
                 display.add_run(config, self._results / run, self._workflow.logger_manager.get_logfile())
             if self.runs.experiment:
                 display.add_experiment(self.folder / "experiment.html", self.runs.users)
-        # an input function names the round before, which Snakemake resolves recursively: a few frames a round
-        sys.setrecursionlimit(1_000_000)
-        gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
-        atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
-        ancient_inputs.find_all_jobs()
-        if self._workflow.workflow_settings.cache is not None:
-            shared_cache.make_safe()
-        if self._workflow.output_settings.dryrun and self._only_logger():
-            planning_speed.report_briefly()
-        prepare_jobs()
-        if self._in_image:
-            containers.require(self.image)
-            for config in self.runs.configs.values():
-                containers.prepare(config, self.image, in_job=not self._main)
-            os.environ[nodes.IMAGE] = self.image
-        else:
-            trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
-        if self._main:
-            logger.addFilter(self._on_message)
-        if self._workflow.output_settings.dryrun:
-            self._require_inputs()
-            for longer in self._longer(self.runs.configs):
-                logger.warning(longer)
-            if notice := self._functions.notice():
-                logger.warning(notice)
-        elif self._main:
-            self._hold_run()
+
+    def _give_terminal_back(self) -> None:
+        for display in self._displays():
+            display.give_terminal_back()
 
     def _displays(self) -> list[RunDisplay]:
         """Our logger plugin's display, if the plugin is active and shows anything, and this process is not a job."""
@@ -156,6 +211,23 @@ class Controller:
     def _only_logger(self) -> bool:
         """True if only such a display gets Snakemake's reports."""
         return 0 < len(self._displays()) == len(self._workflow.logger_manager.get_log_handlers())
+
+    def _require_packages(self) -> None:
+        """Checks the image that stages run in, or the packages of trackers here."""
+        if not self._in_image:
+            trackers.require(sorted({name for config in self.runs.configs.values() for name in config.trackers}))
+            return
+        containers.require(self.image)
+        for config in self.runs.configs.values():
+            containers.prepare(config, self.image, in_job=not self._main)
+        os.environ[nodes.IMAGE] = self.image
+
+    def _warn(self) -> None:
+        """Says in a dry run what a run would refuse."""
+        self._require_inputs()
+        for warning in (*self._longer(self.runs.configs), self._functions.notice()):
+            if warning:
+                logger.warning(warning)
 
     def _require_inputs(self) -> None:
         """Checks the inputs of each run; identical inputs are checked once."""
@@ -175,71 +247,43 @@ class Controller:
             self._functions.settle()
             self._write_configs()
 
-    def rules_read(self) -> None:
-        """Runs after all rules are read. Limits stages to this machine's GPUs, or makes them steps of a multi-node job.
-
-        Raises:
-            UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that.
-        """
+    def _refuse_unknown_rules(self) -> None:
         settings, rules = self._workflow.resource_settings, {rule.name for rule in self._workflow.rules}
-        unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
-        if unknown and self._main and not self._is_module:
+        if unknown := {*settings.overwrite_resources, *settings.overwrite_threads} - rules:
             raise UserError(
                 f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
                 f"are {', '.join(sorted(rules))}"
             )
-        if self._workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, self.runs.configs.values())):
+
+    def _refuse_unpinned(self) -> None:
+        if not all(map(run_sources.are_pinned, self.runs.configs.values())):
             raise UserError(
                 "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
                 "revision of each dataset as commits of 40 digits, or leave --cache out"
             )
-        planning_speed.note_parameters(self._workflow.rules)
-        if self.several_nodes:
-            steps.spread(self._workflow.rules, self._workflow.global_resources, anywhere=self._overlaps())
-        if self._on_this_machine():
-            gpu_stages.limit(self._workflow.rules, self._workflow.global_resources, self.runs.configs.values())
 
-    def start(self) -> None:
-        """Runs before the first job: checks what the run needs, writes its configuration, starts its workers.
-
-        Dry runs, pictures of the DAG and finished runs do not call it, so they write nothing.
-
-        Raises:
-            UserError: the run cannot work as it is configured.
-        """
-        self._waits.close()
-        if not self._main:
-            return
+    def _refuse_executor(self) -> None:
         if self._workflow.executor_plugin.name == "slurm":
             raise UserError(
                 "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "
                 f"{slurm_checks.USE_OURS}"
             )
+
+    def _refuse_second_process(self) -> None:
         if not self._held.alone:  # the other process has skipped or cleared Snakemake's own lock, or not taken it yet
             locks.leave_to_owner(self._workflow.persistence)
             raise UserError(self._held.message)
-        if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
-            self._workflow.scheduler.keepgoing = True
-        interrupts.only_first()
-        self._require_inputs()
-        outputs = set(self._outputs())
-        again = [run for run in self.runs.configs if str(self._results / run / "summary.json") in outputs]
-        self._refuse_fewer_rounds(again)
+
+    def _refuse_kept_files(self) -> None:
         if kept := self._kept():
             raise UserError(kept)
+
+    def _settle_functions(self) -> None:
         self._functions.settle(self._workflow)
         if notice := self._functions.notice():
             logger.info(notice)
-        if self._workflow.executor_plugin.name == "touch":
-            adoption.check(self.runs, self._results)
-        self._freeze_config()
-        self._write_configs()
-        for run in again:
-            run_folders.mark_unfinished(self._results / run)
-        for run, config in self.runs.configs.items():
-            early_stop.forget(self._results / run, config.rounds)
-        if not self._workflow.local_exec:  # jobs are on other machines
-            return
+
+    def _use_this_machine(self) -> None:
         if not self.several_nodes:
             scratch.use(self._workflow.snakemake_tmp_dir)
             os.environ[controller_watch.VARIABLE] = controller_watch.name()
@@ -248,9 +292,7 @@ class Controller:
 
     def _start_workers(self) -> None:
         """Starts workers for the stages that will run, on this machine or on the nodes of this job."""
-        rules = {job.rule for job in self._workflow.dag.needrun_jobs()}
-        commands = [rule.shellcmd.split()[:2] for rule in rules if rule.shellcmd]
-        stages = {argv[1] for argv in commands if argv[0] == "rloo"}
+        stages = {stage_of(job.rule) for job in self._workflow.dag.needrun_jobs()} - {""}
         cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
         first, runs, without = self.runs.first, len(self.runs.configs), warm_engines.left_out(self.runs.first)
         program = nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
@@ -276,20 +318,8 @@ class Controller:
         return kept or next(filter(None, replaced), None)
 
     def _missing(self) -> str | None:
-        """A sentence if a finished run lacks a file that its user wants; Snakemake no longer needs the file."""
-        for run, config in () if self._workflow.dag_settings.targets else self.runs.configs.items():
-            if not is_finished(self._results / run, config):  # a module's user, or --until, may want less of it
-                continue
-            evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
-            for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
-                file = self._results / run / name
-                if not file.exists():
-                    rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
-                    return (
-                        f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
-                        f"again{rounds if 'policies' in name else ''}: {failures.typed()} -- {file}"
-                    )
-        return None
+        """A sentence if a finished run lacks a file, unless the user of a module, or of --until, wants less of it."""
+        return None if self._workflow.dag_settings.targets else lost_metadata.missing(self.runs, self._results)
 
     def _on_message(self, record: logging.LogRecord) -> bool:
         """Filters Snakemake's messages, since some mark moments that have no hook. Runs in the thread that logs.
@@ -317,9 +347,8 @@ class Controller:
     def _freeze_config(self) -> None:
         """Copies the configuration; from now on, jobs and the call that finishes a run after a gate read the copies."""
         file = next(iter(self._workflow.config_settings.configfiles), None)
-        self._config_copy = frozen_config.write(
-            self._workflow.config, self.runs, file, frozen_config.FOLDER / self.runs.name
-        )
+        folder = run_folders.FROZEN / self.runs.name
+        self._config_copy = run_folders.freeze_config(self._workflow.config, self.runs, file, folder)
         if self._config_copy:
             self._workflow.config_settings = ConfigSettings(configfiles=[self._config_copy])
 
@@ -331,49 +360,13 @@ class Controller:
     def _longer(self, runs: Iterable[str]) -> Iterator[str]:
         """A sentence for each run whose evaluation would be overwritten by one of fewer rounds."""
         for run in runs:
-            if longer := longer_run.overwritten(self._results / run, self.runs.configs[run].rounds):
+            if longer := early_stop.overwritten(self._results / run, self.runs.configs[run].rounds):
                 yield longer
 
     def _refuse_fewer_rounds(self, runs: Iterable[str]) -> None:
         """Raises: UserError: this call would overwrite the evaluation of a longer run."""
         for longer in self._longer(runs):
             raise UserError(longer)
-
-    def fail(self) -> None:
-        """Runs after a job failed. If a gate has ended the run, finishes it as a run of the rounds that it has.
-
-        That takes a second call of Snakemake (judging/diagnosis.py says why). This process keeps the run's lock.
-
-        Raises:
-            SystemExit: with 0 on success.
-        """
-        self._show_experiment()
-        ended = {
-            run: stopped
-            for run, config in self.runs.configs.items()
-            if (stopped := self._stopped_after(run)) and stopped < config.rounds
-        }
-        if not (self._held.alone and ended) or self._workflow.dag_settings.targets:
-            return
-        # of an experiment, `shortened` ends the runs
-        change = f"experiment={self.runs.name}" if self.runs.experiment else f"rounds={next(iter(ended.values()))}"
-        command = early_stop.command(change, self._config_copy)
-        if command is None:
-            return
-        for run, stopped in ended.items():
-            run_label = f" of {run}" if self.runs.experiment else ""
-            logger.info(f"A gate ended the run{run_label} after round {stopped}: now its evaluation and report.")
-            run_folders.write_config(self._results / run, self.runs.configs[run], rounds=stopped)
-        for display in self._displays():
-            display.give_terminal_back()
-        if not subprocess.run(command, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
-            for run, stopped in ended.items():
-                folder, planned = self._results / run, self.runs.configs[run].rounds
-                reason = folder / early_stop.STOPPED
-                logger.info(f"{folder} ended after round {stopped} of {planned}; {reason} says why.")
-                if ahead := early_stop.sampled_ahead(folder, stopped):
-                    logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")
-            raise SystemExit(0)
 
     def _show_experiment(self) -> None:
         """Makes the page of an experiment from its finished runs; others may have failed."""
@@ -386,3 +379,27 @@ class Controller:
         for run, config in self.runs.by_folder.items():
             run_folders.write_config(self._results / run, config)
         run_folders.write_experiment(self._configured, self._results)
+
+
+def _allow_many_rounds() -> None:
+    # an input function names the round before, which Snakemake resolves recursively: a few frames a round
+    sys.setrecursionlimit(1_000_000)
+    gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
+    atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
+
+
+def only_first_interrupt() -> None:
+    """Lets only the first SIGINT of this process raise KeyboardInterrupt: a second one, while Snakemake ends its jobs,
+    would break its event loop with a traceback. Leaves a handler of someone else alone.
+
+    A handler of our own also keeps asyncio from installing one that cancels a task instead.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(*_: int | FrameType | None) -> None:
+    # a function rather than SIG_IGN, which child processes would inherit
+    signal.signal(signal.SIGINT, lambda *_: None)
+    raise KeyboardInterrupt

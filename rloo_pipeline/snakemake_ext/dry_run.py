@@ -1,23 +1,67 @@
-"""The jobs that a dry run would run: why, and how long they will take."""
+"""The jobs that a dry run would run: why, in words, and how long they will take.
+
+What Snakemake prints as 3.5 kB of parameters becomes `report.title: A → B: 1 job`. Snakemake gives the reason of a job
+as one string, which is taken apart here (`Reason.__str__` in snakemake/jobs.py and `ParamsChange.__str__` in
+snakemake/persistence). The time is estimated from jobs of the same kind in the same run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from rloo_pipeline.snakemake_ext import failures, planned_time, reasons
+from rloo_pipeline.report import jobs as report_jobs
+from rloo_pipeline.report.jobs import JobRecord
+from rloo_pipeline.report.live_run import clock
+from rloo_pipeline.snakemake_ext import failures
+
+PARAMS = re.compile(
+    r"Params have changed since last execution: Union of exclusive params before and now across all output: "
+    r"(?P<changes>before: .* now: .*?) ?(?=; Software environment definition|$)",
+    re.DOTALL,
+)
+NOTHING = "<nothing exclusive>"
+SENTENCES = (
+    ("Forced execution", "asked for by --force, --forceall or --forcerun"),
+    ("Missing output files", "output missing"),
+    ("Incomplete output files", "output incomplete"),
+    ("Set of input files has changed", "other input files than in the last run"),
+    ("Code has changed", "the rule has changed"),
+    ("Software environment definition has changed", "the image has changed"),
+)
+FOLLOWS = "depends on a job that runs again"
+LONGEST_VALUE = 60
+"""Characters of a value that are shown."""
+MOST_CHANGES = 4
+"""Changed keys that are named for one job."""
+ALL_ROUNDS = 99_999
+
+
+class PlannedJob(NamedTuple):
+    """A job of a dry run."""
+
+    rule: str
+    reason: str
+    """Snakemake's."""
+    log: str | None = None
+    """Its log, if it writes one."""
 
 
 class DryRun:
     """The jobs of a dry run, as Snakemake names them."""
 
     def __init__(self) -> None:
-        self._jobs: list[reasons.PlannedJob] = []
+        self._jobs: list[PlannedJob] = []
 
     def add(self, rule: str, reason: str, logs: Sequence[str]) -> None:
         """Adds a job, with the reason that Snakemake gives."""
         log = logs[0] if logs else None
-        self._jobs.append(reasons.PlannedJob(failures.RULES.get(rule, rule), reason, log))
+        self._jobs.append(PlannedJob(failures.RULES.get(rule, rule), reason, log))
 
     def lines(self, runs: Sequence[Path]) -> Iterator[str]:
         """Lines to print about the jobs; empty without jobs.
@@ -27,11 +71,9 @@ class DryRun:
         """
         if not self._jobs:
             return
-        count = len(self._jobs)
-        yield f"{count} job{'s' if count > 1 else ''} would run:"
-        for line in reasons.explain(self._jobs):
-            yield f"  {line}"
-        yield planned_time.sentence(self._logs(runs))
+        yield f"{_count(len(self._jobs))} would run:"
+        yield from (f"  {line}" for line in explain(self._jobs))
+        yield planned_time(self._logs(runs))
         yield "--logger-rloo-plain shows each job with its files and its command."
 
     def _logs(self, runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
@@ -40,3 +82,139 @@ class DryRun:
         for job in self._jobs:
             if job.log and (run := by_name.get(job.log.partition("/logs/")[0])):
                 yield run, job.log
+
+
+def explain(jobs: Iterable[PlannedJob]) -> list[str]:
+    """One line for each reason, with the number of its jobs and their rules.
+
+    A job that has a reason of its own is counted there, not among those that depend on it.
+    """
+    rules: dict[str, Counter[str]] = defaultdict(Counter)
+    for job in jobs:
+        rules["; ".join(_why(job.reason)) or FOLLOWS][job.rule] += 1
+    last = rules.pop(FOLLOWS, None)
+    if last:
+        rules[FOLLOWS] = last
+    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in rules.items()]
+
+
+def _count(jobs: int) -> str:
+    return f"{jobs} job" if jobs == 1 else f"{jobs} jobs"
+
+
+def _names(rules: Counter[str]) -> str:
+    return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in rules.items())
+
+
+def _why(reason: str) -> Iterator[str]:
+    """The reasons of one job in words, without that of depending on a job that runs again."""
+    params = PARAMS.search(reason)
+    rest = PARAMS.sub("", reason)
+    yield from (text for start, text in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
+    if newer := re.search(r"(?:^|; )Updated input files: ([^;]+)", rest):
+        yield f"newer input {_shortened(newer[1])}"
+    if params:
+        changes = list(_changes(params["changes"]))
+        yield ", ".join(changes[:MOST_CHANGES])
+        if len(changes) > MOST_CHANGES:
+            yield f"{len(changes) - MOST_CHANGES} more keys"
+
+
+def _changes(text: str) -> Iterator[str]:
+    """Differences in `before: A,B now: C,D`, lists of parameters as Python writes them."""
+    sides = text.removeprefix("before: ").split(" now: ")
+    for cut in range(1, len(sides)):
+        try:
+            before, now = (_literals(" now: ".join(half)) for half in (sides[:cut], sides[cut:]))
+        except (ValueError, SyntaxError, MemoryError):
+            continue
+        yield from _differences(before, now)
+        return
+    yield "other parameters"
+
+
+def _literals(text: str) -> list[Any]:
+    return [] if text.strip() == NOTHING else list(ast.literal_eval(f"[{text}]"))
+
+
+def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
+    """Configuration keys that differ, and whether the code of the stage does: `source` is the one text among them."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    for key in sorted(old.keys() | new.keys()):
+        old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
+        if (key in old) != (key in new) or old[key] != new[key]:
+            yield f"{key}: {old_value} → {new_value}"
+    if any(isinstance(value, str) for value in [*before, *now]):
+        yield "the stage's source code has changed"
+
+
+def _flat(parameters: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values, of all parameters that are mappings."""
+    for parameter in parameters:
+        if isinstance(parameter, Mapping):
+            yield from _under("", parameter)
+
+
+def _under(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _under(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _under(f"{prefix}[{number}]", inner)
+    else:
+        yield prefix, value
+
+
+def _value(value: Any) -> str:
+    return _shortened(value if isinstance(value, str) and value else repr(value))
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
+    """The work of the jobs in words, and how many jobs have no measurement.
+
+    Args:
+        logs: for each job the run's folder and the job's log, which names its kind.
+    """
+    seconds = gpu_seconds = 0.0
+    unknown, known = 0, 0
+    measured: dict[Path, dict[str, list[JobRecord]]] = {}
+    for run, log in logs:
+        if run not in measured:
+            measured[run] = _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS))
+        if alike := _alike(measured[run], run, log):
+            known += 1
+            seconds += fmean(job.seconds for job in alike)
+            gpu_seconds += fmean(job.seconds * job.gpus for job in alike)
+        else:
+            unknown += 1
+    if not known:
+        return "The time that takes is unknown: the run has finished no such job yet; `rloo plan` estimates it."
+    gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""
+    rest = f"; {unknown} of these jobs have no measurement yet" if unknown else ""
+    hours = f"{seconds / 3600:.2f} hours{gpus}"
+    return f"About {clock(seconds)} of work ({hours}), judging by such jobs of this run{rest}."
+
+
+def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
+    """Jobs by stage, and by the name of their log without its numbers: `evaluate` and `evaluate/final`."""
+    kinds: dict[str, list[JobRecord]] = defaultdict(list)
+    for job in jobs:
+        for kind in {job.stage, _kind(f"{job.stage}/{job.name}".rstrip("/"))}:
+            kinds[kind].append(job)
+    return kinds
+
+
+def _alike(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
+    """Jobs of the same kind as the one with this log, else those of its stage."""
+    name = Path(log).relative_to(run / "logs").with_suffix("")
+    return measured.get(_kind(str(name))) or measured.get(name.parts[0], [])
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

@@ -1,27 +1,21 @@
-"""Finishes a run that a gate has ended early, as a run of the rounds that it has."""
+"""Runs with fewer rounds than their files have, or than were planned: those that a gate has ended early, which are
+finished as runs of the rounds that they have, and finished ones that are called with fewer rounds.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.run_set import RunSet
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import configfiles
-
-STOPPED = "stopped.json"
-"""File in the run's folder, written by the gate that ends the run: the round and the symptoms."""
-
-
-def stopped_after(run: Path) -> int | None:
-    """The round after which a gate ended the run; None if none did."""
-    try:
-        return int(read_artifact(run / STOPPED)["round"])
-    except (UserError, OSError):
-        return None
+from rloo_pipeline.judging.diagnosis import STOPPED
+from rloo_pipeline.judging.run_files import stopped_after
+from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
 
 
 def sampled_ahead(run: Path, round_: int) -> int:
@@ -51,6 +45,63 @@ def shortened(runs: RunSet, results: Path) -> RunSet:
         run: config.model_copy(update={"rounds": min(ends[run], config.rounds)}) for run, config in runs.configs.items()
     }
     return replace(runs, configs=configs)
+
+
+def overwritten(run: Path, rounds: int) -> str | None:
+    """A sentence if a call with this number of rounds would overwrite the evaluation of a longer run.
+
+    None where that evaluation has been removed, or where a gate has ended the run at this round.
+    """
+    try:
+        finished = int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"])
+    except (OSError, ValueError, KeyError):
+        return None
+    final = run / "evaluation" / "final"
+    if finished <= rounds or not final.exists() or stopped_after(run) == rounds:
+        return None
+    return (
+        f"{run} has finished {finished} rounds, and with `rounds: {rounds}` evaluation and report of round {finished} "
+        f"would be overwritten: set rounds to {finished} or more, or another `run` name; if you do want those of round "
+        f"{rounds} instead, remove {final}"
+    )
+
+
+def finish(
+    runs: RunSet, results: Path, ended: Mapping[str, int], configfile: Path | None, leave_terminal: Callable[[], None]
+) -> None:
+    """Finishes runs that gates have ended, by a second call of Snakemake (judging/diagnosis.py says why). This process
+    keeps the lock of the run.
+
+    Args:
+        runs: all runs of this process.
+        results: folder that theirs are in.
+        ended: by run, the round that ended it.
+        configfile: as for `command`.
+        leave_terminal: gives the terminal to the second call.
+
+    Raises:
+        SystemExit: with 0 on success.
+    """
+    from snakemake.logging import logger
+
+    # of an experiment, `shortened` ends the runs
+    change = f"experiment={runs.name}" if runs.experiment else f"rounds={next(iter(ended.values()))}"
+    again = command(change, configfile)
+    if again is None:
+        return
+    for run, stopped in ended.items():
+        run_label = f" of {run}" if runs.experiment else ""
+        logger.info(f"A gate ended the run{run_label} after round {stopped}: now its evaluation and report.")
+        run_folders.write_config(results / run, runs.configs[run], rounds=stopped)
+    leave_terminal()
+    if subprocess.run(again, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
+        return
+    for run, stopped in ended.items():
+        folder, planned = results / run, runs.configs[run].rounds
+        logger.info(f"{folder} ended after round {stopped} of {planned}; {folder / STOPPED} says why.")
+        if ahead := sampled_ahead(folder, stopped):
+            logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")
+    raise SystemExit(0)
 
 
 def command(change: str, configfile: Path | None, argv: Sequence[str] | None = None) -> list[str] | None:

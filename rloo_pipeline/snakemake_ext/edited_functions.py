@@ -17,7 +17,7 @@ from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext.failures import RULES
+from rloo_pipeline.snakemake_ext.failures import RULES, stage_of
 
 
 class EditedFunctions:
@@ -139,9 +139,9 @@ class EditedFunctions:
     def _affected(self, workflow: Any) -> Iterator[tuple[str, bool, str]]:
         """The finished jobs that have used an edited function: stage, True if it runs again, an output."""
         for job in workflow.dag.jobs:
-            program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
+            stage = stage_of(job.rule)
             stages = self._stages.get(getattr(job.wildcards, "run", self._runs.name), ())
-            if program == "rloo" and stage in stages and all(map(os.path.exists, job.output)):
+            if stage in stages and all(map(os.path.exists, job.output)):
                 yield stage, workflow.dag.needrun(job), str(job.output[0])
 
 

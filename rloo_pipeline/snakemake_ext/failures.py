@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -43,6 +43,12 @@ class Failure(NamedTuple):
     message: str
     logs: Sequence[str]
     """The stage's log, and SLURM's where the job was one of SLURM."""
+
+
+def stage_of(rule: Any) -> str:
+    """The stage that a rule of Snakemake calls; empty for a rule that calls none."""
+    program, stage, *_ = [*str(rule.shellcmd or "").split(), "", ""]
+    return stage if program == "rloo" else ""
 
 
 def title(rule: str, wildcards: Mapping[str, str] | None) -> str:

@@ -19,6 +19,7 @@ from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.snakemake_ext.failures import stage_of, typed
 
 
 def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]) -> str | None:
@@ -42,6 +43,23 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
                     f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
                     "files were made, has nothing about it; put .snakemake back, give the run another name, delete the "
                     "file, or make all files of the run again with --forceall"
+                )
+    return None
+
+
+def missing(runs: RunSet, folder: Path) -> str | None:
+    """A sentence if a finished run lacks a file that its user wants; Snakemake no longer needs the file."""
+    for run, config in runs.configs.items():
+        if not run_files.is_finished(folder / run, config):
+            continue
+        evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
+        for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
+            file = folder / run / name
+            if not file.exists():
+                rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
+                return (
+                    f"{file} is missing, and nothing else of the finished run needs it: put it back, or make it "
+                    f"again{rounds if 'policies' in name else ''}: {typed()} -- {file}"
                 )
     return None
 
@@ -74,8 +92,8 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
     files: dict[str, dict[str, str]] = {}
     dag = workflow.dag
     for job in dag.jobs:
-        program, stage, *_ = [*str(job.rule.shellcmd or "").split(), "", ""]
-        if program == "rloo" and stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
+        stage = stage_of(job.rule)
+        if stage in STAGES and dag.reason(job).no_metadata and not dag.needrun(job):
             run = getattr(job.wildcards, "run", runs.name)
             files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
     return {run: files[run] for run in files if run in runs.by_folder}

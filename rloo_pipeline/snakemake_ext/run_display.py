@@ -7,18 +7,20 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.report import terminal_table
-from rloo_pipeline.report.terminal_table import Measurements
+from rloo_pipeline.report import live, live_run
+from rloo_pipeline.report.live import MOST_RUNS
+from rloo_pipeline.report.live_run import LiveRun
+from rloo_pipeline.report.run_progress import Stage
 from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.snakemake_ext import failures
 from rloo_pipeline.snakemake_ext.dry_run import DryRun
@@ -32,10 +34,8 @@ MEASURED = ("/metrics.json", "/summary.json", "/held_out.json")
 """Files with what a job has measured of a policy or a round."""
 MOST_JOBS = 6
 """Running jobs that are named on a terminal."""
-MOST_RUNS = 2
-"""Runs of which a terminal shows every round; of more runs, as in an experiment, it shows the latest round of each."""
-LINES_BESIDE_ROUNDS = 5
-"""Lines of the terminal besides rounds and running jobs: the table's head, the bar, the last printed line."""
+LINES_BESIDE_ROUNDS = 6
+"""Lines of the terminal besides rounds and running jobs: the run, the table's head, the bar, the last printed line."""
 
 
 class RunningJob(NamedTuple):
@@ -65,7 +65,7 @@ class RunDisplay:
         self._dry_run = DryRun() if dry_run else None
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
-        self._measurements: list[Measurements] = []
+        self._live_runs: list[LiveRun] = []
         self._logs: list[str] = []
         self._page: Path | None = None
         self._users: Mapping[str, str] = {}
@@ -109,7 +109,7 @@ class RunDisplay:
             grid = Table.grid(padding=(0, 2))
             grid.add_column(style="dim")
             grid.add_column(overflow="fold")
-            for name, value in terminal_table.header(config, run, log):
+            for name, value in live_run.header(config, run, log):
                 if self._console.is_terminal:
                     grid.add_row(name, value)
                 else:
@@ -122,9 +122,9 @@ class RunDisplay:
     def planned(self, total: int) -> None:
         """Snakemake knows the jobs: a live display begins."""
         self._total = total
-        if self._dry_run or self._closed or self._measurements:
+        if self._dry_run or self._closed or self._live_runs:
             return
-        self._measurements = [Measurements(config, run) for config, run in self._runs]
+        self._live_runs = [LiveRun.of_call(config, run) for config, run in self._runs]
         if not self._console.is_terminal:
             return
         os.environ["COLUMNS"] = str(self._console.width)  # for the jobs, which do not see the terminal any more
@@ -170,11 +170,11 @@ class RunDisplay:
             seconds = f" ({time.time() - job.began:.0f} s)" if job.outputs else ""
             self._line(f"{done} of {total} jobs done: {job.title}{seconds}")
         file = Path(job.measured) if job.measured else None
-        for run in self._measurements:
-            if file and file.is_relative_to(run.folder):
+        for run in self._live_runs:
+            if file and file.is_relative_to(run.run.folder):
                 self._measured(run, file)
 
-    def _measured(self, run: Measurements, file: Path) -> None:
+    def _measured(self, run: LiveRun, file: Path) -> None:
         """Reads what a job has measured, of a round or of a policy."""
         if file.name == "summary.json":
             run.read()
@@ -184,10 +184,10 @@ class RunDisplay:
             run.read(held_out=[number])
             return
         run.read([number], held_out=())
-        row = next((row for row in run.rows if row.round == number), None)
-        if row and not self._live:
-            name = f"{run.config.run}: " if len(self._runs) > 1 else ""
-            self._line(name + terminal_table.sentence(row, run.config.rounds, run.seconds_left))
+        if not self._live and number <= len(run.run.rounds):
+            config = run.run.config
+            name = f"{config.run}: " if len(self._runs) > 1 else ""
+            self._line(name + live_run.sentence(run.row(number), config.rounds, run.seconds_left()))
 
     def exit_status(self, log: str, status: int) -> None:
         """The command that writes this log failed; the job's error follows."""
@@ -248,9 +248,7 @@ class RunDisplay:
         elif self._total and self._done == self._total:
             pages = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
             written = ", ".join(str(page) for page in pages if page.exists())
-            self._line(
-                f"finished in {terminal_table.clock(time.time() - self._began)}" + (f": {written}" if written else "")
-            )
+            self._line(f"finished in {live_run.clock(time.time() - self._began)}" + (f": {written}" if written else ""))
 
     def _stop_live(self) -> None:
         if self._stage_lines:
@@ -281,20 +279,8 @@ class RunDisplay:
         """The live display as it is now."""
         with self._lock:
             running = list(self._running.values())
-        shown = running[:MOST_JOBS]
-        most = max(3, self._console.height - LINES_BESIDE_ROUNDS - len(shown))
-        begun = [run for run in self._measurements if run.rows]
-        if len(self._measurements) > MOST_RUNS:
-            parts: list[RenderableType] = [terminal_table.table_of_runs(begun[-most:])] if begun else []
-        else:
-            parts = [terminal_table.table(run.rows, most) for run in begun]
-        parts += _running_lines(shown, len(running) - len(shown))
-        seconds_left = terminal_table.seconds_left_of(self._measurements)
-        return Group(*parts, terminal_table.bar(self._done, self._total, seconds_left))
-
-
-def _running_lines(jobs: Iterable[RunningJob], others: int) -> list[RenderableType]:
-    now = time.time()
-    lines = [f"{terminal_table.clock(now - job.began)}  {job.title}" for job in jobs]
-    lines += [f"and {others} more jobs"] if others else []
-    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+        lines = [f"{live_run.clock(time.time() - job.began)}  {job.title}" for job in running[:MOST_JOBS]]
+        most = max(3, self._console.height - LINES_BESIDE_ROUNDS - len(lines))
+        lines += [f"and {len(running) - MOST_JOBS} more jobs"] if len(running) > MOST_JOBS else []
+        jobs = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+        return live.frame(self._live_runs, [Stage("jobs", self._done, len(running), self._total)], jobs, most)

@@ -1,13 +1,18 @@
-"""Prepares the folders of runs before the first job: writes configurations and links.
+"""Prepares the folders of runs before the first job: writes configurations and links, and finds what is to be made.
 
 In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
 share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.
+
+A SLURM job is a Snakemake of its own, which reads the configuration when the job starts; so does the call that finishes
+a run after a gate, and each allocation of a run that is one job. Meanwhile the user may have edited the files for the
+next run, so all of them read copies (`freeze_config`).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,12 @@ import yaml
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import sealed
+from rloo_pipeline.config.loading import is_experiment, read_mapping, sealed
 from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_group
+from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
+
+FROZEN = Path(".snakemake/rloo")
+"""Folder with the copies of configurations, below the names of runs."""
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -66,11 +75,77 @@ def _link(link: Path, target: Path) -> None:
         temporary.symlink_to(path)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes any kind of mapping; of a value that a Snakefile has put there and YAML does not know, its text."""
+
+
+_Dumper.add_multi_representer(dict, yaml.SafeDumper.represent_dict)
+_Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_str(str(value)))
+
+
+def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folder: Path) -> Path | None:
+    """Copies the configuration of a Snakemake call.
+
+    Args:
+        raw: its whole configuration, as Snakemake has it.
+        runs: runs that the configuration describes.
+        file: the file that it was read from; None if not known.
+        folder: folder for the copy.
+
+    Returns:
+        The copy; None for an experiment in a part of the configuration, whose base is not found from elsewhere.
+    """
+    raw = {**raw, "functions": "keep"}  # freezes the functions too
+    if runs.experiment:
+        if not is_experiment(raw):
+            return None
+        base = Path(runs.experiment.base)
+        copy = base.name if base.is_absolute() or ".." in base.parts else str(base)
+        _write_copy(folder / copy, read_mapping((file.parent if file else Path()) / base))
+        raw = {**raw, "experiment": runs.name, "base": copy}
+    _write_copy(folder / "jobs.yaml", raw)
+    return (folder / "jobs.yaml").absolute()
+
+
+def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
+    """Rounds with held-out accuracy: all that measure it if the run is not finished, else those where it is there. A
+    finished round has no reason to run again for it; of a killed run, missing rounds are measured.
+
+    Args:
+        config: the run's configuration.
+        run: its folder.
+        in_job: True in a job on another machine, whose planned inputs all exist already.
+            The summary says no more whether the run was finished when that was planned.
+    """
+    rounds = range(1, config.rounds + 1)
+    if config.held_out_each_round and not in_job and not is_finished(run, config):
+        return list(rounds)
+    return [number for number in rounds if held_out_of(run, number).exists()]
+
+
+def page_rounds(config: Config, run: Path) -> list[int]:
+    """Rounds after which a page is written; the last page is that of the finished run. A finished round gets none."""
+    return [
+        number
+        for number in range(1, config.rounds)
+        if page_of(run, number).exists() or (config.page_is_due(number) and not metrics_of(run, number).exists())
+    ]
+
+
+def page_of(run: Path, number: int) -> Path:
+    """The record that a page was written after a round."""
+    return run / "pages" / f"{number:05d}.json"
+
+
+def _write_copy(path: Path, content: Mapping[str, Any]) -> None:
+    _write_text(path, yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False))
+
+
 def _write_yaml(path: Path, content: Any) -> None:
-    write_text(path, sealed(yaml.safe_dump(content, sort_keys=False)))
+    _write_text(path, sealed(yaml.safe_dump(content, sort_keys=False)))
 
 
-def write_text(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     """Writes a file, touched only when it changes."""
     if not path.exists() or path.read_text() != text:
         files.write_text(path, text)

@@ -16,7 +16,7 @@ BEYOND_LIMITS = re.compile(r"PartitionTimeLimit|MaxMemPerLimit|(?:QOS|Assoc)Max\
 NOT_ALLOWED = re.compile(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed")
 """Reasons of a waiting job whose account or QOS may not be used."""
 BEYOND_LIMITS_FOR = 600.0
-"""Seconds for which a job may show one of these reasons: a partition may be in the course of a change."""
+"""Seconds for which a job may show one of these reasons, since someone may be changing the partition."""
 HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 HELD = re.compile(r"JobHeld\w*|JobHoldMaxRequeue|.*\bheld\b.*", re.IGNORECASE)
 """Reasons of a job that waits until a person releases it, such as `launch failed requeued held`."""

@@ -1,10 +1,15 @@
-"""`rloo submit --nodes N`: each stage of one SLURM job of several nodes runs on a node with room.
+"""Places the stages that run beside Snakemake: on the nodes of one SLURM job, or on the GPUs of one machine.
+
+With `rloo submit --nodes N`, each stage of one SLURM job of several nodes runs on a node with room.
 
 Snakemake starts all stages on the job's first node. Its resource `shell_exec` names the shell that runs a rule's
 command, outside of the image; here that is a script which passes the command to the host of a node
 (`cluster/step_client.py`) or, without hosts, to srun. SLURM then gives each stage as many CPUs as it has threads. A
 stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` says in the profile;
 the others get none.
+
+On one machine, Snakemake's resource `gpu_stages` limits concurrent stages. By default it counts GPUs: a stage takes as
+many as its engine needs (`runtime/gpu_claims.py` chooses them). If the user sets a number, it counts stages.
 """
 
 from __future__ import annotations
@@ -18,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.cluster import containers, slurm, step_client
+from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.workers import client
+from rloo_pipeline.snakemake_ext.failures import stage_of
+from rloo_pipeline.workers import client, gpu_shares
 
 FOLDER = Path(".snakemake/rloo-steps")
+RESOURCE = "gpu_stages"
 SHELL = """#!/bin/sh
 # Written by rloo. Snakemake uses this as its shell; it runs the command on a node of this job that has room.
 unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
@@ -54,7 +62,7 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
         limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
         anywhere: True if updates run on any node, not only on the first, where a worker keeps the trainer.
     """
-    limits["gpu_stages"] = (limits["gpu_stages"].value if "gpu_stages" in limits else 1) * nodes()
+    limits[RESOURCE] = (limits[RESOURCE].value if RESOURCE in limits else 1) * nodes()
     for rule in rules:
         if "mpi" in rule.resources:
             continue
@@ -63,21 +71,38 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
         rule.resources["shell_exec"] = str(path.absolute())
 
 
+def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
+    """Limits the stages to the GPUs that this process may use; does nothing without GPUs, or if a limit is set.
+
+    Args:
+        rules: Snakemake's rules.
+        limits: resources that all concurrent jobs may use together.
+        configs: configurations of the runs.
+    """
+    gpus = len(devices.visible_gpus()) if devices.has_gpu() else 0
+    if not gpus or RESOURCE in limits:
+        return
+    limits[RESOURCE] = gpus
+    configs = list(configs)
+    for rule in rules:
+        if (stage := stage_of(rule)) and RESOURCE in rule.resources and rule.resources[RESOURCE] != 0:
+            rule.resources[RESOURCE] = min(gpus, gpu_shares.of_stage(stage, configs))
+
+
 def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
     """True if a stage has all GPUs of its node, so that a worker there may take any of them for it."""
     chosen = any("gres" in rule.resources and isinstance(rule.resources["gres"].raw, str) for rule in rules)
-    return not devices.has_gpu() or (limits["gpu_stages"].value == nodes() and not chosen)
+    return not devices.has_gpu() or (limits[RESOURCE].value == nodes() and not chosen)
 
 
 def _place(rule: Any) -> list[str]:
     """The option of srun for an update's node: the one with the trainer that made the policy (node_workers.py)."""
-    is_update = str(rule.shellcmd).split()[:2] == ["rloo", "update"]
-    return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if is_update else []
+    return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if stage_of(rule) == "update" else []
 
 
 def _gres(resources: Any) -> str:
     """The option of srun for the GPUs that a rule uses on its node."""
-    if "gpu_stages" not in resources:
+    if RESOURCE not in resources:
         return "--gres=none"
     gres = resources["gres"].raw if "gres" in resources else None
     return f"--gres={gres}" if isinstance(gres, str) else ""  # all GPUs that the job has on the node

@@ -23,13 +23,12 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.group_stats import mixing_of
-from rloo_pipeline.checks.registry import threshold
+from rloo_pipeline.checks.registry import judge, threshold
 from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
 from rloo_pipeline.judging.completions import is_correct, scores_of
 from rloo_pipeline.judging.token_facts import token_facts
-from rloo_pipeline.judging.verdicts import judge
 from rloo_pipeline.runtime import progress, ranks, reproducible
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof, self_check

@@ -39,7 +39,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     if select is None:
         raise UserError("difficulty: the configuration has no dataset.select; set it, or leave this stage out")
     train = PromptSet(prompts / "train")
-    require_enough(config, len(train), str(prompts))
+    require_enough(config.rollout, len(train), str(prompts))
     share = shard_range(len(train), config.rollout.shards, shard)
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)

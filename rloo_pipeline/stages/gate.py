@@ -11,10 +11,9 @@ from pathlib import Path
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.diagnosis import diagnose, monitors_of, showing
+from rloo_pipeline.judging.diagnosis import STOPPED, diagnose, monitors_of, showing
 from rloo_pipeline.judging.run_files import metrics_until, read_metrics
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.snakemake_ext.early_stop import STOPPED
 
 
 def gate(config: Config, run: Path, round_: int, output: Path) -> None:

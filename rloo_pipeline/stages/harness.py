@@ -6,22 +6,14 @@ out.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Config, Harness
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import adapters, cpu_kernels, engine_process, engine_size
-from rloo_pipeline.rollout.sampler import visible_gpu
-from rloo_pipeline.runtime import devices, import_shims
+from rloo_pipeline.rollout import lm_eval_model
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import plain_model
 
@@ -43,20 +35,15 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     section = section_of(config)
     plain_model.check_tensors(policy)
     digest = policy.digest
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.kv_cache_gib)
-    os.environ.setdefault(engine_process.SWITCH, "0")
-    import_shims.import_vllm()
-    cpu_kernels.rotate_heads()
+    lm_eval_model.prepare(config.vllm)
     load_tasks(section)
     import lm_eval
 
-    with _vllm_by_either_name():
-        importlib.import_module("lm_eval.models.vllm_causallms")
     manager = _manager(section)
 
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
-        model_args=_model(config, section, policy),
+        model_args=lm_eval_model.arguments(config, section, policy),
         tasks=_specs(section, manager),
         num_fewshot=section.num_fewshot,
         limit=section.limit,
@@ -104,31 +91,6 @@ def _manager(section: Harness) -> Any:
     return TaskManager(include_path=section.include_path)
 
 
-@contextmanager
-def _vllm_by_either_name() -> Iterator[None]:
-    """Gives the version of `vllm-cpu` for `vllm` in the block: lm-eval looks it up on import, and the CPU build of vLLM
-    is the distribution `vllm-cpu`.
-    """
-    from vllm.platforms import current_platform
-
-    current_platform.is_cpu()  # vLLM detects its platform from its version, so it must do that before the patch
-    original = importlib.metadata.version
-
-    def version(distribution_name: str) -> str:
-        try:
-            return original(distribution_name)
-        except importlib.metadata.PackageNotFoundError:
-            if distribution_name != "vllm":
-                raise
-            return original("vllm-cpu")
-
-    importlib.metadata.version = version
-    try:
-        yield
-    finally:
-        importlib.metadata.version = original
-
-
 def _specs(section: Harness, manager: Any) -> list[str | JSON]:
     """The tasks in lm-eval's form; a mapping overrides keys of the task with its name, if lm-eval has one."""
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -161,28 +123,3 @@ def load_tasks(section: Harness) -> set[str]:
             f"evaluation.harness.tasks: {names} cannot be loaded ({type(error).__name__}: {reason}); check the names, "
             "and fetch their data with the stage stage-harness where there is internet"
         ) from error
-
-
-def _model(config: Config, section: Harness, policy: Policy) -> dict[str, Any]:
-    """vLLM's options in the form of lm-eval's backend."""
-    on_gpu = devices.device_type() == "cuda"
-    arguments: dict[str, Any] = {
-        "pretrained": str(policy.base),
-        "dtype": config.model.dtype,
-        "trust_remote_code": policy.trust_remote_code,
-        "tensor_parallel_size": config.vllm.tensor_parallel_size,
-        "max_model_len": section.max_model_len,
-        "seed": config.seed & 0x7FFFFFFF,
-        "batch_size": "auto",
-        "enforce_eager": not on_gpu,
-        "enable_chunked_prefill": on_gpu,
-        "generation_config": "vllm",
-    }
-    if on_gpu:
-        longest = section.max_model_len or model_dims.context(policy.config)
-        parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
-        sizes = (policy, config.model.dtype, visible_gpu(parallel), share, parallel)
-        arguments |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
-    if policy.is_adapter:
-        arguments |= {"lora_local_path": str(policy), **adapters.settings(policy)}
-    return arguments

@@ -43,7 +43,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     """
     places = asset_files.read(assets, "model", "eval", "train", weights=False)
     model = Policy(Path(places["model"]["path"]), config.model.trust_remote_code)
-    model_inputs.check_images(config, model.config, str(model))
+    model_inputs.check_images(config.dataset, model.config, str(model))
     processor = model.processor if config.dataset.shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools

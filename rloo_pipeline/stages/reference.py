@@ -20,9 +20,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import forward_only, round_data
+from rloo_pipeline.training.forward_only import TokenValues
 from rloo_pipeline.workers import engine_cache
-
-SCHEMAS = {"reference": tables.REFERENCE, "teacher": tables.TEACHER}
 
 
 def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
@@ -50,7 +49,12 @@ class Scorer(NamedTuple):
 
 
 def write_logps(
-    kind: str, scorers: Sequence[Scorer], rollouts: Path, output: Path, prompts: Path | None = None
+    kind: str,
+    scorers: Sequence[Scorer],
+    rollouts: Path,
+    output: Path,
+    prompts: Path | None = None,
+    top_k: int = 0,
 ) -> None:
     """Writes the log-probs of a shard under models that do not change: the reference policy or teachers.
 
@@ -60,34 +64,36 @@ def write_logps(
         rollouts: as in `reference`.
         output: as in `reference`.
         prompts: as in `reference`.
+        top_k: number of likeliest tokens of a teacher to write for each position.
     """
     digests = [scorer.policy.digest for scorer in scorers]  # before anything else reads their files
     digest = digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
     table = round_tables.read_rollouts(rollouts, min(scorer.policy.vocabulary for scorer in scorers))
-    logps: list[list[float]] = [[] for _ in range(len(table))]
+    scored = TokenValues.empty(len(table))
     total = 0.0
     for scorer in scorers:
         chosen = range(len(table)) if scorer.rows is None else scorer.rows
         if chosen:
-            values, seconds = _logps(scorer, kind, table.take(list(chosen)), prompts)
+            values, seconds = _score(scorer, kind, table.take(list(chosen)), prompts, top_k)
             total += seconds
-            for row, of_row in zip(chosen, values, strict=True):
-                logps[row] = of_row
-    rows = [
-        {"prompt_id": prompt_id, "sample": sample, f"{kind}_logps": values}
-        for prompt_id, sample, values in zip(
-            table["prompt_id"].to_pylist(), table["sample"].to_pylist(), logps, strict=True
-        )
-    ]
+            for column, of_scorer in zip(scored, values, strict=True):
+                for row, of_row in zip(chosen, of_scorer, strict=True):
+                    column[row] = of_row
+    columns = {f"{kind}_logps": scored.logps}
+    schema = {"reference": tables.REFERENCE, "teacher": tables.TEACHER}[kind]
+    if top_k:
+        columns |= {tables.TOP_IDS: scored.top_ids, tables.TOP_LOGPS: scored.top_logps}
+        schema = tables.WITH_TOP
+    rows = table.select(["prompt_id", "sample"]).to_pydict() | columns
     about = {**tables.facts_about(table), "policy": digest, "dtype": scorers[0].config.model.dtype}
     if ranks.current().first:
-        tables.write(output, rows, SCHEMAS[kind], kind, **about)
-    count = sum(map(len, logps))
-    say(f"{kind} log-probs of {len(rows)} completions, {count} tokens, computed in {total:.2f} s")
+        tables.write(output, pa.table(rows, schema=schema), schema, kind, **about)
+    count = sum(map(len, scored.logps))
+    say(f"{kind} log-probs of {len(table)} completions, {count} tokens, computed in {total:.2f} s")
 
 
-def _logps(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None) -> tuple[list[list[float]], float]:
-    """Log-probs of the tokens that the model sampled in each row, and the seconds that they took."""
+def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
+    """Values of the tokens that the model sampled in each row, and the seconds that they took."""
 
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
@@ -103,7 +109,7 @@ def _logps(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None) -> 
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.micro_batch_tokens
-    logps = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs").logps
+    values = forward_only.score(logprobs, sequences, tokens, f"{kind} log-probs", top_k=top_k)
     seconds = time.monotonic() - began
     if scorer.rows is None:
         engine_cache.keep(kind, key, logprobs)
@@ -111,4 +117,4 @@ def _logps(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None) -> 
         logprobs.leave_gpu()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
-    return logps, seconds
+    return values, seconds

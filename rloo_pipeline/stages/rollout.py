@@ -10,8 +10,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
-from rloo_pipeline.data import earlier_lengths
-from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
+from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
 from rloo_pipeline.rollout.requests import SamplingConfig
@@ -54,7 +53,7 @@ def rollout(
         share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
         own, expected = indices[share.start : share.stop], {}
         if config.vllm.data_parallel_size > 1:  # which completions do not depend on
-            expected = earlier_lengths.expected(config, train, own, round_, output.parents[2])
+            expected = expected_lengths(config, train, own, round_, output.parents[2])
         names = ("round", round_)
         draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, names, expected)
         begun = 0

@@ -106,7 +106,7 @@ def _part(rewards: Sequence[Reward], file: Path) -> tuple[str, pa.Table]:
     table = tables.read(file, "part")
     [name] = tables.functions_of(table)
     if name not in [reward.column for reward in rewards]:
-        raise UserError(f"{file}: holds scores of '{name}', which is no reward of the configuration; delete it")
+        raise UserError(f"{file}: holds scores of '{name}', which the configuration does not list; delete it")
     return name, table
 
 

@@ -71,7 +71,7 @@ def _model(
     if model.build is not None:
         build(model, config.seed, config.data_dir, temporary / name, key)
         return Policy(temporary / name, model.trust_remote_code), {"path": str(output / name), "revision": None}
-    if folder := model_inputs.local_model(config, key):
+    if folder := model_inputs.local_model(config.model, key):
         return Policy(folder, model.trust_remote_code), {"path": str(folder), "revision": None}
     path, revision = _snapshot(str(model.name_or_path), "model", model.revision, WEIGHTS_AND_TEXT)
     return Policy(Path(path), model.trust_remote_code), {"path": path, "revision": revision}

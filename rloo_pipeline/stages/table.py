@@ -3,12 +3,13 @@
 A stage is the command that a rule calls; for example, the rules `trial_probe` and `probe` both call the stage `probe`.
 Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
 
-Every command of a run imports this module before anything else, so it imports nothing but types.
+Every command of a run imports this module before anything else, so it imports nothing of this package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 Keys = tuple[str, frozenset[str]] | None
@@ -66,14 +67,14 @@ class StageRow(NamedTuple):
     """
     next_policy_waits: bool = False
     """True if the next policy waits for this stage."""
-    watched: bool = False
+    watched: bool = True
     """True if the live view shows it; stages that take only seconds are left out."""
     box: tuple[int, int] | None = None
-    """Column and height of its box in the picture of the DAG."""
+    """Column and height of its box in the picture of the DAG; boxes of the phase `round` are inside its frame, but for
+    those that run on Snakemake's machine.
+    """
     after: tuple[str, ...] = ()
     """Rules whose boxes have an arrow to this one."""
-    in_frame: bool = False
-    """True if its box is inside the frame around a round."""
     local: bool = False
     """True if it runs on Snakemake's machine, in seconds, not as a SLURM job."""
     identifies: bool = False
@@ -91,6 +92,9 @@ def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: 
     )
 
 
+_before, _after = partial(_row, phase="before"), partial(_row, phase="after")
+
+
 _WHERE = ("environment_workers", "environment_gpus")
 """Keys of `rollout`: processes and GPUs of environments, which do not change results."""
 _SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
@@ -106,7 +110,7 @@ _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
-_TEACHER = but("weight", "discount")
+_TEACHER = but("weight", "discount", "beta", "top_k")
 """Keys of `algorithm.teacher` that say which model it is."""
 _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
 """Keys of `reward_model` that say where its training starts from, and with which data."""
@@ -121,110 +125,93 @@ _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the model's context."""
 
 ROWS = (
-    _row(
+    _before(
         "stage_assets",
         "assets/assets.json",
-        phase="before",
         policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
         | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
         reads=(*_LENGTHS, "update"),
-        watched=True,
         box=(0, 90),
         local=True,
         identifies=True,
     ),
-    _row(
+    _before(
         "prompts",
         "prompts/counts.json",
-        phase="before",
         policy="none",
         # prompts contain the schemas of tools, and end with the result of an environment's `reset`
         decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
         reads=("evaluation",),
-        watched=True,
         box=(1, 90),
         after=("stage_assets",),
         identifies=True,
     ),
-    _row(
+    _before(
         "reward_model",
         "reward_model/checks.json",
-        phase="before",
         when=lambda config, _: config.reward_model is not None,
         policy="none",
         decides=_whole("reproducible", "seed", "model", "reward_model")
         | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
-        watched=True,
         box=(1, -15),
         after=("stage_assets",),
         identifies=True,
     ),
-    _row(
+    _before(
         "trial_probe",
         "warmstart/trial/probe.parquet",
-        phase="before",
         when=lambda config, _: config.tries_model,
         policy="none",
         stage="probe",
-        watched=True,
         box=(0, 215),
         after=("stage_assets",),
     ),
-    _row(
+    _before(
         "trial_checks",
         "warmstart/trial/checks.json",
-        phase="before",
         when=lambda config, _: config.tries_model,
         policy="none",
         stage="checks",
-        watched=True,
         box=(1, 215),
         after=("trial_probe",),
     ),
-    _row(
+    _before(
         "warmstart",
         "policies/00000",
-        phase="before",
         policy="none",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
-        watched=True,
         box=(2, 90),
         after=("prompts", "trial_checks"),
         identifies=True,
     ),
-    _row(
+    _before(
         "probe",
         "warmstart/probe.parquet",
-        phase="before",
         policy="first",
         decides=_whole("reproducible", "seed", "model", "rewards")
         | {"rollout": _SAMPLED, "checks": only("probe_prompts", "probe_num_generations")},
         reads=_SAMPLER_READS,
         worker="sampler",
-        watched=True,
         box=(2, 215),
         after=("warmstart",),
     ),
-    _row(
+    _before(
         "checks",
         "warmstart/checks.json",
-        phase="before",
         policy="first",
         decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks")
         | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
         reads=("correct", "deepspeed"),
         worker="logprobs",
-        watched=True,
         box=(3, 215),
         after=("probe",),
     ),
-    _row(
+    _before(
         "difficulty",
         "warmstart/difficulty/{shard}.parquet",
-        phase="before",
         each="shard",
         when=lambda config, _: config.measures_difficulty,
         policy="first",
@@ -238,7 +225,6 @@ ROWS = (
         },
         reads=("run", "scoring", "vllm"),
         worker="sampler",
-        watched=True,
         box=(2, 10),
         after=("warmstart",),
     ),
@@ -251,10 +237,8 @@ ROWS = (
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
         next_policy_waits=True,
-        watched=True,
         box=(3, 90),
         after=("warmstart", "difficulty"),
-        in_frame=True,
         identifies=True,
     ),
     _row(
@@ -265,7 +249,6 @@ ROWS = (
         stage="score",
         log="score/{round}-{shard}-{reward}",
         next_policy_waits=True,
-        watched=True,
     ),
     _row(
         "score",
@@ -275,10 +258,8 @@ ROWS = (
         reads=("scoring",),
         worker="scorer",
         next_policy_waits=True,
-        watched=True,
         box=(4, 55),
         after=("rollout", "reward_model"),
-        in_frame=True,
         identifies=True,
     ),
     _row(
@@ -298,10 +279,8 @@ ROWS = (
         reads=("run", "vllm", "scoring"),
         worker="sampler",
         next_policy_waits=True,
-        watched=True,
         box=(5, -15),
         after=("score",),
-        in_frame=True,
     ),
     _row(
         "reference",
@@ -312,10 +291,8 @@ ROWS = (
         reads=("deepspeed",),
         worker="logprobs",
         next_policy_waits=True,
-        watched=True,
         box=(4, 125),
         after=("rollout",),
-        in_frame=True,
         identifies=True,
     ),
     _row(
@@ -324,24 +301,21 @@ ROWS = (
         when=lambda config, _: config.rollout.refill > 0 and config.uses_reference,
         stage="reference",
         next_policy_waits=True,
-        watched=True,
         box=(5, 55),
         after=("refill",),
-        in_frame=True,
     ),
     _row(
         "teacher",
         "rounds/{round}/teacher/{shard}.parquet",
         each="shard",
         when=lambda config, _: config.algorithm.teacher is not None,
-        decides=_whole("reproducible", "model") | {"algorithm.teacher": _TEACHER, "rollout": _SAMPLED},
+        decides=_whole("reproducible", "model")
+        | {"algorithm.teacher": but("weight", "discount", "beta"), "rollout": _SAMPLED},
         reads=("deepspeed",),
         worker="logprobs",
         next_policy_waits=True,
-        watched=True,
         box=(5, 125),
         after=("rollout",),
-        in_frame=True,
         identifies=True,
     ),
     _row(
@@ -353,10 +327,8 @@ ROWS = (
         reads=("run", "rounds", "dataset"),
         worker="trainer",
         next_policy_waits=True,
-        watched=True,
         box=(6, 90),
         after=("score", "reference", "teacher", "checks", "refill", "refill_reference"),
-        in_frame=True,
         identifies=True,
     ),
     _row(
@@ -366,9 +338,9 @@ ROWS = (
         decides=_whole("correct"),
         reads=("rollout", "rewards"),
         worker="scorer",
+        watched=False,
         box=(6, -15),
         after=("score", "refill"),
-        in_frame=True,
     ),
     _row(
         "gate",
@@ -377,6 +349,7 @@ ROWS = (
         decides={},
         reads=("rewards", "gates"),
         worker="scorer",
+        watched=False,
         box=(6, 215),
         after=("update",),
         local=True,
@@ -388,14 +361,15 @@ ROWS = (
         decides=_whole("seed", "rewards", "correct") | {"evaluation": _EVALUATED},
         reads=("run", "rollout"),
         worker="observer",
+        watched=False,
         box=(4, -15),
         after=("score",),
-        in_frame=True,
     ),
     _row(
         "track",
         "tracking/{round}.json",
         when=lambda config, _: bool(config.trackers),
+        watched=False,
         box=(7, -50),
         after=("update",),
         local=True,
@@ -405,114 +379,101 @@ ROWS = (
         "pages/{round}.json",
         when=lambda config, round_: round_ < config.rounds and config.page_is_due(round_),
         worker="observer",
+        watched=False,
     ),
-    _row(
+    _after(
         "stage_harness",
         "harness/tasks.json",
-        phase="after",
         when=lambda config, _: config.evaluation.harness is not None,
         policy="none",
         decides={"evaluation": only("harness")},
+        watched=False,
         box=(7, 315),
         local=True,
     ),
-    _row(
+    _after(
         "evaluate",
         "evaluation/{name}/summary.json",
-        phase="after",
         each="evaluation",
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
-        watched=True,
         box=(7, 90),
         after=("update",),
     ),
-    _row(
+    _after(
         "distance",
         "evaluation/{name}/distance.json",
-        phase="after",
         each="trained",
         decides=_whole("reproducible", "seed", "model") | {"evaluation": _EVALUATED},
         reads=("deepspeed", "rollout"),
         worker="logprobs",
-        watched=True,
         box=(7, 165),
         after=("evaluate",),
     ),
-    _row(
+    _after(
         "harness",
         "evaluation/{name}/harness.json",
-        phase="after",
         each="evaluation",
         when=lambda config, _: config.evaluation.harness is not None,
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
         reads=("vllm",),
-        watched=True,
         box=(7, 240),
         after=("update", "stage_harness"),
     ),
-    _row(
+    _after(
         "judge_pairs",
         "judgements.parquet",
-        phase="after",
         when=lambda config, _: config.judge is not None,
         policy="last",
         decides=_whole("judge"),
         reads=("scoring",),
         worker="scorer",
-        watched=True,
         box=(8, 190),
         after=("evaluate",),
     ),
-    _row(
+    _after(
         "select",
         "selection.json",
-        phase="after",
         when=lambda config, _: config.select is not None,
         policy="last",
         decides=_whole("select"),
+        watched=False,
         box=(7, 20),
         after=("evaluate",),
         local=True,
     ),
-    _row(
+    _after(
         "evaluate_chosen",
         "test/{seed}/summary.json",
-        phase="after",
         when=lambda config, _: config.select is not None,
         policy="last",
         log="evaluate_chosen/{seed}",
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
-        watched=True,
         box=(8, 20),
         after=("select",),
     ),
-    _row(
+    _after(
         "prove_chosen",
         "test/{seed}/proof.json",
-        phase="after",
         when=lambda config, _: config.select is not None,
         policy="last",
         log="prove_chosen/{seed}",
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("temperature")},
         reads=("deepspeed", "rollout"),
         worker="logprobs",
-        watched=True,
         box=(8, -50),
         after=("evaluate_chosen",),
     ),
-    _row(
+    _after(
         "report",
         "summary.json",
-        phase="after",
         policy="last",
         decides=_whole("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select")
         | {"evaluation": but("each_round"), "report": but("every")},
         reads=("rollout", "algorithm", "judge"),
-        watched=True,
         box=(8, 90),
         after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
     ),

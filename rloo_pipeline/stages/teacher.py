@@ -18,7 +18,8 @@ from rloo_pipeline.stages.reference import Scorer, write_logps
 
 
 def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
-    """Writes the teacher's log-probs of a shard, in the order of its rollouts; every rank of a split model calls this.
+    """Writes the teacher's log-probs of a shard, in the order of its rollouts, and with `algorithm.teacher.top_k` its
+    likeliest tokens; every rank of a split model calls this.
 
     Args:
         config: the stage's configuration.
@@ -28,7 +29,8 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 
     Raises:
-        UserError: the configuration has no teacher, one of its files is damaged, or a prompt names an unknown teacher.
+        UserError: the configuration has no teacher, one of its files is damaged, a prompt names an unknown teacher, or
+            a teacher has fewer tokens than `top_k`.
     """
     if not config.teachers:
         raise UserError("algorithm.teacher: not set, so there is no teacher; set it")
@@ -38,7 +40,10 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         Scorer(of_teacher, Policy(folders[name], config.model.trust_remote_code), rows.get(name, []))
         for name, of_teacher in config.teachers.items()
     ]
-    write_logps("teacher", scorers, rollouts, output)
+    top_k = 0 if config.algorithm.teacher is None else config.algorithm.teacher.top_k or 0
+    for scorer in scorers:
+        distillation.require_vocabulary(top_k, scorer.policy.vocabulary, str(scorer.policy))
+    write_logps("teacher", scorers, rollouts, output, top_k=top_k)
 
 
 def _rows_by_teacher(config: Config, rollouts: Path, prompts: Path | None) -> dict[str, list[int]]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from rloo_pipeline import import_string
-from rloo_pipeline.algorithm import kl, nan_stats, shaping
+from rloo_pipeline.algorithm import kl, nan_stats, shaping, token_choice
 from rloo_pipeline.algorithm.advantages import Estimator, has_batch_baseline
 from rloo_pipeline.config import JSON, Algorithm, Rollout, estimator
 from rloo_pipeline.errors import UserError
@@ -47,6 +47,11 @@ class RoundTensors(NamedTuple):
     """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
+    teacher_top_logps: Float[Tensor, "completions tokens K"] | None = None
+    """Log-probs of the teacher's likeliest tokens, under the teacher; −inf where the student does not have a token.
+    None without `algorithm.teacher.top_k`."""
+    entropies: Float[Tensor, "completions tokens"] | None = None
+    """Of π_old in nats; None without `algorithm.top_entropy_quantile`."""
     functions: ScoresByFunction | None = None
     """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
@@ -80,14 +85,18 @@ class Batch(NamedTuple):
     kl: Float64[Tensor, " completions"] | None
     """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
-    """Per token under `kl.placement: token_reward` or with a teacher."""
+    """Per token under `kl.placement: token_reward` or with a teacher without `top_k`."""
     masked: Bool[Tensor, " completions"]
     """Not in the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
     teacher_kl: Float64[Tensor, " completions"] | None = None
-    """log π_old − log π_teacher summed over tokens, in nats; None without a teacher."""
+    """log π_old − log π_teacher summed over tokens, in nats; None if it is not in the advantages."""
+    kept: Bool[Tensor, "completions tokens"] | None = None
+    """Tokens in the policy loss by `top_entropy_quantile`; None for all."""
+    chosen: Bool[Tensor, "completions tokens"] | None = None
+    """Tokens that `clip: clip_cov` drops or `clip: kl_cov` holds back; None for none."""
 
 
 def make_batch(
@@ -142,7 +151,7 @@ def make_batch(
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages, teacher_kl = advantages.nan_to_num(0.0), None
-    if algorithm.teacher is not None:
+    if algorithm.teacher is not None and algorithm.values_by_teacher:
         token_kl = _kl_to_teacher(completions, masked)
         teacher_kl = token_kl.sum(-1)
         of_rewards = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
@@ -150,6 +159,23 @@ def make_batch(
         advantages = torch.where(completions.mask, of_rewards - distilled, 0.0)
     batch = Batch(completions, rewards, divergence, advantages.float(), masked, excluded, beta, teacher_kl)
     return batch, state._replace(moments=moments)
+
+
+def with_choices(algorithm: Algorithm, batch: Batch, seed: int) -> Batch:
+    """The batch with the tokens that its losses leave out or hold back; `seed` decides what `clip_cov` draws.
+
+    Where there is no π_old before the first step, no token can be held near it: each has its ratio of 1 then.
+    """
+    completions, kept, chosen = batch.completions, None, None
+    mask = completions.mask & ~batch.masked.unsqueeze(-1)
+    if completions.entropies is not None:
+        kept = token_choice.top_entropy(completions.entropies, mask, algorithm.top_entropy_quantile)
+    if (old := completions.old_logps) is not None and algorithm.clip == "clip_cov":
+        bounds = algorithm.clip_cov_lb, algorithm.clip_cov_ub
+        chosen = token_choice.clip_cov(batch.advantages, old, mask, algorithm.clip_cov_ratio, *bounds, seed)
+    elif old is not None and algorithm.clip == "kl_cov":
+        chosen = token_choice.kl_cov(batch.advantages, old, mask, algorithm.kl_cov_ratio)
+    return batch._replace(kept=kept, chosen=chosen)
 
 
 def _shaped(

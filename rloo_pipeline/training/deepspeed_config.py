@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime.import_shims import hidden_packages
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -23,6 +26,17 @@ BUCKET = 50_000_000
 """Gradient elements that ZeRO all-reduces at once."""
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """DeepSpeed's names of the number formats."""
+
+
+def import_deepspeed() -> ModuleType:
+    """Imports DeepSpeed without MLflow, which only its tuner uses.
+
+    Raises:
+        UserError: DeepSpeed is not the version whose internals are used in training/.
+    """
+    guard.require("deepspeed")
+    with hidden_packages("mlflow"):
+        return import_module("deepspeed")
 
 
 def effective_zero_stage(dtype: str, zero_stage: int) -> int:

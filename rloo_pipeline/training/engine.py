@@ -69,7 +69,7 @@ class Engine:
         on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
-        """True if the ranks share the weights from the start and write them together."""
+        """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
         self.form = module.form
@@ -129,19 +129,44 @@ class Engine:
         Returns:
             [sequences, most sampled tokens] float32 on the CPU, the same on every rank; 0 at padding.
         """
+        return self._forward(sequences, max_tokens, advance, dropout, entropies=False)[0]
+
+    def logps_and_entropies(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Does the same as `logps`, and returns the entropies of the distributions too, in nats."""
+        logps, entropies = self._forward(sequences, max_tokens, advance, True, entropies=True)
+        return logps, entropies
+
+    def _forward(
+        self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
+    ) -> Tensor:
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss receives."""
         import torch
 
-        logps = torch.zeros(len(sequences.prompts), max(sequences.sampled()), device=self.device)
+        shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
+        values = torch.zeros(shape, device=self.device)
+
+        def store(rows: Sequence[int], *columns: Tensor) -> None:
+            if rows:
+                places = devices.moved(torch.tensor(rows), self.device)
+                values[:, places, : columns[0].shape[1]] = torch.stack(columns)
+
+        def loss_of(rows: Sequence[int], logps: Tensor, _: Tensor, entropy: Tensor) -> Tensor:
+            store(rows, logps.detach(), entropy)
+            return 0.0 * logps.sum()
+
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
                 pack = sequences.pick(rows or [0]).to(self.device)
-                values, mask = pack.unpack(self.engine(pack))
-                if rows:
-                    logps[devices.moved(torch.tensor(rows), self.device), : mask.shape[1]] = values
+                if entropies:
+                    self.engine(pack, loss_at_rows(rows, loss_of))
+                else:
+                    store(rows, pack.unpack(self.engine(pack))[0])
                 advance(len(rows))
         self.engine.train()
-        return self.sum_over_ranks(logps)
+        return self.sum_over_ranks(values)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """This rank's micro-batches. Every rank gets the same number (some empty), since each pass is collective."""
@@ -244,47 +269,37 @@ class Engine:
         return values[0]
 
     def save_policy(self, target: Path, **made_from: object) -> str:
-        """Writes the policy as Hugging Face or PEFT files. Every rank takes part; of a split model all write weights.
+        """Writes the policy as Hugging Face or PEFT files. Every rank takes part and writes some of a full model's
+        weights, which gives the same files by any number of ranks.
 
         Returns:
             The policy's digest.
         """
-        if self.split and self.settings.lora is None:
-            return self._save_split(target, **made_from)
-        weights, digest = self.weights(), ""
-        if self.rank.first:
-            with files.atomic_folder(target) as temporary:
-                self._write_policy(weights, temporary)
-                digest = seal(temporary, target.name, **made_from)
-        elif self.settings.zero_stage == 3:
-            for _ in weights:  # each is put together by all ranks, for the first one
-                pass
-        return self.from_first(digest)
+        from rloo_pipeline.training import weight_files
 
-    def _save_split(self, target: Path, **made_from: object) -> str:
-        from rloo_pipeline.training import split_loading
-
-        digest = ""
+        digest, digests = "", dict[str, str]()
         with files.atomic_folder(target) if self.rank.first else nullcontext() as temporary:
-            if temporary is not None:  # first of all, since transformers removes files of weights that it finds
-                policy_model.save_beside(self.model, temporary, self.policy.folder)
-            folder = self.from_first(temporary)
-            assert folder is not None
-            digests = split_loading.write_together(self.model, folder)
-            if self.rank.first:
-                digest = seal(folder, target.name, digests, **made_from)
+            if self.settings.lora is not None:
+                weights = dict(self.weights())
+                if temporary is not None:
+                    self._write_adapter(weights, temporary)
+            else:
+                if temporary is not None:
+                    policy_model.save_beside(self.model, temporary, self.policy.folder)
+                folder = self.from_first(temporary)
+                assert folder is not None
+                digests = weight_files.write_together(self.model, folder)
+            if temporary is not None:
+                digest = seal(temporary, target.name, digests, **made_from)
         return self.from_first(digest)
 
-    def _write_policy(self, weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
-        """Writes the policy's files to an empty folder."""
-        if self.settings.lora is not None:
-            adapter = self.model.peft_config["default"]
-            adapter.base_model_name_or_path = str(self.policy.base)
-            if isinstance(adapter.target_modules, set):  # whose order differs between processes
-                adapter.target_modules = sorted(adapter.target_modules)
-            self.model.save_pretrained(target, state_dict=dict(weights))
-        else:
-            policy_model.save(self.model, dict(weights), target, self.policy.folder)
+    def _write_adapter(self, weights: dict[str, Tensor], target: Path) -> None:
+        """Writes PEFT's files to an empty folder."""
+        adapter = self.model.peft_config["default"]
+        adapter.base_model_name_or_path = str(self.policy.base)
+        if isinstance(adapter.target_modules, set):  # whose order differs between processes
+            adapter.target_modules = sorted(adapter.target_modules)
+        self.model.save_pretrained(target, state_dict=weights)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
@@ -350,7 +365,7 @@ def import_libraries() -> ModuleType:
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
-        deepspeed = import_shims.import_deepspeed()
+        deepspeed = deepspeed_config.import_deepspeed()
         import_shims.prepare_transformers()
         import_module("transformers.modeling_utils")
     return deepspeed
@@ -364,7 +379,7 @@ def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
     """Turns a loss of rows into a loss of positions in a pack of these rows; without rows the loss is 0."""
 
-    def loss_of_positions(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
-        return loss_of([rows[i] for i in positions], logps, mask, entropy) if rows else 0.0 * logps.sum()
+    def loss_of_positions(positions: Sequence[int], logps: Tensor, *others: Tensor) -> Tensor:
+        return loss_of([rows[i] for i in positions], logps, *others) if rows else 0.0 * logps.sum()
 
     return loss_of_positions

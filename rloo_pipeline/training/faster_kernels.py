@@ -17,7 +17,7 @@ import torch
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import one_line
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, guard
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import self_check
 from rloo_pipeline.training.self_check import SelfCheck
@@ -88,6 +88,7 @@ def liger(model: Any) -> None:
     Liger also replaces classes of transformers' modules, which come back: small models on the CPU are made of them.
     """
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it tells which of its kernels are for other devices
+    guard.require("liger-kernel")
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers import monkey_patch
 

@@ -6,7 +6,7 @@ import os
 
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.training import deepspeed_config
 
 REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
 
@@ -19,7 +19,7 @@ def trains_in(dtype: Dtype) -> bool:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import_shims.import_deepspeed()
+    deepspeed_config.import_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

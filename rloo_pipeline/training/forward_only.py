@@ -24,6 +24,15 @@ class TokenValues(NamedTuple):
 
     logps: list[list[float]]
     entropies: list[list[float]]
+    top_logps: list[list[float]]
+    """K numbers per token, position by position."""
+    top_ids: list[list[int]]
+    """The same for their ids."""
+
+    @classmethod
+    def empty(cls, completions: int) -> TokenValues:
+        """Empty lists."""
+        return cls(*([[] for _ in range(completions)] for _ in cls._fields))  # type: ignore[arg-type]
 
 
 def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
@@ -60,9 +69,14 @@ def load_configured(policy: Policy, config: Config) -> PreTrainedModel:
 
 
 def score(
-    logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, label: str, entropies: bool = False
+    logprobs: TokenLogProbs,
+    sequences: Sequences,
+    max_tokens: int,
+    label: str,
+    entropies: bool = False,
+    top_k: int = 0,
 ) -> TokenValues:
-    """Computes the log-probs, and optionally the entropies, of all completions, shared over the ranks.
+    """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, shared over the ranks.
 
     Every rank gets all of them, and makes the same number of passes, since a pass of a split model is collective.
 
@@ -72,12 +86,13 @@ def score(
         max_tokens: tokens per micro-batch.
         label: label of the progress line.
         entropies: also computes entropies; otherwise their lists are empty.
+        top_k: number of likeliest tokens to add for each position; without entropies.
     """
     import torch
 
     device = next(logprobs.parameters()).device
     count, rank = len(sequences.prompts), ranks.current()
-    values = TokenValues([[] for _ in range(count)], [[] for _ in range(count)])
+    values = TokenValues.empty(count)
     batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
     batches += batches[:1] * (-len(batches) % rank.world)
     scored: list[tuple[list[int], Sequence[Tensor]]] = []
@@ -86,6 +101,11 @@ def score(
             pack = sequences.pick(rows).to(device)
             if entropies:
                 logprobs(pack, _collect(values, rows))
+            elif top_k:
+                top = [part.cpu().split(pack.completion_lengths.tolist()) for part in logprobs(pack, top_k=top_k)]
+                for row, logps_of_row, top_logps, top_ids in zip(rows, *top, strict=True):
+                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().tolist()
+                    values.top_ids[row] = top_ids.flatten().tolist()
             else:
                 scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
@@ -102,10 +122,10 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
-    def merge(lists: Iterable[list[list[float]]]) -> list[list[float]]:
+    def merge(lists: Iterable[list[list[Any]]]) -> list[list[Any]]:
         return [next(filter(None, of_row), []) for of_row in zip(*lists, strict=True)]
 
-    return TokenValues(merge(part.logps for part in parts), merge(part.entropies for part in parts))
+    return TokenValues(*map(merge, zip(*parts, strict=True)))
 
 
 def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:

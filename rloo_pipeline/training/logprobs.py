@@ -20,6 +20,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import batch_forms, model_support
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.kernels.logit_rows import Top, top_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.router_replay import RouterReplay
 
@@ -44,32 +45,31 @@ class TokenLogProbs(nn.Module):
         """The model before its vocabulary projection, and that; None computes all logits at once."""
 
     def forward(
-        self, pack: Pack, loss_of: LossOf | None = None
-    ) -> Float[Tensor, " completion_tokens"] | Float[Tensor, ""]:
+        self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0
+    ) -> Float[Tensor, " completion_tokens"] | Float[Tensor, ""] | Top:
         """Computes log-probs or a loss.
 
         Args:
             pack: sequences.
             loss_of: the loss of the sequences' log-probs; None for the log-probs themselves.
+            top_k: number of likeliest tokens to return at each position; without a loss and a gradient.
 
         Returns:
-            Log-probs in float32; with `loss_of` the loss.
+            Log-probs in float32; with `loss_of` the loss; with `top_k` the likeliest tokens too.
 
         Raises:
             UserError: the model does not process each sequence of the pack on its own.
         """
         if self.split is None or (loss_of is None and torch.is_grad_enabled()):
-            logps, entropy = self._from_all_logits(pack)
-            if loss_of is None:
-                return logps
-            padded, mask = pack.unpack(logps)
-            return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0])
+            return self._from_all_logits(pack, loss_of, top_k)
         decoder, head, form = self.split
         inputs = self.form.inputs(pack)
         with self._checked(pack):
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
-        result: Tensor = head(hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never))
+        result: Tensor | Top = head(
+            hidden, lm_head.HeadInputs(pack, self.temperature, loss_of, form, self.never, top_k)
+        )
         return result
 
     @contextmanager
@@ -111,18 +111,24 @@ class TokenLogProbs(nn.Module):
             self.to("cpu")
             torch.cuda.empty_cache()
 
-    def _from_all_logits(
-        self, pack: Pack
-    ) -> tuple[Float[Tensor, " completion_tokens"], Float[Tensor, " completion_tokens"]]:
-        """Log-probs, and entropies without gradient, in float32."""
+    def _from_all_logits(self, pack: Pack, loss_of: LossOf | None, top_k: int) -> Tensor | Top:
+        """The result of `forward`, with entropies that have no gradient."""
         with self._checked(pack):
             logits = self.form.logits(self.model, pack)
         scaled = logits.float() / self.temperature
         for token in self.never:
             scaled[:, token] = lm_head.NEVER
         normalizer = scaled.logsumexp(-1)
-        logps = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1) - normalizer
+        at_targets = scaled.gather(-1, pack.targets.unsqueeze(-1)).squeeze(-1)
+        if top_k:
+            return top_of(scaled, at_targets, normalizer, top_k)
+        if loss_of is None:
+            return at_targets - normalizer
         with torch.no_grad():
             probs = (scaled - normalizer.unsqueeze(-1)).exp()
             entropy = normalizer - (probs * scaled).sum(-1)
-        return logps, entropy
+        padded, mask = pack.unpack(at_targets - normalizer)
+        others: tuple[Tensor, ...] = ()
+        if pack.candidates is not None:
+            others = (pack.unpack(scaled.gather(-1, pack.candidates) - normalizer.unsqueeze(-1))[0],)
+        return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0], *others)

@@ -119,6 +119,8 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
     if batch.teacher_kl is not None:
         scored = ~batch.masked
         metrics["teacher/kl"] = _ratio(batch.teacher_kl[scored].sum(), lengths[scored].sum())
+    elif algorithm.teacher is not None:
+        metrics["teacher/kl"] = _ratio(record.distilled.sum(), tokens.sum())
     metrics |= _kl_metrics(batch, record, lengths) | _gap_metrics(batch, record, lengths)
     return metrics | _weight_metrics(record, tokens, algorithm.mismatch)
 

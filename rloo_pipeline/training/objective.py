@@ -1,9 +1,10 @@
 """The loss of an optimizer step, micro-batch by micro-batch, and its statistics per completion.
 
-    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL)
+    loss = Σ over the step's completions of (mismatch weight × policy loss + β × KL + weight × divergence)
 
-β × KL is present where `kl.placement` is `loss`. The sum is aggregated by `loss_agg_mode`, with totals that are fixed
-before the step is split into micro-batches, so the split does not change the loss.
+β × KL is present where `kl.placement` is `loss`, the divergence from a teacher with `algorithm.teacher.top_k`. The sum
+is aggregated by `loss_agg_mode`, with totals that are fixed before the step is split into micro-batches, so the split
+does not change the loss.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rloo_pipeline import import_string
-from rloo_pipeline.algorithm import kl, mismatch
+from rloo_pipeline.algorithm import divergence, kl, mismatch
 from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config import Algorithm
@@ -47,6 +48,8 @@ class Record(NamedTuple):
     """Smallest, mean and largest mismatch weight that multiplied the losses of its actions."""
     outside: Float[Tensor, " completions"]
     """Share of actions that the mismatch correction truncated or dropped."""
+    distilled: Float[Tensor, " completions"]
+    """Divergence from the teacher in the loss, summed over tokens, nats."""
     gap: Float[Tensor, "completions 7"]
     """`mismatch.Gap` at the first step of the round, used where there was no pass for π_old."""
     has_gap: Float[Tensor, " completions"]
@@ -60,7 +63,7 @@ class Record(NamedTuple):
 
     def reset_pass(self) -> None:
         """Zeroes what the next pass over the round measures again: all but `gap` and `has_gap`."""
-        for values in self[:8]:
+        for values in self[:9]:
             values.zero_()
 
 
@@ -97,6 +100,7 @@ class StepLoss:
         logps: Float[Tensor, "rows tokens"],
         mask: Bool[Tensor, "rows tokens"],
         entropy: Float[Tensor, "rows tokens"],
+        candidates: Float[Tensor, "rows tokens K"] | None = None,
     ) -> Float[Tensor, ""]:
         """Computes a micro-batch's share of the loss and records its statistics.
 
@@ -105,6 +109,7 @@ class StepLoss:
             logps: under the policy being trained.
             mask: true on completion tokens.
             entropy: entropy of each token's distribution, nats.
+            candidates: log-probs of the teacher's likeliest tokens, with `algorithm.teacher.top_k`.
         """
         algorithm, batch, chosen = self.algorithm, self.batch, torch.tensor([*rows])
         places = devices.moved(chosen, self.record.ratio.device)
@@ -114,8 +119,12 @@ class StepLoss:
         advantages = devices.moved(batch.advantages[chosen], logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
-        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm))
+        picked = self._rows_of(batch.chosen, chosen, logps)
+        result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm), picked)
         action_losses = result.loss * ~devices.moved(batch.excluded[chosen], mask.device).unsqueeze(-1)
+        kept = self._rows_of(batch.kept, chosen, logps)
+        if kept is not None:
+            action_losses = action_losses * kept
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
         if sampling is not None and algorithm.mismatch.correction != "none":
             action_losses = action_losses * self._mismatch_weights(places, old, sampling, in_loss)
@@ -123,6 +132,9 @@ class StepLoss:
         reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
             loss = loss + batch.beta * self._kl(places, logps, old, reference, in_loss)
+        teacher_top = self._rows_of(batch.completions.teacher_top_logps, chosen, logps)
+        if candidates is not None and teacher_top is not None:
+            loss = loss + self._distilled(places, candidates, teacher_top, in_loss)
         for values, measured in zip(self.record[:3], result[1:], strict=True):
             values[places] = measured
         self.record.entropy[places] = (entropy * in_loss).sum(-1)
@@ -158,6 +170,14 @@ class StepLoss:
             tokens = tokens * log_ratio(logps, old, in_loss, algorithm.importance_sampling_level).exp()
         return aggregate(tokens, in_loss, algorithm.loss_agg_mode, self.totals)
 
+    def _distilled(self, places: Tensor, candidates: Tensor, teacher_top: Tensor, in_loss: Tensor) -> Tensor:
+        """The micro-batch's share of the divergence from the teacher in the loss; records the divergence."""
+        section = self.algorithm.teacher
+        assert section is not None
+        tokens = torch.where(in_loss, divergence.of_top(candidates, teacher_top, section.beta), 0.0)
+        self.record.distilled[places] = tokens.detach().sum(-1)
+        return section.weight * aggregate(tokens, in_loss, self.algorithm.loss_agg_mode, self.totals)
+
     @staticmethod
     def _rows_of(values: Tensor | None, rows: Tensor, like: Tensor) -> Tensor | None:
         """Rows of [completions, longest], cut to the width of the micro-batch, on its device."""
@@ -171,6 +191,7 @@ def clip_bounds(algorithm: Algorithm) -> Bounds:
         *(algorithm.epsilon, algorithm.upper_epsilon, algorithm.delta, *temperatures),
         (algorithm.vespo_k_pos, algorithm.vespo_lambda_pos),
         (algorithm.vespo_k_neg, algorithm.vespo_lambda_neg),
+        algorithm.kl_cov_coef,
     )
 
 

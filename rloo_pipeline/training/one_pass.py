@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection
+from rloo_pipeline.training.kernels.logit_rows import Top
 
 BLOCK = 4096
 """Logits that a program reads at once."""
@@ -53,6 +54,13 @@ class OnePassProjection(Projection):
         parts = self._parts(slice(0, len(self.hidden)))
         return torch.cat([self._summary(part, self.logits)[0] for part in parts])
 
+    def _top(self, part: slice) -> Top:
+        if not self._applies:
+            return super()._top(part)
+        logps, _, largest, sums = self._summary(part, self.logits)
+        top, ids = self.logits[: len(logps)].topk(self.inputs.top_k, -1)
+        return Top(logps, top.float() / self.divisor - (largest + sums.log()).unsqueeze(-1), ids)
+
     def loss(self, for_weight: bool, for_bias: bool) -> Tensor:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
         self.largest = self.hidden.new_empty(min(len(self.hidden), self.limit), dtype=torch.float32)
@@ -62,8 +70,10 @@ class OnePassProjection(Projection):
         if not self._applies:
             return super()._softmax(part, offset)
         rows = slice(offset, offset + part.stop - part.start)
-        logps, entropy, self.largest[rows], self.sums[rows, 0] = self._summary(part, self.probs[rows])
-        return logps, entropy
+        logps, entropy, largest, sums = self._summary(part, self.probs[rows])
+        self.largest[rows], self.sums[rows, 0] = largest, sums
+        others = self.probs[rows].gather(-1, self.columns[part, 1:]).float() / self.divisor
+        return torch.cat([logps.unsqueeze(-1), others - (largest + sums.log()).unsqueeze(-1)], -1), entropy
 
     def _summary(self, part: slice, buffer: Tensor) -> Tensor:
         """[4, tokens]: log-prob, entropy, maximum and Σ exp(z − maximum); leaves undivided logits in the buffer."""
@@ -80,10 +90,11 @@ class OnePassProjection(Projection):
         if not self._applies:
             return super()._d_logits(part, rows, scale)
         logits = self.probs[rows]
-        columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], scale.contiguous()
+        scales = scale[:, 0].contiguous(), scale.sum(-1)
+        columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], *scales
         grid = len(logits), triton.cdiv(logits.shape[1], BLOCK)
         _differentiate[grid](logits, *columns, logits.shape[1], self.divisor, BLOCK, num_warps=8)
-        return logits
+        return logits.scatter_add_(-1, self.columns[part, 1:], scale[:, 1:].to(logits.dtype))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -125,17 +136,18 @@ def _differentiate(
     targets: tl.tensor,
     largest: tl.tensor,
     sums: tl.tensor,
+    at_target: tl.tensor,
     scales: tl.tensor,
     vocabulary: tl.tensor,
     divisor: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """scale · (onehot − softmax) in place of a block of the logits of one row."""
+    """at_target · onehot − scale · softmax in place of a block of the logits of one row."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * block + tl.arange(0, block)
     inside, pointers = places < vocabulary, logits + row * vocabulary + places
     z = tl.load(pointers, mask=inside, other=0.0).to(tl.float32) / divisor
     scale = tl.load(scales + row)
     softmax = tl.exp(z - tl.load(largest + row)) / tl.load(sums + row)
-    hit = tl.where(places == tl.load(targets + row), scale, 0.0)
+    hit = tl.where(places == tl.load(targets + row), tl.load(at_target + row), 0.0)
     tl.store(pointers, (hit - scale * softmax).to(logits.dtype.element_ty), mask=inside)

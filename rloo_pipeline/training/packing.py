@@ -41,6 +41,8 @@ class Pack(NamedTuple):
     """Images of the prompts, one sequence after the other."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
     """Experts that the sampler chose, layer by layer, on the CPU as well; None if routers choose."""
+    candidates: Int[Tensor, "completion_tokens K"] | None = None
+    """Further ids at each completion token whose log-probs the loss needs, all different; None for none."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
@@ -62,15 +64,15 @@ class Pack(NamedTuple):
         }
 
     def unpack(
-        self, values: Shaped[Tensor, " completion_tokens"]
-    ) -> tuple[Shaped[Tensor, "sequences longest"], Bool[Tensor, "sequences longest"]]:
+        self, values: Shaped[Tensor, "completion_tokens ..."]
+    ) -> tuple[Shaped[Tensor, "sequences longest ..."], Bool[Tensor, "sequences longest"]]:
         """Pads values of the completion tokens with 0; returns them and a mask that is False at padding."""
         lengths, longest = self.completion_lengths, int(self.completion_lengths.max())
         mask = torch.arange(longest) < lengths.unsqueeze(-1)
         # as indices: a mask on a GPU is counted there, and the gradient would wait for the count
         places = devices.moved(mask.flatten().nonzero().squeeze(-1), values.device)
-        padded = values.new_zeros(mask.numel()).index_copy(0, places, values)
-        return padded.view(mask.shape), devices.moved(mask, values.device)
+        padded = values.new_zeros(mask.numel(), *values.shape[1:]).index_copy(0, places, values)
+        return padded.view(*mask.shape, *values.shape[1:]), devices.moved(mask, values.device)
 
 
 class Sequences(NamedTuple):
@@ -86,6 +88,8 @@ class Sequences(NamedTuple):
     """Experts that the sampler chose, [prompt and completion without its last token, layers × choices] per sequence;
     None if routers choose.
     """
+    candidates: Sequence[np.ndarray] | None = None
+    """`Pack.candidates`, [sampled tokens, K] per sequence."""
 
     def pick(self, rows: Sequence[int]) -> Pack:
         """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
@@ -95,7 +99,9 @@ class Sequences(NamedTuple):
         sequences = ([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
         if self.images is None:
             experts = None if self.experts is None else _experts(sequences[0], [self.experts[row] for row in rows])
-            return pack(*sequences)._replace(experts=experts)
+            ids = None if self.candidates is None else np.concatenate([self.candidates[row] for row in rows])
+            candidates = None if ids is None else torch.from_numpy(ids.astype(np.int64))
+            return pack(*sequences)._replace(experts=experts, candidates=candidates)
         return pack(*sequences, share=False)._replace(vision=self.images.pick(rows))
 
     def sampled(self) -> list[int]:

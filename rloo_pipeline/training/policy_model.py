@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +20,7 @@ from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -173,38 +172,25 @@ def _freeze_vision(model: Any) -> None:
         parameter.requires_grad_(parameter in trained)
 
 
-def save(model: PreTrainedModel, weights: Mapping[str, Tensor], target: Path, previous: Path) -> None:
-    """Writes weights and configuration, and copies the tokenizer and other files from the previous policy.
-
-    The `lm_head.weight` that engines clone from tied embeddings is not written.
+def save_beside(model: PreTrainedModel, target: Path, previous: Path) -> None:
+    """Writes all files of a policy but its weights (`weight_files.py`): the configuration, and the tokenizer and other
+    files of the previous policy. Must come before any weights: transformers removes those that it finds.
 
     Args:
         model: the model, for its configuration.
-        weights: the policy's weights by name.
         target: empty folder to write to.
         previous: folder of the previous policy.
     """
-    tied = getattr(model.config, "tie_word_embeddings", False)
-    state_dict = {
-        name: tensor.contiguous() for name, tensor in weights.items() if not (tied and name == "lm_head.weight")
-    }
-    _save_pretrained(model, target, state_dict)
+    _save_configuration(model, target)
+    (target / WEIGHTS).unlink(missing_ok=True)
     checked = getattr(model, "self_check", None)
     if isinstance(checked, SelfCheck):
         checked.write(target)
     copy_side_files(previous, target)
 
 
-def save_beside(model: PreTrainedModel, target: Path, previous: Path) -> None:
-    """Does the same as `save` without the weights, before these are written."""
-    _save_pretrained(model, target, {})
-    (target / WEIGHTS).unlink(missing_ok=True)
-    model.self_check.write(target)  # type: ignore[operator, union-attr]
-    copy_side_files(previous, target)
-
-
-def _save_pretrained(model: PreTrainedModel, target: Path, state_dict: Mapping[str, Tensor]) -> None:
-    """`model.save_pretrained`, with any generation defaults that transformers has read.
+def _save_configuration(model: PreTrainedModel, target: Path) -> None:
+    """`model.save_pretrained` without weights, with any generation defaults that transformers has read.
 
     It would refuse to write some that it reads, such as a temperature without `do_sample`, which models come with.
     """
@@ -212,7 +198,7 @@ def _save_pretrained(model: PreTrainedModel, target: Path, state_dict: Mapping[s
 
     defaults: Any = getattr(model, "generation_config", None)
     model.generation_config = GenerationConfig()
-    model.save_pretrained(target, state_dict=dict(state_dict))
+    model.save_pretrained(target, state_dict={})
     model.generation_config = defaults
     if defaults is not None and (target / GENERATION).exists():
         defaults.to_json_file(target / GENERATION, keys_to_pop=["compile_config"])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import model_support, plain_model, split_loading
+from rloo_pipeline.training import model_support, plain_model, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,14 +99,14 @@ def _write_full(policy: Policy, target: Path, dtype: str) -> None:
     missing = in_4_bits - {name for name, _, _ in _tensors(policy.folder)}
     if missing:
         raise UserError(f"{policy}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
-    split_loading.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
+    weight_files.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
 
 
 def _write_checkpoint(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a checkpoint in NF4, its config.json without quantization, and the record."""
     names = [name for name, _, _ in _tensors(policy.folder)]
     in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in names if PARTS in name}
-    split_loading.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
+    weight_files.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
     kept = {key: value for key, value in policy.config.items() if key != "quantization_config"}
     write_json(target / "config.json", kept)
     model: Any = plain_model.load_plain(Policy(target, policy.trust_remote_code), dtype, device_map="meta")

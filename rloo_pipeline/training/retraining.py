@@ -128,22 +128,27 @@ def _compare(engine: Engine, before: Path, start: Path, states: Path) -> None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    names = [file.name for file in one.glob("*.safetensors")]
-    return all(manifest.digest(one / name) == manifest.digest(other / name) for name in names)
+    """True if two policies have the same files of weights."""
+    digests = [{file.name: manifest.digest(file) for file in folder.glob("*.safetensors")} for folder in (one, other)]
+    return digests[0] == digests[1]
 
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
+    first, second = _opened(one), _opened(other)
+    squares = 0.0
+    for name, file in first.items():
+        weights = file.get_tensor(name).double()
+        if name in second:
+            weights -= second[name].get_tensor(name)
+        squares += float(weights.square().sum())
+    return float(squares**0.5)
+
+
+def _opened(folder: Path) -> dict[str, Any]:
+    """The open file of each weight of a policy."""
     from safetensors import safe_open as open_safetensors
 
     safe_open: Any = open_safetensors
-    squares = 0.0
-    for file in sorted(one.glob("*.safetensors")):
-        with safe_open(file, "pt") as first:
-            second = safe_open(other / file.name, "pt") if (other / file.name).exists() else None
-            for name in first.keys():  # noqa: SIM118
-                weights = first.get_tensor(name).double()
-                if second is not None and name in second.keys():  # noqa: SIM118
-                    weights -= second.get_tensor(name)
-                squares += float(weights.square().sum())
-    return float(squares**0.5)
+    files_of = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in files_of for name in file.keys()}  # noqa: SIM118

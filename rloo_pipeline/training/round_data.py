@@ -62,10 +62,37 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
     return [row.reshape(count, -1) for row, count in zip(chosen, tokens, strict=True)]
 
 
-def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
+def candidates_of(teacher: pa.Table, top_k: int, vocabulary: int) -> list[np.ndarray]:
+    """The teacher's likeliest tokens, as `Sequences` has them; those that the student does not have are token 0.
+
+    Args:
+        teacher: the round's table.
+        top_k: `algorithm.teacher.top_k`.
+        vocabulary: number of tokens of the student.
+
+    Raises:
+        UserError: the table has other numbers of tokens.
+    """
+    _check_top(teacher, top_k)
+    ids = (row.values.to_numpy() for row in teacher[tables.TOP_IDS])
+    return [np.where(of_row < vocabulary, of_row, 0).reshape(-1, top_k) for of_row in ids]
+
+
+def _check_top(teacher: pa.Table, top_k: int) -> None:
+    expected = [top_k * tokens for tokens in tables.lengths(teacher["teacher_logps"])]
+    for name in (tables.TOP_IDS, tables.TOP_LOGPS):
+        if name not in teacher.column_names or tables.lengths(teacher[name]) != expected:
+            raise UserError(
+                f"algorithm.teacher.top_k: the column {name} of the teacher's tables does not have {top_k} values for "
+                "each token; delete the round's folder teacher and run again"
+            )
+
+
+def completions_of(config: Config, round_tables: RoundTables, vocabulary: int | None = None) -> RoundTensors:
     """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
 
     The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
+    `vocabulary` is the student's number of tokens, which `algorithm.teacher.top_k` needs.
     """
     import torch
 
@@ -80,6 +107,18 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         """Pads the log-probs of the sampled tokens with 0 to [completions, longest] float32."""
         return torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(logps.combine_chunks().flatten().to_numpy()))
 
+    def padded_top(teacher: pa.Table, top_k: int) -> Tensor:
+        """[completions, longest, K] float32, −inf for tokens that the student does not have, 0 at padding."""
+        _check_top(teacher, top_k)
+        ids, logps = (
+            torch.tensor(teacher[name].combine_chunks().flatten().to_numpy()).view(-1, top_k)
+            for name in (tables.TOP_IDS, tables.TOP_LOGPS)
+        )
+        top = torch.zeros(*mask.shape, top_k)
+        top[mask] = torch.where(ids < (vocabulary or 0), logps, -torch.inf)
+        return top
+
+    top_k = None if config.algorithm.teacher is None else config.algorithm.teacher.top_k
     normalizes_each = config.algorithm.multi_objective_aggregation == "normalize_then_sum"
     sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
     return RoundTensors(
@@ -89,6 +128,7 @@ def completions_of(config: Config, round_tables: RoundTables) -> RoundTensors:
         old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
         reference_logps=None if reference is None else padded(reference["reference_logps"]),
         teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
+        teacher_top_logps=None if teacher is None or top_k is None else padded_top(teacher, top_k),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
         functions=selection.scores_of_functions(round_tables.scores) if normalizes_each else None,

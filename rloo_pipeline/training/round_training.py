@@ -17,7 +17,7 @@ from rloo_pipeline.config import Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation, shard_range
 from rloo_pipeline.training import round_data
-from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch
+from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch, with_choices
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics, kl_of_completion
 from rloo_pipeline.training.objective import Record, StepLoss
@@ -75,6 +75,7 @@ def train(
     sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
+    teacher, vocabulary = config.algorithm.teacher, engine.policy.vocabulary
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
@@ -82,13 +83,21 @@ def train(
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
-        completions = round_data.completions_of(config, tables_used)
+        completions = round_data.completions_of(config, tables_used, vocabulary)
         if config.algorithm.needs_old_pass:
-            old_logps = engine.logps(sequences, max_tokens, counter.advance)
+            if config.algorithm.top_entropy_quantile < 1:
+                old_logps, entropies = engine.logps_and_entropies(sequences, max_tokens, counter.advance)
+                completions = completions._replace(entropies=entropies)
+            else:
+                old_logps = engine.logps(sequences, max_tokens, counter.advance)
             completions = completions._replace(old_logps=old_logps)
         if proof is not None and not proof.is_done:
             _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
+        batch = with_choices(config.algorithm, batch, derive(config.seed, "clip_cov", round_))
+        if teacher is not None and teacher.top_k is not None and tables_used.teacher is not None:
+            candidates = round_data.candidates_of(tables_used.teacher, teacher.top_k, vocabulary)
+            sequences = sequences._replace(candidates=candidates)
         record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
     if skipped:
         say(

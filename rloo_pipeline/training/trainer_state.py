@@ -145,6 +145,7 @@ def load(engine: Engine, source: Path, **about: object) -> JSON:
     """
     expected = {"world": engine.rank.world, "zero_stage": engine.zero_stage, **about}
     saved = manifest.verify_manifest(source).about
+    engine.barrier()  # each rank has checked some of the files
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(

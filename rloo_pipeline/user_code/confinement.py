@@ -21,10 +21,10 @@ from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.config import provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.installation import PACKAGE
-from rloo_pipeline.user_code import fork_server, schema_maker
+from rloo_pipeline.user_code import contract, fork_server
 from rloo_pipeline.user_code.sandbox import command_line, sandbox
 from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
-from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, THREADS
+from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, OF_THIS_PYTHON, THREADS
 
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
 """Keeps the path of the image's Python, whose packages come first."""
@@ -35,8 +35,6 @@ BOOT_BESIDE = (
     "from {} import main; main(*{})"
 )
 """Imports this package by its folder, so that another Python sees none of the packages beside it."""
-OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME")
-"""Variables that another Python does not get."""
 CPU_SECONDS = float(1 << 31)
 """Episodes end at their deadlines; the process that forks them lives as long as the stage."""
 FILE_MB = 512
@@ -82,7 +80,8 @@ def reference_inside(confinement: Confinement, reference: str) -> str:
         UserError: the file or module does not exist.
     """
     module, _, name = reference.rpartition(":")
-    if not (confinement.has_own_files and module.endswith(".py")):
+    named = import_string.of_library(reference)[1] is None
+    if not (confinement.has_own_files and named and module.endswith(".py")):
         return reference
     file = import_string.source_of(reference)
     return reference if file is None else f"{file.resolve()}:{name}"
@@ -127,9 +126,7 @@ def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServ
         )
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
-    return ForkServerCommand(
-        argv, inherited | variables | {MARK: str(os.getpid())}, None, schema_maker.installed_file()
-    )
+    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, contract.schema_file())
 
 
 def _in_sandbox(
@@ -155,7 +152,7 @@ def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
 def _in_image(
     confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
 ) -> ForkServerCommand:
-    image, schema_file = Path(confinement.image).resolve(), schema_maker.installed_file()
+    image, schema_file = Path(confinement.image).resolve(), contract.schema_file()
     if not image.exists():
         raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
     files = tuple(sorted({*own, schema_file}))

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
-from rloo_pipeline.user_code.messages import BadMessageError, MessageSocket, decode_report
-from rloo_pipeline.user_code.worker_process import CLOSED, EXIT_SECONDS, NO_MESSAGE
+from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, UserCodeProcess
+from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 MESSAGE_BYTES = 1 << 23
 """Maximum size of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
@@ -37,64 +37,41 @@ class Answer(NamedTuple):
     """Seconds from the request to its answer, without waiting for a process."""
 
 
-class Connection:
+class Connection(UserCodeProcess):
     """One process as the pool sees it."""
 
     def __init__(self, episode: int, serial: int, file: int) -> None:
+        super().__init__(file)
         self.episode, self.serial = episode, serial
-        self.channel = MessageSocket(file)
         self.request: str | None = None
         """The request under way."""
-        self.done: RequestDone | None = None
+        self._done: RequestDone | None = None
         """The last message about it."""
         self.deadline = math.inf
-        self.closed = False
-        """True if the other end is closed or disturbed."""
-        self.fault: str | None = None
-        """Description of the code's write to the socket, phrased to follow its name."""
-        self._late = ""
         self._calls: list[tuple[str, Any]] = []
         self._texts: dict[int, ToolText] = {}
         self._began, self._timeout = 0.0, math.inf
 
     def send(self, kind: str, request: Any, timeout: float) -> None:
         """Sends a request; its deadline is `timeout` seconds from now, and from each answer of a tool."""
-        self.request, self.done, self._texts = kind, None, {}
+        self.request, self._done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
         self._began, self._timeout = time.monotonic(), timeout
-        if not self.closed:
+        if not self.fault:
             self.deadline = self._began + timeout
         with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will be told
             self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
-    def restart_clock(self, timeout: float) -> None:
-        """Begins the time of a request anew, which waited for imports."""
-        if self.request in ("reset", "call"):
-            self._began, self._timeout = time.monotonic(), timeout
-            self.deadline = self._began + timeout
-
-    def read(self) -> RequestDone | None:
-        """Reads messages. Returns the last one about the request where it has come."""
-        if not self.closed:
-            try:
-                for report in self.channel.arrived(MESSAGE_BYTES):
-                    for message in decode_report(report, KINDS):
-                        self._record(message)
-            except BadMessageError:
-                self._disturb(NO_MESSAGE)
-            except EOFError:
-                self._disturb(CLOSED)
-        return self.done
-
-    def _disturb(self, fault: str) -> None:
-        """Notes a fault. If the process ended, the pool is told so at once; else it ends after EXIT_SECONDS."""
-        self.closed = True
-        self.fault = fault if fault is NO_MESSAGE else None
-        self._late = fault
-        self.deadline = time.monotonic() + (0.0 if fault is NO_MESSAGE else EXIT_SECONDS)
+    def done(self) -> RequestDone | None:
+        """Reads messages. Returns the last one about the request if it has come."""
+        if not self.fault:
+            self.read(MESSAGE_BYTES, KINDS, self._record)
+            if self.fault:  # if it ended, the pool is told so at once; else it ends then
+                self.deadline = time.monotonic() + (0.0 if self.fault is NO_MESSAGE else EXIT_SECONDS)
+        return self._done
 
     def _record(self, message: ToolText | RequestDone) -> None:
-        if self.request is None or self.done is not None:
+        if self.request is None or self._done is not None:
             raise BadMessageError
         if isinstance(message, ToolText):
             if message.place in self._texts or not 0 <= message.place < max(1, len(self._calls)):
@@ -105,34 +82,36 @@ class Connection:
             unanswered = self.request == "call" and not message.bad and len(self._texts) < len(self._calls)
             if unanswered or (message.tools is not None and self.request != "schemas"):
                 raise BadMessageError
-            self.done = message
+            self._done = message
             self.deadline = math.inf
 
     def answer(self, done: RequestDone) -> Answer:
         """The answer to the request that `done` ended, which is then over."""
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
-        kind, self.request, self.done = str(self.request), None, None
+        kind, self.request, self._done = str(self.request), None, None
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
 
-    def place_of_fault(self) -> str:
-        """Name of the call in which the process died: a tool, reset, or get_reward."""
-        if self.request == "call":
-            place = next((place for place in range(len(self._calls)) if place not in self._texts), 0)
-            return str(self._calls[place][0])
-        return {"finish": "get_reward"}.get(str(self.request), str(self.request))
+    def exit(self, code: int) -> str:
+        """Description of how the process ended, phrased to follow the name of the call."""
+        return NO_MESSAGE if self.fault is NO_MESSAGE else describe_exit(code)
 
     def late(self) -> str:
         """Description of a missed deadline, phrased to follow the name of the call."""
-        return self._late if self.closed else f"took over {self._timeout:g} s"
+        return self.fault or f"took over {self._timeout:g} s"
 
-    def failed(self, error: str, lost: str | None) -> Answer:
-        """The answer to a request whose process has ended: the texts that came, and `error` for the others."""
-        for place in range(len(self._calls)):
-            self._texts.setdefault(place, ToolText(place, error_text(error), True))
-        return self.answer(RequestDone(lost=lost))
+    def failed(self, cause: str, loses: bool) -> Answer:
+        """The answer to a request whose process has ended: the texts that came, and an error for the others.
 
-    def close(self) -> None:
-        """Closes this end."""
-        self.closed = True
-        self.channel.close()
+        Args:
+            cause: how it ended, phrased to follow the name of the call.
+            loses: True if the episode cannot go on without this process.
+        """
+        name = "get_reward" if self.request == "finish" else self.request
+        unanswered = [place for place in range(len(self._calls)) if place not in self._texts]
+        if self.request == "call":
+            name = self._calls[unanswered[0] if unanswered else 0][0]
+        error = f"{name} {cause}"
+        for place in unanswered:
+            self._texts[place] = ToolText(place, error_text(error), True)
+        return self.answer(RequestDone(lost=error if loses else None))

@@ -8,9 +8,14 @@ from which `transformers.utils.get_json_schema` makes what the model is shown.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
@@ -142,6 +147,8 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     Raises:
         UserError: a type or a part of the docstring is missing, with `label` first.
     """
+    if ready := getattr(tool, "json_schema", None):
+        return dict(ready)
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
@@ -170,3 +177,40 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"{label} gives no schema ({type(error).__name__}: {error}); correct its docstring") from error
     return schema
+
+
+SCHEMA_MODULE = "transformers.utils.chat_template_utils"
+OF_TYPES = {"PIL", "torch", "transformers"}
+"""Modules whose types transformers can put into a schema. A tool can have such a type only if its code imports one."""
+
+
+def schema_file() -> str:
+    """The file of the installed transformers, found without its import."""
+    package = importlib.util.find_spec("transformers")
+    return str(Path(str(package and package.origin)).parent / "utils" / "chat_template_utils.py")
+
+
+def load_schema_maker(file: str) -> None:
+    """Makes `get_json_schema` of transformers importable without transformers, whose import takes a second and which
+    images may lack. Only the process that makes schemas calls this; those of episodes do not.
+
+    Of what the file that defines it imports, schemas need the standard library alone, and the rest is replaced.
+
+    Args:
+        file: `transformers/utils/chat_template_utils.py`.
+    """
+    absent = dict.fromkeys(("is_jinja_available", "is_torch_available", "is_vision_available"), lambda: False)
+    _module("packaging", version=None)
+    _module("transformers")
+    _module("transformers.utils", logging=SimpleNamespace(get_logger=logging.getLogger))
+    _module("transformers.utils.import_utils", **absent)
+    spec = importlib.util.spec_from_file_location(SCHEMA_MODULE, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[SCHEMA_MODULE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _module(name: str, **content: object) -> None:
+    module = sys.modules[name] = ModuleType(name)
+    module.__dict__.update(content)

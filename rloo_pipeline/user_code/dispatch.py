@@ -201,7 +201,7 @@ def score_all(
     workers: int,
     constants: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[FunctionScores]:
-    """`WorkerPools.score` with workers of its own, at most so many at a time; logs a summary line for each function."""
+    """Calls `WorkerPools.score` with workers that it starts and ends, and logs a summary line for each function."""
     with WorkerPools(rewards, workers) as pools:
         results = pools.score(batch, samples, constants)
     for reward, result in zip(rewards, results, strict=True):

@@ -11,22 +11,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import pickle
 import random
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.user_code import contract, schema_maker
+from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
 from rloo_pipeline.user_code.messages import MessageSocket, encode_report
 from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, signature_of
-from rloo_pipeline.user_code.worker import only_in
+from rloo_pipeline.user_code.worker import CallerOfUserCode, only_in
 
 ANSWER_CHARACTERS = 1 << 16
 """Maximum length of an answer in characters; the rest is cut, and the answer says so."""
@@ -38,7 +36,7 @@ class BeginEpisode(NamedTuple):
     """Request: seed this process; reset the environment, if there is one. An episode without one is not answered."""
 
     environment: str | None
-    row: dict[str, Any]
+    row: Mapping[str, Any]
     seed: int
 
 
@@ -50,6 +48,9 @@ class CallTools(NamedTuple):
 
 class FinishEpisode(NamedTuple):
     """Request: the reward and the state."""
+
+    completion: list[dict[str, Any]] = []  # noqa: RUF012 - is not changed
+    """Messages of the episode after the prompt."""
 
 
 class DescribeTools(NamedTuple):
@@ -102,20 +103,15 @@ def serve(file: int, code: EnvironmentCode) -> None:
             send(done)
 
 
-class Episode:
-    """One environment, or the tools without one, and what is asked of it."""
+class Episode(CallerOfUserCode):
+    """An environment, or the tools if there is none, and the answers to requests."""
 
     def __init__(self, code: EnvironmentCode) -> None:
+        super().__init__()
         self.code = code
         self.reference = ""
         self.environment: Any = None
         self.tools: dict[str, Callable[..., Any]] = {name: tool for name, (_, tool) in code.tools.items()}
-        self.pid = os.getpid()
-
-    @cached_property
-    def loop(self) -> asyncio.Runner:
-        """One event loop for all calls: clients of services are bound to the loop in which they were created."""
-        return asyncio.Runner()
 
     def handle(self, request: Any, send: Callable[[ToolText], None]) -> RequestDone | None:
         """Answers one request.
@@ -128,9 +124,9 @@ class Episode:
         if isinstance(request, CallTools):
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
-            return self.finish()
-        if request.schema_file or not schema_maker.OF_TYPES & sys.modules.keys():
-            schema_maker.load(request.schema_file or schema_maker.installed_file())
+            return self.finish(request.completion)
+        if request.schema_file or not contract.OF_TYPES & sys.modules.keys():
+            contract.load_schema_maker(request.schema_file or contract.schema_file())
         return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
@@ -198,11 +194,12 @@ class Episode:
     async def _gather(self, calls: list[Any]) -> list[Any]:
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    def finish(self) -> RequestDone:
+    def finish(self, completion: list[dict[str, Any]]) -> RequestDone:
         """The reward of the environment, if it gives one, and its state."""
         method = getattr(self.environment, "get_reward", None)
         try:
-            reward = self._run(method) if method else None
+            named = signature_of(method).takes({"completion": completion}) if method else ()
+            reward = self._run(method, **dict.fromkeys(named, completion)) if method else None
         except Exception as error:
             return self._lost("get_reward", error)._replace(state=state_of(self.environment))
         try:

@@ -8,19 +8,24 @@ import pickle
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
+from typing import IO
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, printable
 from rloo_pipeline.user_code import confinement, fork_server
 from rloo_pipeline.user_code.confinement import Confinement
-from rloo_pipeline.user_code.printed_text import PrintedText
 from rloo_pipeline.user_code.sandbox import sandbox
 from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 SIGNALLED = 128
 """Bubblewrap and Apptainer exit with this plus the number of the signal that ended the process."""
+MOST_BYTES = 1 << 24
+"""Maximum number of bytes to copy of what they print; the rest is read and dropped, so that none waits for the pipe."""
+END_SECONDS = 5.0
+"""Longest wait for remaining output, if a process that outlives the others keeps the pipe open."""
 
 
 class ForkServerProcess:
@@ -32,7 +37,7 @@ class ForkServerProcess:
         Args:
             environments: import strings by name.
             tools: import strings of functions.
-            where: it runs.
+            where: sandbox, image or Python in which it runs.
             workers: most episodes at a time.
 
         Raises:
@@ -139,3 +144,36 @@ class ForkServerProcess:
         sandbox.end(self.process, apptainer=bool(self.where.image))
         if self.printed is not None:
             self.printed.close()
+
+
+class PrintedText:
+    """Copies what processes in a sandbox or image print from a pipe to this process's stderr, in a thread.
+
+    They hold no file of this process: not its log, which they could cut, nor its terminal, which they could read.
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.pipe = pipe
+        self._copied, self._tail = 0, b""
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        while part := os.read(self.pipe.fileno(), 1 << 16):
+            self._tail = (self._tail + part)[-2000:]
+            text = part.decode(errors="replace")[: MOST_BYTES - self._copied]
+            self._copied += len(text)
+            if text:
+                os.write(2, printable(text).encode())
+
+    def last_line(self) -> str:
+        """The last line, once the processes have ended."""
+        self._thread.join(END_SECONDS)
+        lines = self._tail.decode(errors="replace").split("\n")
+        return next((printable(line).strip() for line in reversed(lines) if line.strip()), "")
+
+    def close(self) -> None:
+        """Waits for the rest."""
+        self._thread.join(END_SECONDS)
+        if not self._thread.is_alive():
+            self.pipe.close()

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.user_code.messages import CallBatch, Done, Failed
+from rloo_pipeline.user_code.messages import CallBatch, Done, Failed, TimedCall
 from rloo_pipeline.user_code.reward_call import OTHERS, OWN_ARGUMENTS, Signature, rows_text
 from rloo_pipeline.user_code.score_batch import FunctionScores
 
@@ -146,14 +146,14 @@ class ScoringJob:
 
     def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:
         assert self.signature
-        first, end, number = calls[0].rows.start, calls[-1].rows.stop, self._number
+        first, end = calls[0].rows.start, calls[-1].rows.stop
+        numbered = dict(enumerate(calls, self._number))
         self._number += len(calls)
-        self.under_way.update(zip(range(number, self._number), calls, strict=True))
+        self.under_way |= numbered
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
         columns = {name: self.offered[name][first:end] for name in names}
-        counts = [len(call.rows) for call in calls]
-        deadlines = [*map(self._deadline, counts)]
-        return CallBatch(number, first, counts, deadlines, columns, self.constants, at_once)
+        timed = {number: TimedCall(call.rows, self._deadline(len(call.rows))) for number, call in numbered.items()}
+        return CallBatch(timed, columns, self.constants, at_once)
 
     def _deadline(self, rows: int) -> float:
         return self.reward.timeout * (1 if self.reward.batch == "rows" else rows)

@@ -15,7 +15,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.reward_call import Scores, Signature
@@ -42,18 +42,20 @@ class Broken(NamedTuple):
     message: str
 
 
+class TimedCall(NamedTuple):
+    """A call, and its time limit."""
+
+    rows: range
+    """Rows of the table."""
+    seconds: float
+    """An async call stops itself then; a worker with any other call is killed by the parent."""
+
+
 class CallBatch(NamedTuple):
-    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function.
+    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function."""
 
-    Calls have consecutive numbers from `number`, and neighbouring rows of the table from `first`.
-    """
-
-    number: int
-    first: int
-    counts: list[int]
-    """Rows of each call."""
-    deadlines: list[float]
-    """Seconds for each call. An async call stops itself then; a worker with any other call is killed by the parent."""
+    calls: dict[int, TimedCall]
+    """Calls of neighbouring rows, in order, by number."""
     columns: dict[str, list[Any]]
     """Arguments with one entry per row, for the rows of all calls."""
     constants: dict[str, Any]
@@ -96,6 +98,9 @@ KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
 """Messages that a worker sends, by name."""
 TRACEBACK_CHARACTERS = 20_000
 """Maximum number of characters that are sent of a traceback, from its end."""
+NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
+"""Description of code that disturbed its connection, phrased to follow the name of a function."""
+CLOSED = "closed a file descriptor that belongs to the process that calls it"
 READ_SECONDS = 1.0
 """Longest time for which the parent reads from one worker without a break."""
 
@@ -213,3 +218,29 @@ class MessageSocket:
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
+
+
+class UserCodeProcess:
+    """A process with code of users at the other end of a socket, which it may close, or write anything into."""
+
+    def __init__(self, file: int) -> None:
+        self.channel = MessageSocket(file)
+        self.fault: str | None = None
+        """How the connection broke, NO_MESSAGE or CLOSED; None while it works."""
+
+    def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> None:
+        """Reads the messages that are here, unless the connection is broken.
+
+        Args:
+            limit: maximum size of a message in bytes.
+            kinds: types of messages by name.
+            record: called with each message; raises BadMessageError for one that cannot be.
+        """
+        try:
+            for report in () if self.fault else self.channel.arrived(limit):
+                for message in decode_report(report, kinds):
+                    record(message)
+        except BadMessageError:
+            self.fault = NO_MESSAGE
+        except EOFError:
+            self.fault = CLOSED

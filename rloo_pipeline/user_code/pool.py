@@ -30,12 +30,22 @@ from rloo_pipeline.user_code.episode import (
     error_text,
 )
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
-from rloo_pipeline.user_code.worker_process import describe_exit
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools, and for making their schemas."""
 SCHEMAS = -1
 """Number of the process that makes schemas, in the place of an episode."""
+
+
+class OpenEpisode:
+    """An episode that has begun and is not finished."""
+
+    def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
+        self.environment, self.row, self.seed = environment, row, seed
+        self.calls = 0
+        """Calls so far, if there is no environment."""
+        self.lost: str | None = None
+        """Why it cannot go on."""
 
 
 class EnvironmentPool:
@@ -56,7 +66,7 @@ class EnvironmentPool:
             tools: import strings of functions.
             workers: most processes at a time.
             timeout: seconds for `reset`, for each call of a tool, and for the reward.
-            where: the processes run.
+            where: sandbox, image or Python in which the processes run.
 
         Raises:
             UserError: they cannot run there.
@@ -64,16 +74,13 @@ class EnvironmentPool:
         self.names = contract.by_name(environment)
         self.workers, self.timeout = workers, timeout
         self._mapping = isinstance(environment, Mapping)
-        self._rows: dict[int, tuple[str | None, dict[str, Any], int]] = {}
-        """Environment, row and seed of each episode."""
-        self._turns: dict[int, int] = {}
-        """Calls so far of each episode without an environment."""
+        self._episodes: dict[int, OpenEpisode] = {}
         self._open: dict[int, Connection] = {}
+        """The processes of episodes that have one."""
         self._ending: set[int] = set()
         """Processes that were told to end and have not ended."""
         self._queue: deque[tuple[int, str, Any]] = deque()
         self._answers: list[Answer] = []
-        self._lost: dict[int, str] = {}
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
@@ -84,7 +91,7 @@ class EnvironmentPool:
 
     def __exit__(self, *_: object) -> None:
         for connection in self._open.values():
-            connection.close()
+            connection.channel.close()
         self._fork_server.end()
 
     def check(self) -> None:
@@ -134,9 +141,8 @@ class EnvironmentPool:
         """
         name = self._environment_of(row)
         columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
-        self._rows[episode] = name, columns, seed
+        self._episodes[episode] = OpenEpisode(name, columns, seed)
         if name is None:
-            self._turns[episode] = 0
             self._answers.append(Answer(episode, "reset"))
         else:
             self._queue.append((episode, "reset", None))
@@ -150,29 +156,26 @@ class EnvironmentPool:
         """
         self._request(episode, "call", CallTools(list(calls)))
 
-    def finish(self, episode: int) -> None:
-        """Ends an episode; its answer has the reward and the state."""
-        self._request(episode, "finish", FinishEpisode())
+    def finish(self, episode: int, completion: Sequence[dict[str, Any]] = ()) -> None:
+        """Ends an episode; its answer has the reward and the state.
 
-    def _request(self, episode: int, kind: str, request: Any) -> None:
-        if episode in self._lost:
-            texts = [error_text(f"the environment has ended: {self._lost[episode]}")] * len(
-                getattr(request, "calls", ())
-            )
-            self._answers.append(Answer(episode, kind, tuple(texts), (True,) * len(texts), lost=self._lost[episode]))
-        elif self._rows[episode][0] is not None:
-            self._open[episode].send(kind, request, self.timeout)
-            return
-        elif kind == "call":
-            self._queue.append((episode, kind, request))
-        else:
-            self._answers.append(Answer(episode, kind))
-        if kind == "finish":
-            self._forget(episode)
+        Args:
+            episode: its number.
+            completion: the messages after the prompt, for a `get_reward` that names them.
+        """
+        self._request(episode, "finish", FinishEpisode(list(completion)))
 
-    def _forget(self, episode: int) -> None:
-        for table in (self._rows, self._turns, self._lost):
-            table.pop(episode, None)
+    def _request(self, number: int, kind: str, request: Any) -> None:
+        episode = self._episodes[number]
+        if episode.lost is None and episode.environment is not None:
+            self._open[number].send(kind, request, self.timeout)
+        elif episode.lost is None and kind == "call":
+            self._queue.append((number, kind, request))
+        else:  # it has no process
+            texts = (error_text(f"the environment has ended: {episode.lost}"),) * len(getattr(request, "calls", ()))
+            self._answers.append(Answer(number, kind, texts, (True,) * len(texts), lost=episode.lost))
+            if kind == "finish":
+                del self._episodes[number]
 
     @property
     def waiting(self) -> int:
@@ -181,7 +184,7 @@ class EnvironmentPool:
         return len(self._queue) + len(self._answers) + under_way
 
     def ready(self, timeout: float) -> list[Answer]:
-        """The answers that came; waits for one at most `timeout` seconds, and not at all if nothing is asked.
+        """The answers that have arrived. Waits at most `timeout` seconds for one, and not at all without a request.
 
         Raises:
             UserError: the code cannot be imported or does not keep the contract, so that no episode can be played.
@@ -194,98 +197,86 @@ class EnvironmentPool:
         return answers
 
     def _step(self, seconds: float) -> None:
-        """Starts what waits for a process, waits for messages, and handles them and what is late."""
+        """Forks processes for requests that wait, waits for messages, and handles these and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.channel.file for one in self._open.values() if not one.closed]
+        files: list[Any] = [one.channel.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
-            if self._fork_server.ready and (done := connection.read()):
+            if self._fork_server.ready and (done := connection.done()):
                 self._finish_request(episode, connection, done)
-        self._read_fork_server()
+        for serial, code in self._fork_server.ended():
+            self._ended(serial, code)
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
                 self._lose(episode, connection.late())
 
     def _fork_waiting(self) -> None:
-        for _ in range(len(self._queue)):
+        for _ in range(len(self._queue) if self._fork_server.ready else 0):
             if len(self._open.keys() - {SCHEMAS}) + len(self._ending) >= self.workers:
                 break
-            episode, kind, request = self._queue.popleft()
-            name, row, seed = self._rows[episode]
-            if name is None:
-                self._turns[episode] += 1
-                begin = BeginEpisode(None, {}, seeds.derive(seed, "call", self._turns[episode]))
-                self._fork(episode, kind, self.timeout, [begin, request])
-            else:
-                self._fork(episode, kind, self.timeout, [BeginEpisode(name, row, seed)])
+            number, kind, request = self._queue.popleft()
+            episode = self._episodes[number]
+            requests = [BeginEpisode(episode.environment, episode.row, episode.seed)]
+            if episode.environment is None:
+                episode.calls += 1
+                requests = [BeginEpisode(None, {}, seeds.derive(episode.seed, "call", episode.calls)), request]
+            self._fork(number, kind, self.timeout, requests)
 
-    def _fork(self, episode: int, kind: str, timeout: float, requests: list[Any]) -> None:
+    def _fork(self, episode: int, kind: str, timeout: float, requests: Sequence[Any]) -> None:
         parent, child = socket.socketpair()
         self._serial += 1
         connection = self._open[episode] = Connection(episode, self._serial, parent.detach())
         self._fork_server.tell("open", self._serial, [child.fileno()])
         child.close()
         for request in requests:
-            connection.send(kind, request, timeout if self._fork_server.ready else IMPORT_SECONDS)
-
-    def _read_fork_server(self) -> None:
-        was_ready = self._fork_server.ready
-        ended = self._fork_server.ended()
-        if self._fork_server.ready and not was_ready:
-            for connection in self._open.values():
-                connection.restart_clock(self.timeout)
-        for serial, code in ended:
-            self._ended(serial, code)
+            connection.send(kind, request, timeout)
 
     def _ended(self, serial: int, code: int) -> None:
         self._ending.discard(serial)
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
-                if done := connection.read():
+                if done := connection.done():
                     self._finish_request(episode, connection, done)
                 else:
-                    self._lose(episode, connection.fault or describe_exit(code), ended=True)
+                    self._lose(episode, connection.exit(code), ended=True)
 
     def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
         if done.bad:
             raise UserError(done.bad)
-        if done.tools is not None:
+        if done.tools is None:
+            self._answer(connection.answer(done))
+        else:
             self._sets = done.tools
             self._close(episode)
-            return
-        answer = connection.answer(done)
-        self._answers.append(answer)
-        if done.lost and answer.request != "finish":
-            self._lost[episode] = done.lost
-        if done.lost or answer.request == "finish" or self._rows[episode][0] is None:
-            self._close(episode)
-        if answer.request == "finish":
-            self._forget(episode)
 
-    def _lose(self, episode: int, cause: str, ended: bool = False) -> None:
-        """Answers a request whose process died or is late."""
-        connection = self._open[episode]
-        if episode == SCHEMAS:
+    def _lose(self, number: int, cause: str, ended: bool = False) -> None:
+        """Answers the request of an episode whose process died or is late."""
+        connection = self._open[number]
+        if number == SCHEMAS:
             raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
+        episode = self._episodes[number]
         if connection.request is not None:
-            error = f"{connection.place_of_fault()} {cause}"
-            alone = self._rows[episode][0] is None
-            answer = connection.failed(error, lost=None if alone else error)
-            self._answers.append(answer)
-            if answer.request == "finish":
-                self._forget(episode)
-            elif answer.lost:
-                self._lost[episode] = answer.lost
+            self._answer(connection.failed(cause, loses=episode.environment is not None), ended)
         else:
-            self._lost[episode] = f"its process {cause} between calls"
-        self._close(episode, ended)
+            episode.lost = f"its process {cause} between calls"
+            self._close(number, ended)
+
+    def _answer(self, answer: Answer, ended: bool = False) -> None:
+        """Passes an answer on, and ends a process that its episode does not need any more."""
+        self._answers.append(answer)
+        episode = self._episodes[answer.episode]
+        episode.lost = answer.lost
+        if answer.request == "finish":
+            del self._episodes[answer.episode]
+        if answer.lost or answer.request == "finish" or episode.environment is None:
+            self._close(answer.episode, ended)
 
     def _close(self, episode: int, ended: bool = False) -> None:
         connection = self._open.pop(episode)
-        connection.close()
+        connection.channel.close()
         if not ended:
             self._ending.add(connection.serial)
             self._fork_server.tell("kill", connection.serial)

@@ -111,7 +111,7 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
     channel.send(encode_report([Ready(signature)]))
     gc.collect()
     gc.freeze()  # the loaded modules stay: the collector need not scan them again
-    caller = _Caller(function, start, channel, board)
+    scorer = _Scorer(function, start, channel, board)
     while True:
         channel.receive()
         with open(batch_file, "rb", closefd=False) as file:
@@ -120,27 +120,25 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
-            caller.loop.run(caller.call_concurrently(list(calls), batch.at_once))
+            scorer.loop.run(scorer.call_concurrently(list(calls), batch.at_once))
         else:
-            caller.call_in_turn(calls)
+            scorer.call_in_turn(calls)
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    number, start = batch.number, 0
     columns = [(name, _apart(values)) for name, values in batch.columns.items()]
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
-    for count, deadline in zip(batch.counts, batch.deadlines, strict=True):
-        end = start + count
-        arguments = {name: values[start:end] for name, values in columns}
+    first = next(iter(batch.calls.values())).rows.start
+    for number, (rows, deadline) in batch.calls.items():
+        arguments = {name: values[rows.start - first : rows.stop - first] for name, values in columns}
         arguments.update(constants)
         if mutable:  # a function may change its arguments, and the next call must not see that
             arguments.update(copy.deepcopy(mutable))
-        yield Call(number, range(batch.first + start, batch.first + end), arguments, deadline)
-        number, start = number + 1, end
+        yield Call(number, rows, arguments, deadline)
 
 
 def _apart(values: list[Any]) -> list[Any]:
-    """Values of which no two are one list or dict, as the rows of a prompt have them: a function may change its own."""
+    """Copies lists and dicts that several rows share, as the rows of a prompt do, since a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()
     for value in values:
@@ -175,11 +173,10 @@ def only_in(process: int) -> Iterator[None]:
             os._exit(0)
 
 
-class _Caller:
-    """Makes the calls of one function and sends their results."""
+class CallerOfUserCode:
+    """Calls functions of users in this process."""
 
-    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
-        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
+    def __init__(self) -> None:
         self.pid = os.getpid()
 
     @cached_property
@@ -188,6 +185,14 @@ class _Caller:
         import asyncio
 
         return asyncio.Runner()
+
+
+class _Scorer(CallerOfUserCode):
+    """Makes the calls of one reward function and sends their results."""
+
+    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
+        super().__init__()
+        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after the other on this thread."""

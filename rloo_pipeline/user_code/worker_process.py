@@ -17,23 +17,24 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from itertools import accumulate, pairwise, starmap
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.runtime import process_end
 from rloo_pipeline.user_code.messages import (
+    CLOSED,
+    KINDS,
     BadMessageError,
     Began,
     CallBatch,
     Done,
     Failed,
     Message,
-    MessageSocket,
     Ready,
     Start,
-    decode_report,
+    TimedCall,
+    UserCodeProcess,
 )
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.worker import StatusBoard, main
@@ -44,6 +45,8 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 """The hash seed is the same in every worker, so sets of strings have one order and scores do not depend on the number
 of workers.
 """
+OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME")
+"""Variables that another Python does not get."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
 """Linux, prctl(2): descendants whose parent dies become children of this process."""
@@ -51,21 +54,18 @@ MARK = "RLOO_SCORED_BY"
 """Variable in the environment of workers and of all that they start: the process that scores."""
 GRACE = 2.0
 """Seconds after its deadline in which an async call may stop itself, unless it blocks the event loop."""
-NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
-"""Description of a function that disturbed the connection, phrased to follow the function's name."""
-CLOSED = "closed a file descriptor that belongs to the process that calls it"
 MESSAGE_BYTES, CALL_BYTES, ROW_BYTES = 1 << 20, 1 << 18, 1 << 13
 """Maximum size of a message in bytes: a base, plus more for each call (a traceback) and row (a reason) in it."""
 EXIT_SECONDS = 5.0
 """Seconds in which a dismissed worker may exit by itself."""
 
 
-class WorkerProcess:
+class WorkerProcess(UserCodeProcess):
     """One process that calls one reward function."""
 
     def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
         parent_end, worker_end = socket.socketpair()
-        self.channel = MessageSocket(parent_end.detach())
+        super().__init__(parent_end.detach())
         self.batch_file = os.fdopen(os.memfd_create("batch"), "wb")
         board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
@@ -84,15 +84,11 @@ class WorkerProcess:
         os.close(board_file)
         self.signature: Signature | None = None
         """The function's parameters; None until the function is loaded."""
-        self.calls: dict[int, float] = {}
-        """Calls that were sent and are not done, in order: number and deadline in seconds."""
+        self.calls: dict[int, TimedCall] = {}
+        """Calls that were sent and are not done, in order, by number."""
         self._began: dict[int, float] = {}
         """Start of each async call under way."""
-        self._rows: dict[int, range] = {}
-        """The rows of each call that was sent."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
-        self.fault: str | None = None
-        """Description of how the function broke the connection; None while it works."""
         self.since = time.monotonic()
         self._send(pickle.dumps(Start(function, options, os.getpid())))
 
@@ -106,13 +102,10 @@ class WorkerProcess:
 
         They go through a file in memory: a socket's buffer is small, so the sender would block until the worker reads.
         """
-        numbers = range(batch.number, batch.number + len(batch.deadlines))
-        self.calls = dict(zip(numbers, batch.deadlines, strict=True))
-        ends = list(accumulate(batch.counts, initial=batch.first))
-        self._rows = dict(zip(numbers, starmap(range, pairwise(ends)), strict=True))
-        self._limit = MESSAGE_BYTES + CALL_BYTES * len(ends) + ROW_BYTES * (ends[-1] - ends[0])
+        self.calls = dict(batch.calls)
+        self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
         self._start = time.monotonic()
-        self._end = self._start + sum(batch.deadlines) + GRACE
+        self._end = self._start + sum(call.seconds for call in self.calls.values()) + GRACE
         self.batch_file.seek(0)
         pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
         self.batch_file.flush()
@@ -132,18 +125,11 @@ class WorkerProcess:
 
     def messages(self) -> list[Message] | None:
         """New messages of the worker; None when it is dead or its connection disturbed (`fault`)."""
-        if self.fault:
-            return None
         messages: list[Message] = []
         ended = self.process.poll() is not None  # before reading: messages of a dead worker are still to be read
-        try:
-            for report in self.channel.arrived(self._limit):
-                messages.extend(map(self._recorded, decode_report(report)))  # keeps those before a refused one
-        except BadMessageError:
-            self.fault = NO_MESSAGE
-        except EOFError:
-            ended = self._has_exited()
-            self.fault = None if ended else CLOSED
+        self.read(self._limit, KINDS, lambda message: messages.append(self._recorded(message)))
+        if self.fault is CLOSED and self._has_exited():
+            ended, self.fault = True, None
         return None if (ended or self.fault) and not messages else messages
 
     def _has_exited(self) -> bool:
@@ -172,7 +158,7 @@ class WorkerProcess:
         return message
 
     def _check(self, done: Done) -> None:
-        rows = [self._rows[number] for number in done.numbers]
+        rows = [self.calls[number].rows for number in done.numbers]
         fits = len(done.seconds) == len(rows) and [*map(len, done.scores)] == [*map(len, rows)]
         if not (fits and all(any(row in part for part in rows) for row in done.notes)):
             raise BadMessageError
@@ -184,7 +170,7 @@ class WorkerProcess:
 
     def next_end(self) -> float:
         """Next deadline of a call, on the monotonic clock."""
-        ends = (began + self.calls[number] for number, began in self.began().items())
+        ends = (began + self.calls[number].seconds for number, began in self.began().items())
         last = self._end if self.calls else float("inf")
         return min([last, *ends]) + (GRACE if self.signature and self.signature.asynchronous else 0.0)
 
@@ -230,7 +216,7 @@ def end_orphans(others: frozenset[int]) -> None:
     They are known by the mark in their environment, or, without it, by a session that is not this process's.
 
     Args:
-        others: children that are none, from `adopt_orphans`.
+        others: the children that this process had when it called `adopt_orphans`.
     """
     mark = f"{MARK}={os.getpid()}".encode()
     while orphans := [

@@ -8,7 +8,6 @@ it, however that ends, and when a client is killed before its answer.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import select
@@ -26,7 +25,6 @@ from rloo_pipeline.runtime import (
     devices,
     environment,
     gpu_claims,
-    import_shims,
     output,
     scratch,
 )
@@ -37,12 +35,18 @@ REQUEST_SECONDS = 10.0
 
 
 def serve(
-    run: Callable[[list[str]], None], path: Path, controller: int, threads: int | None = None, after: str | None = None
+    run: Callable[[list[str]], None],
+    import_engine: Callable[[str], None],
+    path: Path,
+    controller: int,
+    threads: int | None = None,
+    after: str | None = None,
 ) -> None:
     """Serves requests on `path` until the process `controller` ends.
 
     Args:
         run: runs `rloo` with these arguments and exits as the command does.
+        import_engine: imports in advance what the first stage of a role needs.
         path: socket in a folder that only the user can enter.
         controller: id of the Snakemake process.
         threads: CPU threads of an engine whose libraries to import before the first stage; None to import none.
@@ -60,7 +64,8 @@ def serve(
         if threads:
             while after and not (_has_request(listener) or any(path.parent.glob(f"{after}-*.lock"))):
                 pass
-            _import_engine(path.name.partition("-")[0], threads)
+            environment.use_threads(threads)
+            import_engine(path.name.partition("-")[0])
         while True:
             connection, _ = listener.accept()
             with connection:
@@ -75,18 +80,6 @@ def serve(
 def _has_request(listener: socket.socket) -> bool:
     """True if a client connects within 0.2 s."""
     return bool(select.select([listener], [], [], 0.2)[0])
-
-
-def _import_engine(role: str, threads: int) -> None:
-    """Imports in advance what the first stage of this role needs."""
-    environment.use_threads(threads)
-    if role == "sampler":
-        import_shims.import_vllm()
-        importlib.import_module("vllm.entrypoints.llm")
-    else:
-        from rloo_pipeline.training import engine
-
-        engine.import_libraries()
 
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:

@@ -52,6 +52,55 @@ def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_p
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
 
 
+SEVERAL = {
+    "algorithm": {
+        "preset": "clip_cov",
+        "clip_cov_ratio": 0.2,
+        "clip_cov_lb": 0.0,
+        "top_entropy_quantile": 0.5,
+        "teacher": {**DISTILLED["algorithm"]["teacher"], "top_k": 4, "beta": 0.5, "weight": 0.3},
+    },
+    "rollout": {"generation_kwargs": {"repetition_detection": {"max_pattern_size": 2, "min_count": 4}}},
+}
+
+
+@pytest.mark.long
+def test_a_run_with_a_teachers_likeliest_tokens_and_a_choice_of_tokens_goes_on_to_the_same_bytes(tmp_path) -> None:
+    project = Project(tmp_path / "project")
+    outcome = project.snakemake("--cores", "2", **SEVERAL)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    run = project.folder / "results" / "mini"
+    rollouts, teacher = (read(run / f"rounds/00002/{kind}") for kind in ("rollouts", "teacher"))
+    metrics = json.loads((run / "rounds/00002/metrics.json").read_text())
+    assert metrics["teacher/kl"] == pytest.approx(divergence(run, rollouts, teacher), rel=1e-4)
+    assert metrics["clip_ratio/high_mean"] > 0
+    assert metrics["grad_norm"] > 0
+    before = project.files("policies/**/*") | project.files("rounds/**/*")
+    again = Project(tmp_path / "again").take(project, *SECOND_ROUND)
+    outcome = again.snakemake("--cores", "2", **SEVERAL)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert again.files("policies/**/*") | again.files("rounds/**/*") == before
+
+
+def divergence(run, rollouts: pa.Table, teacher: pa.Table) -> float:
+    """The Jensen–Shannon divergence of policy 1 from the teacher, per token, by plain transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, total, tokens = AutoModelForCausalLM.from_pretrained(run / "policies/00001"), 0.0, 0
+    for row, top in zip(rollouts.to_pylist(), teacher.to_pylist(), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([row["prompt_ids"] + row["completion_ids"]])).logits
+        probs = logits[0, len(row["prompt_ids"]) - 1 : -1].double().softmax(-1)
+        ids = torch.tensor(top["top_ids"]).view(-1, 4)
+        q, p = probs.gather(-1, ids), torch.tensor(top["top_logps"]).double().exp().view(-1, 4)
+        q, p = (torch.cat([each, (1 - each.sum(-1, keepdim=True)).clamp(min=1e-6)], -1) for each in (q, p))
+        middle = (p + q) / 2
+        total += 0.5 * float((p * (p / middle).log() + q * (q / middle).log()).sum())
+        tokens += len(ids)
+    return total / tokens
+
+
 def read(folder) -> pa.Table:
     """All shards of a table."""
     return pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])

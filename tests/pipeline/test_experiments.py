@@ -10,7 +10,6 @@ import rloo_pipeline
 
 SMALL = {
     "rounds": 1,
-    "workers": "never",
     "algorithm": {"beta": 0},
     "rollout": {"shards": 1},
 }

@@ -31,7 +31,6 @@ ROW = """
         "count_words",
         "rounds/{round}/words.json",
         decides=_whole("seed"),
-        watched=True,
         box=(5, 315),
         after=("rollout",),
     ),

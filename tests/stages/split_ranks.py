@@ -5,6 +5,7 @@ Takes some steps, writes the policy to OUTPUT and, from each rank, its peak of m
 
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.training import forward_only, split_loading
+from rloo_pipeline.training import forward_only, split_loading, weight_files
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
-ROWS, LENGTH = 8, 24
+ROWS, LENGTH, TOP_K = 8, 24, 3
 IDS = torch.randint(4, 20, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
 SEQUENCES = Sequences([row[:6] for row in IDS], [row[6:] for row in IDS])
 
@@ -44,19 +45,27 @@ def step(engine: Engine) -> None:
 
 
 def logps(folder: Path, split: bool) -> forward_only.TokenValues:
-    """Log-probs and entropies under a policy, several micro-batches, an odd number of them."""
+    """Log-probs, entropies and the likeliest tokens under a policy, several micro-batches, an odd number of them."""
     model = forward_only.load(Policy(folder), "float32", split)
     if split:
         assert all(hasattr(weights, "ds_id") for weights in model.parameters())
     odd_count = Sequences(SEQUENCES.prompts[1:], SEQUENCES.completions[1:])
-    return forward_only.score(TokenLogProbs(model, 0.7), odd_count, LENGTH, "log-probs", entropies=True)
+    module = TokenLogProbs(model, 0.7)
+    top = forward_only.score(module, odd_count, LENGTH, "log-probs", top_k=TOP_K)
+    values = forward_only.score(module, odd_count, LENGTH, "log-probs", entropies=True)
+    return values._replace(top_logps=top.top_logps, top_ids=top.top_ids)
 
 
 if __name__ == "__main__":
     model, output, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    split_loading.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else split_loading.SHARD
+    weight_files.SHARD = int(sys.argv[4]) if len(sys.argv) > 4 else weight_files.SHARD
     engine = run(model, output, steps)
     if len(sys.argv) > 4:
+        if engine.rank.first:
+            time.sleep(0.5)
+            Path(f"{output}.checked").touch()
+        split_loading.start_ranks()
+        assert Path(f"{output}.checked").exists(), "no rank loads before all have checked their part of the files"
         values = logps(output, split=True)
         if engine.rank.first:
             torch.save(tuple(values), f"{output}.logps")

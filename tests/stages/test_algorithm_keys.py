@@ -4,6 +4,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from helpers import Round, mini, succeeded
 
 from rloo_pipeline.artifacts.files import read_artifact
@@ -254,6 +255,37 @@ def test_two_rounds_with_a_loss_of_the_user_are_those_of_the_same_built_in_loss(
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
     assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-5)
     assert first["grad_norm"] > 0
+
+
+CHOICES = {
+    "clip_cov": {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0},
+    "kl_cov": {"kl_cov_ratio": 0.2, "kl_cov_coef": 0.5},
+    "top_entropy": {"top_entropy_quantile": 0.3},
+}
+
+
+@pytest.mark.parametrize("preset", CHOICES)
+def test_two_rounds_choose_the_same_tokens_in_micro_batches_of_any_size_and_on_two_ranks(
+    tmp_path, tiny_model, preset
+) -> None:
+    algorithm = {"preset": preset, "steps_per_generation": 2, **CHOICES[preset]}
+    layouts = {"one": {}, "small": {"max_tokens_per_micro_batch": 60}, "ranks": {"processes": 2}}
+    runs = {name: Round(tmp_path / name, tiny_model, algorithm=algorithm, deepspeed=layouts[name]) for name in layouts}
+    for run in runs.values():
+        for number in (1, 2):
+            run.write(number)
+            for outcome in run.update_by_ranks(number) if run is runs["ranks"] else [run.update(number)]:
+                assert outcome.returncode == 0, outcome.stderr
+    first = metrics(runs["one"], 2)
+    assert first["grad_norm"] > 0
+    assert preset != "clip_cov" or first["clip_ratio/high_mean"] > 0.19
+    for run in runs.values():
+        again = metrics(run, 2)
+        for name in ("loss", "grad_norm", "clip_ratio/high_mean"):
+            assert again[name] == pytest.approx(first[name], rel=1e-3, abs=1e-6)
+        assert all(
+            torch.allclose(weights, run.weights(2)[name], atol=1e-4) for name, weights in runs["one"].weights(2).items()
+        )
 
 
 @pytest.mark.long

@@ -18,19 +18,21 @@ from rloo_pipeline.training.packing import Sequences
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
 SEQUENCES = Sequences([[5, 6, 7]] * 2, [[8, 9, 10], [11, 12]])
+SEQUENCES_MASK = torch.tensor([[True, True, True], [True, True, False]])
 
 
-def log_probs(engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Old log-probs, computed twice, and the log-probs in an optimizer step."""
-    step_logps = []
+def log_probs(engine: Engine) -> list[torch.Tensor]:
+    """Old log-probs, computed three times, and the log-probs in an optimizer step; then entropies of the last two."""
+    in_step: list[torch.Tensor] = []
 
-    def loss_of(_, logps, mask, __):
-        step_logps.append(logps.detach().clone())
+    def loss_of(_, logps, mask, entropy):
+        in_step.extend((logps.detach().clone(), entropy.clone()))
         return (logps * mask).sum()
 
     old = [engine.logps(SEQUENCES, 100, lambda _: None) for _ in range(2)]
+    logps, entropies = engine.logps_and_entropies(SEQUENCES, 1, lambda _: None)
     engine.step(SEQUENCES, range(2), 100, loss_of, lambda _: None)
-    return *old, step_logps[0]
+    return [*old, logps, in_step[0], entropies, in_step[1]]
 
 
 @pytest.mark.parametrize("dropout", ["nowhere", "by the model", "of the adapter"])
@@ -43,13 +45,17 @@ def test_a_step_and_its_old_log_probs_both_have_dropout_or_neither_has(tmp_path,
             for name, weights in engine.model.named_parameters():
                 if "lora_B" in name:
                     weights.normal_()
-    first, again, stepped = log_probs(engine)
+    first, again, with_entropies, stepped, entropies, of_step = log_probs(engine)
     if dropout == "nowhere":
         torch.testing.assert_close(first, again, rtol=0, atol=0)
         torch.testing.assert_close(first, stepped, rtol=0, atol=1e-6)
+        torch.testing.assert_close(first, with_entropies, rtol=0, atol=1e-5)
+        torch.testing.assert_close(entropies, of_step, rtol=0, atol=1e-5)
+        assert (entropies[SEQUENCES_MASK] > 0).all()
     else:
         assert not torch.equal(first, again), "old log-probs drop something"
         assert not torch.allclose(again, stepped, atol=1e-3), "and so does the step"
+        assert not torch.allclose(entropies, of_step, atol=1e-3), "and the pass for entropies"
 
 
 def test_no_two_micro_batches_drop_the_same_not_even_on_two_ranks(tmp_path, tiny_model) -> None:

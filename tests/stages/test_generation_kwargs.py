@@ -60,6 +60,24 @@ def test_a_stop_cuts_a_completion_and_changes_nothing_before(policy, sample) -> 
     assert all(one.finish_reason == "stop" and "5" not in one.text for one in by_token), "an end token has no text"
 
 
+def test_a_completion_that_repeats_itself_ends_there_and_counts_as_truncated(sample) -> None:
+    whole = sample(allowed_token_ids=[8, 9])
+    ended = sample(allowed_token_ids=[8, 9], repetition_detection={"max_pattern_size": 2, "min_count": 3})
+    for before, after in zip(whole, ended, strict=True):
+        ids = before.ids
+        repeats = (
+            count
+            for count in range(1, len(ids) + 1)
+            for size in (1, 2)
+            if count >= 3 * size and ids[count - 3 * size : count] == ids[count - size : count] * 3
+        )
+        count = next(repeats, None)
+        assert after.ids == ids[:count]
+        assert after.logps == pytest.approx(before.logps[:count], abs=1e-5)
+        assert after.finish_reason == ("length" if count is None or count == LONGEST else "repetition")
+    assert sum(one.finish_reason == "repetition" for one in ended) > len(ended) / 2
+
+
 def allowed(policy: Policy, keys: dict[str, Any], ids: list[int]) -> list[set[int]]:
     """The allowed tokens at each place of a completion."""
     every = set(range(policy.vocabulary))

@@ -11,11 +11,13 @@ import torch
 import yaml
 from helpers import mini
 from safetensors.torch import load_file, save_file
+from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import files, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import split_loading
+from rloo_pipeline.training.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -40,11 +42,26 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
     assert {file.name for file in (tmp_path / "two").iterdir() if file.suffix != ".safetensors"} == others | {
         model_files.INDEX
     }
-    logps, entropies = torch.load(tmp_path / "two.logps")
     whole = split_ranks.logps(tmp_path / "two", split=False)
-    for computed, reference in ((logps, whole.logps), (entropies, whole.entropies)):
-        assert [len(row) for row in computed] == [split_ranks.LENGTH - 6] * 7
+    for number, (computed, reference) in enumerate(zip(torch.load(tmp_path / "two.logps"), whole, strict=True)):
+        values = split_ranks.TOP_K if number > 1 else 1
+        assert [len(row) for row in computed] == [(split_ranks.LENGTH - 6) * values] * 7
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_another_rank_writes_as_soon_as_it_can_stay(tmp_path, tiny_model, monkeypatch) -> None:
+    """transformers removes files of weights that it finds."""
+    engine = Engine(Policy(tiny_model), trainer_settings(), 0)
+    early = "model-00002-of-00002.safetensors"
+
+    def tell(value: object) -> object:
+        if isinstance(value, Path):
+            save_file({"of another rank": torch.ones(1)}, value / early)
+        return value
+
+    monkeypatch.setattr(engine, "from_first", tell)
+    engine.save_policy(tmp_path / "policy")
+    assert "of another rank" in tensors(tmp_path / "policy")
 
 
 @pytest.mark.long

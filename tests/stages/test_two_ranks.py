@@ -1,8 +1,10 @@
 """In bfloat16 two ranks take the same steps as one, to the last bit: gradients are reduced in float32."""
 
+import json
+from pathlib import Path
+
 import forks
 import pytest
-import torch
 import two_ranks
 
 from rloo_pipeline.demo.character_model import tiny_qwen3
@@ -18,24 +20,35 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(model, tmp_path_factory):
-    """Gradient norms and weights of two ranks, in one launch for all cases."""
-    output = tmp_path_factory.mktemp("ranks") / "found.pt"
+def output(model, tmp_path_factory):
+    """What two ranks write, in one launch for all cases."""
+    output = tmp_path_factory.mktemp("ranks")
     for outcome in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]
-    return torch.load(output)
+    return output
+
+
+def of_rank(output: Path, number: int, case: str) -> tuple[list[float], list[str]]:
+    return json.loads((output / f"{number}.json").read_text())[case]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_two_processes_take_the_steps_of_one(model, results, stage) -> None:
-    norms, weights = two_ranks.steps(model, stage, "float32")
-    assert results[stage, "float32"][0] == norms
-    for name, values in results[stage, "float32"][1].items():
-        assert torch.equal(values, weights[name]), name
+def test_two_processes_take_the_steps_of_one_and_write_its_policy_together(model, output, tmp_path, stage) -> None:
+    case = two_ranks.name(stage, "float32")
+    norms, written = two_ranks.steps(model, stage, "float32", tmp_path)
+    (norms_of_two, by_first), (_, by_second) = (of_rank(output, number, case) for number in (0, 1))
+    assert norms_of_two == norms
+    assert contents(output / case) == contents(tmp_path / case)
+    assert sorted(by_first + by_second) == sorted(written), "each file is written once"
+    assert abs(len(by_first) - len(by_second)) < 2 < len(written)
 
 
-def test_sums_in_the_models_format_are_different(results) -> None:
+def test_sums_in_the_models_format_are_different(output) -> None:
     """Otherwise the test above would show nothing."""
-    exact, rounded = (results[1, dtype] for dtype in ("float32", "model"))
-    assert exact[0] != rounded[0]
-    assert any(not torch.equal(values, exact[1][name]) for name, values in rounded[1].items())
+    exact, rounded = (two_ranks.name(1, dtype) for dtype in ("float32", "model"))
+    assert of_rank(output, 0, exact)[0] != of_rank(output, 0, rounded)[0]
+    assert contents(output / exact) != contents(output / rounded)

@@ -1,23 +1,27 @@
 """Optimizer steps in bfloat16 on two ranks (`torchrun two_ranks.py MODEL OUTPUT`) or, without torchrun, on one.
 
-Writes gradient norms and the weights after the steps to OUTPUT, by ZeRO stage and dtype of communication.
+Writes policies to OUTPUT, by ZeRO stage and dtype of communication, each rank also OUTPUT/RANK.json: by the same names
+the gradient norms, and the files of weights that the rank has written.
 """
 
+import json
 import sys
 from pathlib import Path
+from unittest import mock
 
-import torch
 from split_ranks import step
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.runtime import ranks
+from rloo_pipeline.training import weight_files
 from rloo_pipeline.training.engine import Engine
 
 STEPS = 2
 CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
 
 
-def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+def steps(model: Path, zero_stage: int, communication: str, output: Path) -> tuple[list[float], list[str]]:
     """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
     formats = {"dtype": "bfloat16", "communication_data_type": communication}
     engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
@@ -25,11 +29,18 @@ def steps(model: Path, zero_stage: int, communication: str) -> tuple[list[float]
     for _ in range(STEPS):
         step(engine)
         norms.append(engine.grad_norm)
-    return norms, {name: weights.float() for name, weights in engine.weights()}
+    own = mock.Mock(side_effect=weight_files._write)
+    with mock.patch.object(weight_files, "_write", own), mock.patch.object(weight_files, "SHARD", 20_000):
+        engine.save_policy(output / name(zero_stage, communication))
+    return norms, [call.args[1].name for call in own.call_args_list]
+
+
+def name(zero_stage: int, communication: str) -> str:
+    """The name of a case."""
+    return f"{zero_stage}-{communication}"
 
 
 if __name__ == "__main__":
     model, output = map(Path, sys.argv[1:])
-    results = {(stage, dtype): steps(model, stage, dtype) for stage, dtype in CASES}
-    if torch.distributed.get_rank() == 0:
-        torch.save(results, output)
+    results = {name(*case): steps(model, *case, output) for case in CASES}
+    (output / f"{ranks.current().number}.json").write_text(json.dumps(results))

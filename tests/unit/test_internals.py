@@ -1,7 +1,9 @@
 """The files, names and tests in docs/internals.md exist."""
 
+import ast
 import re
 
+import pytest
 from helpers import ROOT
 
 from rloo_pipeline.runtime import guard
@@ -35,3 +37,55 @@ def test_every_guard_exists() -> None:
                 module, _, function = name.partition(".")
                 [file] = package.rglob(f"{module}.py")
                 assert f"def {function}(" in file.read_text(), name
+
+
+ROOMS = {
+    "vllm": {"rollout"},
+    "deepspeed": {"training"},
+    "liger_kernel": {"training/faster_kernels.py"},
+    "lm_eval": {"rollout/lm_eval_model.py", "stages/harness.py"},
+    "snakemake": {
+        "snakemake_ext",
+        "before_run/slurm_checks.py",
+        "cluster/profiles.py",
+        "commands/launch.py",
+        "runtime/guard.py",
+    },
+    "snakemake_executor_plugin_slurm": {"snakemake_ext"},
+}
+"""Where the modules of a library may be imported, so that a new release of it is the work of one room."""
+
+
+def imported(text: str) -> set[str]:
+    """Libraries that a source text imports, also inside functions and by name; not those that only types need."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    names = list[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names.append(
+                node.args[0].value if isinstance(node.args[0], ast.Constant) else ast.unparse(node.args[0])[2:]
+            )
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("library", ROOMS)
+def test_a_library_is_imported_in_its_room_alone(library) -> None:
+    package = ROOT / "rloo_pipeline"
+    files = [file.relative_to(package) for file in package.rglob("*.py") if library in imported(file.read_text())]
+    assert files, "imports are found"
+    outside = [str(file) for file in files if not {file.parts[0], str(file)} & ROOMS[library]]
+    assert outside == []
+
+
+def test_an_import_outside_of_a_room_would_be_found() -> None:
+    late = (
+        'def f():\n    from vllm import LLM\n    import_module("deepspeed.zero")\n    import_module(f"lm_eval.{x}")\n'
+    )
+    assert imported(f"if TYPE_CHECKING:\n    import snakemake\n{late}") == {"vllm", "deepspeed", "lm_eval"}

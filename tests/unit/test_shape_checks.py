@@ -26,7 +26,7 @@ IDS = torch.zeros(2, dtype=torch.long)
         (kl.k3, [LOGPS, torch.zeros(3, 2)]),
         (kl.estimate, ["k1", LOGPS, LOGPS, MASK.float()]),
         (losses, [LOGPS, LOGPS, torch.zeros(3), MASK, "sequence", "ppo", Bounds(0.2, 0.2)]),
-        (packing.pack([[1]], [[2, 3]]).unpack, [torch.zeros(2, 1)]),
+        (packing.pack([[1]], [[2, 3]]).unpack, [torch.zeros(())]),
         (layout.lay_out, [IDS, IDS, IDS, torch.zeros(3, dtype=torch.long)]),
         (attention.packed_attention, [torch.nn.Module(), HEADS, HEADS[:, :, :4], HEADS, None]),
     ],

@@ -33,7 +33,7 @@ class CannedExecutor(Executor):
         self.step, self.scheduled = 0, [""]
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:  # type: ignore[override]
-        """What a worker answers while the engine starts."""
+        """The answers of a worker while the engine starts."""
         block = self.cache_config.block_size
         answers: dict[str, Any] = {
             "get_kv_cache_spec": {"layer": FullAttentionSpec(block, num_kv_heads=1, head_size=32, dtype=torch.float32)},

@@ -79,7 +79,7 @@ SIZES = {
 
 
 class Task(NamedTuple):
-    """What one process measures."""
+    """The measurements of one process."""
 
     size: str
     device: str

@@ -1,4 +1,4 @@
-"""What each deviation from a library's own behaviour gains (docs/internals.md).
+"""Measures the gain of each deviation from a library's own behaviour (docs/internals.md).
 
     internals.py start RUN STAGE REPEATS   CPU seconds of a stage, without one deviation at a time over with all
     internals.py step SHAPE REPEATS        the same of an optimizer step, one thread, float32
@@ -28,19 +28,19 @@ from rloo_pipeline.artifacts.policy import Policy
 
 def _without(deviation: str) -> None:
     """Turns a deviation off in this process, before the stage imports anything."""
+    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.runtime import import_shims
+    from rloo_pipeline.training import deepspeed_config
 
     if deviation == "mlflow":
-        import_shims.import_deepspeed = lambda: import_module("deepspeed")
+        deepspeed_config.import_deepspeed = lambda: import_module("deepspeed")
     elif deviation == "sklearn, scipy":
         import_shims.prepare_transformers = lambda: None
     elif deviation == "pandas":
         import_shims.prepare_arrow = lambda: None
     elif deviation == "ranks":
-        import_shims.replace_ranks = lambda: None
+        vllm_import.replace_ranks = lambda: None
     elif deviation == "compiled operations":
-        from rloo_pipeline.training import deepspeed_config
-
         deepspeed_config.disable_compiled_operations = lambda: None
     elif deviation == "text once":
         requests: Any = import_module("rloo_pipeline.rollout.requests")

@@ -1,4 +1,4 @@
-"""How far an update and a decoding step are from what this machine can do: `limits.py update|rollout FOLDER REPEATS`.
+"""Compares an update and a decoding step with the limits of this machine: `limits.py update|rollout FOLDER REPEATS`.
 
 `update` prints {"update_gemm_share": [...]}: the seconds that the matrix products of an optimizer step take when
 `torch.matmul` computes them alone, over the seconds of the step. `rollout` prints {"rollout_bandwidth_share": [...]}:

@@ -1,4 +1,4 @@
-"""What `rollout.lag: 1` gains on the larger shape with a thread for each side: on two cores, against TRL, on SLURM."""
+"""Measures `rollout.lag: 1` on the larger shape with a thread for each side: on two cores, against TRL, on SLURM."""
 
 from __future__ import annotations
 

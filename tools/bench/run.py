@@ -49,7 +49,7 @@ Numbers = Mapping[str, list[float]]
 
 
 def script(name: str, *arguments: object, **variables: str) -> str:
-    """What a script of this folder prints, in a process of its own.
+    """The output of a script of this folder, run in a process of its own.
 
     Raises:
         SystemExit: it failed.
@@ -128,7 +128,7 @@ class _Side:
 
 
 def rollout(repeats: int, folder: Path, _: argparse.Namespace) -> Numbers:
-    """What the rollout stage does with a warm engine against vLLM's `generate` alone on the same requests."""
+    """The rollout stage with a warm engine against vLLM's `generate` alone, on the same requests."""
     return {"rollout_tokens_per_s_vs_vllm": whole.last_line(script("sampling.py", folder, repeats))}
 
 

@@ -62,13 +62,13 @@ def rank(model: Path, output: Path) -> None:
     """Trains one step as a rank and writes the policy; what was measured goes to OUTPUT.RANK."""
     import torch
 
-    from rloo_pipeline.training import split_loading
+    from rloo_pipeline.training import weight_files
     from rloo_pipeline.training.engine import Engine
     from rloo_pipeline.training.packing import Sequences
 
     torch.set_num_threads(1)
     settings = shapes.settings(1e-4, dtype="bfloat16", zero_stage=3, gradient_checkpointing=True)
-    split_loading.SHARD = FILE
+    weight_files.SHARD = FILE
     read = 0.0
 
     class Timed(Engine):

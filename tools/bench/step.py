@@ -41,7 +41,7 @@ Batch = tuple[list[list[int]], list[list[int]], list[float]]
 
 
 class Place(NamedTuple):
-    """Where and how TRL works."""
+    """Settings of TRL's trainer."""
 
     device: str = "cpu"
     dtype: str = "float32"

@@ -1,4 +1,4 @@
-"""How much engine time the longest completions of a round cost, with and without `rollout.token_budget`.
+"""Measures the engine time that the longest completions of a round cost, with and without `rollout.token_budget`.
 
 A simulation without a model: lengths are log-normal (median 64, σ = 1, at most 1,024: a heavy tail, in units of tokens
 that do not matter), and the scheduling is that of the stage (`rollout/partial.py`). The engine runs 256 completions at

@@ -1,4 +1,4 @@
-# What all phases share: the validated configuration, names of rounds, resources.
+# Shared by all phases: the validated configuration, names of rounds, resources.
 import re
 from pathlib import Path
 
@@ -25,10 +25,10 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# What an experiment has in the end, besides its runs.
+# Files of a finished experiment, besides those of its runs.
 EXPERIMENT_FILES = ["experiment.html", "experiment.json", "experiment.csv", "runs.csv", "experiment.tex"]
 
-# What all runs of an experiment have in common. The rest of a configuration goes through `by_run`.
+# For keys that all runs of an experiment share. The rest of a configuration goes through `by_run`.
 CONFIG = RUNS.first
 IMAGE = CONTROLLER.image
 
@@ -40,7 +40,7 @@ file = RUNS.file
 
 
 def decides(stage):
-    """Of a stage: the part of the configuration that decides its result."""
+    """The part of the configuration that decides the result of a stage."""
     return by_run(lambda config: config.params(stage))
 
 
@@ -73,7 +73,7 @@ def source_alone(wildcards):
     return source_digest("score", only)
 
 
-# Whether any run has SFT before its first round.
+# True if any run has SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
 # An update over several nodes runs srun outside of the image; srun starts the image once for each rank.

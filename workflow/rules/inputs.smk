@@ -1,78 +1,94 @@
 # Input functions: which files a job waits for. `before` and `of_round_before` look one round back.
 from types import SimpleNamespace
 
-from rloo_pipeline.snakemake_ext import in_flight, run_sources
+from rloo_pipeline.snakemake_ext import run_folders, run_sources
 
 
 def local_sources(config):
-    """Local files that stage-assets reads, where they lie, whatever a module's prefix is."""
+    """Local files that stage-assets reads; a module's prefix does not apply to them."""
     return [local(str(file)) for file in run_sources.local_files(config)]
 
 
-# Whether what stages make may come from the cache of other runs, whose key is the configuration.
+# True if results may come from the cache of other runs, whose key is the configuration.
 PINNED = all(map(run_sources.are_pinned, RUNS.configs.values()))
 
 
-def before(name):
+def before(wildcards):
     """The name of the round before, 00000 before the first."""
-    return f"{int(name) - 1:05d}"
+    return f"{int(wildcards.round) - 1:05d}"
+
+
+def several(paths):
+    """An input function for files of a job's run, which `paths` gives for its configuration and wildcards."""
+    return lambda wildcards: [RUNS.path(wildcards, path) for path in paths(RUNS.of(wildcards), wildcards)]
+
+
+def needed(path, asked):
+    """An input function for a file of a job's run, in runs whose configuration asks for it."""
+    return lambda wildcards: RUNS.path(wildcards, path) if asked(RUNS.of(wildcards)) else []
+
+
+def of_round_before(path, asked=lambda config: True):
+    """The same for a file of the round before; none in the first round."""
+    return several(lambda config, w: [path.format(before(w))] if int(w.round) > 1 and asked(config) else [])
+
+
+def of_policy(path, asked=lambda config: True):
+    """The same for a file of the round that made the policy that a round is sampled from; none for policy 0."""
+    return several(
+        lambda config, w: [path.format(f"{made:05d}")] if (made := sampled_by(config, w)) and asked(config) else []
+    )
+
+
+def without_rerun(function):
+    """An input function whose files are `ancient`: newer ones do not run a job again."""
+    return lambda wildcards: list(map(ancient, function(wildcards)))
+
+
+def sampled_by(config, wildcards):
+    """The number of the policy that a round is sampled from: that of the round before, or an older one (rollout.lag)."""
+    return config.rollout.policy_of(int(wildcards.round))
 
 
 def policy_before(wildcards):
-    return RUNS.path(wildcards, f"policies/{before(wildcards.round)}")
-
-
-def image_prompts(wildcards):
-    """The prompts, in a run with images, which the log-probs of completions depend on."""
-    return RUNS.path(wildcards, "prompts") if RUNS.of(wildcards).dataset.image_column else []
-
-
-def teachers_prompts(wildcards):
-    """The prompts, in a run with several teachers, which they name."""
-    teacher = RUNS.of(wildcards).algorithm.teacher
-    return RUNS.path(wildcards, "prompts") if teacher and teacher.models else []
-
-
-def base_policy(wildcards):
-    """Policy 0, where the policy of a round is an adapter on top of it."""
-    lora = RUNS.of(wildcards).update.lora
-    return RUNS.path(wildcards, "policies/00000") if lora and int(wildcards.round) > 1 else []
+    return RUNS.path(wildcards, f"policies/{before(wildcards)}")
 
 
 def sampling_policy(wildcards):
-    """The policy that a round is sampled from: that of the round before, or an older one (rollout.lag)."""
-    number = RUNS.of(wildcards).rollout.policy_of(int(wildcards.round))
-    return RUNS.path(wildcards, f"policies/{number:05d}")
+    return RUNS.path(wildcards, f"policies/{sampled_by(RUNS.of(wildcards), wildcards):05d}")
 
 
-def diagnosis(wildcards, number):
-    """The diagnosis of a round, if that is one. It is `ancient`: a new one is no reason to sample or train again."""
-    return ancient(RUNS.path(wildcards, f"rounds/{number:05d}/diagnosis.json")) if number > 0 else []
+def evaluated_policy(wildcards):
+    return RUNS.path(wildcards, f"policies/{RUNS.of(wildcards).evaluated[wildcards.name]:05d}")
 
 
-def reward_model(wildcards):
-    """Digest and checks of the reward model that the run trains, if it does: stages that score wait for it, and run again
-    for another digest.
-    """
-    return RUNS.path(wildcards, "reward_model/checks.json") if RUNS.of(wildcards).reward_model else []
+# Policy 0, where the policy of a round is an adapter on top of it.
+base_policy = several(lambda config, w: ["policies/00000"] if config.update.lora and int(w.round) > 1 else [])
+# In a run with images, which the log-probs of completions depend on.
+image_prompts = needed("prompts", lambda config: config.dataset.image_column)
+# In a run with several teachers, which the prompts name.
+teachers_prompts = needed("prompts", lambda config: config.algorithm.teacher and config.algorithm.teacher.models)
+# Digest and checks of the reward model that the run trains, if it does: stages that score wait for it, and run again for
+# another digest.
+reward_model = needed("reward_model/checks.json", lambda config: config.reward_model)
+judgements = needed("judgements.parquet", lambda config: config.judge)
+# The first update waits for the checks, and uses them to prove which policy sampled. New checks do not train a round again.
+# Rollouts do not wait for them, so a changed reward function does not sample again.
+checks_of = without_rerun(several(lambda config, w: ["warmstart/checks.json"]))
+# A new diagnosis does not sample or train again. With a lag, rollouts do not wait for the previous round, so the
+# update does.
+gate = without_rerun(of_round_before("rounds/{}/diagnosis.json", lambda config: config.rollout.lag))
+gate_of_policy = without_rerun(of_policy("rounds/{}/diagnosis.json"))
+# For the optimizer steps of the policy; another policy is sampled again anyway.
+metrics_of_policy = without_rerun(of_policy("rounds/{}/metrics.json"))
+# Only to begin beside the next rollout, and not beside the scoring that the update waits for.
+update_before = without_rerun(several(lambda config, w: [f"rounds/{w.round}/metrics.json"]))
+tracked_before = of_round_before("tracking/{}.json")
 
 
-def checks_of(wildcards):
-    """The checks: the first update waits for them, and uses them to prove which policy sampled. They are `ancient`, so
-    new checks do not train a round again. Rollouts do not wait for them, so a changed reward function does not sample
-    again.
-    """
-    return ancient(RUNS.path(wildcards, "warmstart/checks.json"))
-
-
-def gate(wildcards):
-    """With a lag, rollouts do not wait for the previous round, so the update does."""
-    return diagnosis(wildcards, int(wildcards.round) - 1) if RUNS.of(wildcards).rollout.lag else []
-
-
-def gate_of_policy(wildcards):
-    """The diagnosis of the round that made the policy."""
-    return diagnosis(wildcards, RUNS.of(wildcards).rollout.policy_of(int(wildcards.round)))
+def trial(name):
+    """A file of the warm start from the trial of the untrained model, where there is one."""
+    return needed(f"warmstart/trial/{name}", lambda config: config.tries_model)
 
 
 DECIDES_ROLLOUT = decides("rollout")
@@ -85,139 +101,79 @@ def decides_rollout(wildcards):
     return params | {"rollout": params["rollout"] | {"lag": lag}}
 
 
-def of_round_before(wildcards, pattern):
-    """A file of the round before; none in the first round."""
-    return RUNS.path(wildcards, pattern.format(before(wildcards.round))) if int(wildcards.round) > 1 else []
-
-
 # By run: for which rounds held-out accuracy is measured, and after which a page is written.
 HELD_OUT = {
-    run: in_flight.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
+    run: run_folders.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
     for run, config in RUNS.configs.items()
 }
-PAGES = {run: in_flight.page_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
+PAGES = {run: run_folders.page_rounds(config, CONTROLLER.run_folder(run)) for run, config in RUNS.configs.items()}
 
 
-def update_before(wildcards):
-    """Only to begin beside the next rollout, and not beside the scoring that the update waits for."""
-    return ancient(RUNS.path(wildcards, f"rounds/{wildcards.round}/metrics.json"))
+def measured(wildcards):
+    return [f"{number:05d}" for number in HELD_OUT[RUNS.folder_of(wildcards)]]
 
 
-def metrics_of_policy(wildcards):
-    """metrics.json of the round that made the policy that a round is sampled from, for its optimizer steps. It is
-    `ancient`: another policy is sampled again anyway.
-    """
-    number = RUNS.of(wildcards).rollout.policy_of(int(wildcards.round))
-    return ancient(RUNS.path(wildcards, f"rounds/{number:05d}/metrics.json")) if number > 0 else []
+held_out_of = several(lambda config, w: [f"rounds/{w.round}/held_out.json"] if w.round in measured(w) else [])
+held_out_of_all = several(lambda config, w: [f"rounds/{name}/held_out.json" for name in measured(w)])
+metrics_of_all = several(lambda config, w: [f"rounds/{name}/metrics.json" for name in names_of(config)])
 
 
-def held_out_of(wildcards):
-    """Held-out accuracy of a round, where it is measured."""
-    measured = int(wildcards.round) in HELD_OUT[RUNS.folder_of(wildcards)]
-    return RUNS.path(wildcards, f"rounds/{wildcards.round}/held_out.json") if measured else []
+def shards(config):
+    return [f"{shard:03d}.parquet" for shard in range(config.rollout.shards)]
 
 
-def held_out_of_all(wildcards):
-    rounds = HELD_OUT[RUNS.folder_of(wildcards)]
-    return [RUNS.path(wildcards, f"rounds/{number:05d}/held_out.json") for number in rounds]
+def shards_of(table, asked=lambda config: True):
+    """All shards of one of a round's tables."""
+    return several(lambda config, w: [f"rounds/{w.round}/{table}/{shard}" for shard in shards(config) if asked(config)])
 
 
-def tracked_before(wildcards):
-    return of_round_before(wildcards, "tracking/{}.json")
+def whole(table, asked=lambda config: True):
+    """All of one of a round's tables: the shards, then what the refill made."""
+    refill = several(
+        lambda config, w: (
+            [f"rounds/{w.round}/refill/{table}.parquet"] if config.rollout.refill and asked(config) else []
+        )
+    )
+    return lambda wildcards: [*shards_of(table, asked)(wildcards), *refill(wildcards)]
 
 
-def shards_of(table):
-    """An input function for all shards of one of a round's tables."""
-
-    def shards(wildcards):
-        count = RUNS.of(wildcards).rollout.shards
-        return [RUNS.path(wildcards, f"rounds/{wildcards.round}/{table}/{shard:03d}.parquet") for shard in range(count)]
-
-    return shards
-
-
-def carried_over(wildcards):
-    """The rollouts of the round before, which has groups to go on with (rollout.token_budget)."""
-    settings = RUNS.of(wildcards).rollout
-    shards = range(settings.shards if settings.token_budget and int(wildcards.round) > 1 else 0)
-    return [of_round_before(wildcards, f"rounds/{{}}/rollouts/{shard:03d}.parquet") for shard in shards]
-
-
-def whole(table):
-    """An input function for all of one of a round's tables: the shards, then what the refill made."""
-
-    def files(wildcards):
-        refill = RUNS.path(wildcards, f"rounds/{wildcards.round}/refill/{table}.parquet")
-        return [*shards_of(table)(wildcards), *([refill] if RUNS.of(wildcards).rollout.refill else [])]
-
-    return files
-
-
-def whole_reference(wildcards):
-    return whole("reference")(wildcards) if RUNS.of(wildcards).uses_reference else []
-
-
-def whole_teacher(wildcards):
-    return shards_of("teacher")(wildcards) if RUNS.of(wildcards).algorithm.teacher else []
-
-
-def difficulty_shards(wildcards):
-    """Pass rates of policy 0, where dataset.select needs them."""
-    config = RUNS.of(wildcards)
-    shards = range(config.rollout.shards) if config.measures_difficulty else []
-    return [RUNS.path(wildcards, f"warmstart/difficulty/{shard:03d}.parquet") for shard in shards]
+whole_reference = whole("reference", lambda config: config.uses_reference)
+whole_teacher = shards_of("teacher", lambda config: config.algorithm.teacher)
+# Of the round before, which has groups to go on with (rollout.token_budget).
+carried_over = several(
+    lambda config, w: [
+        f"rounds/{before(w)}/rollouts/{shard}"
+        for shard in (shards(config) if config.rollout.token_budget and int(w.round) > 1 else [])
+    ]
+)
+# Of policy 0, where dataset.select needs them.
+difficulty_shards = several(
+    lambda config, w: [f"warmstart/difficulty/{shard}" for shard in shards(config) if config.measures_difficulty]
+)
+rates_of_round_before = of_round_before("rounds/{}/pass_rates.parquet")
+# From the rounds that made the policy; no later scores, whose arrival would decide which prompts a round has.
+pass_rates_of_policy = of_policy("rounds/{}/pass_rates.parquet", lambda config: config.updates_pass_rates)
+# Of the reward functions that have jobs of their own.
+scored_alone = several(
+    lambda config, w: [f"rounds/{w.round}/scores/parts/{name}/{w.shard}.parquet" for name in alone(w)]
+)
 
 
 def pass_rates_before(wildcards):
     """The pass rates before a round: those of policy 0, or as the round before left them."""
-    return of_round_before(wildcards, "rounds/{}/pass_rates.parquet") or difficulty_shards(wildcards)
+    return rates_of_round_before(wildcards) or difficulty_shards(wildcards)
 
 
-def pass_rates_of_policy(wildcards):
-    """The pass rates from the rounds that made the policy that a round is sampled from; no later scores, whose arrival
-    would decide which prompts the round has.
-    """
-    config = RUNS.of(wildcards)
-    number = config.rollout.policy_of(int(wildcards.round))
-    return (
-        RUNS.path(wildcards, f"rounds/{number:05d}/pass_rates.parquet") if config.updates_pass_rates and number else []
+def evaluations(*files, after=0, asked=lambda config: True):
+    """Files of the evaluations of a run, from number `after` on."""
+    return several(
+        lambda config, w: [
+            f"evaluation/{name}/{one}" for name in list(config.evaluated)[after:] for one in files if asked(config)
+        ]
     )
 
 
-def scored_alone(wildcards):
-    """Tables of the reward functions that have jobs of their own."""
-    folder = f"rounds/{wildcards.round}/scores/parts"
-    return [RUNS.path(wildcards, f"{folder}/{name}/{wildcards.shard}.parquet") for name in alone(wildcards)]
-
-
-def trial(name):
-    """An input function for a file of the warm start from the trial of the untrained model, where there is one."""
-    return lambda wildcards: (RUNS.path(wildcards, f"warmstart/trial/{name}") if RUNS.of(wildcards).tries_model else [])
-
-
-def evaluated_policy(wildcards):
-    return RUNS.path(wildcards, f"policies/{RUNS.of(wildcards).evaluated[wildcards.name]:05d}")
-
-
-def metrics_of_all(wildcards):
-    return [RUNS.path(wildcards, f"rounds/{name}/metrics.json") for name in names_of(RUNS.of(wildcards))]
-
-
-def evaluations(*files, after=0):
-    """An input function for files of the evaluations of a run, from number `after` on."""
-    return lambda wildcards: [
-        RUNS.path(wildcards, f"evaluation/{name}/{one}")
-        for name in list(RUNS.of(wildcards).evaluated)[after:]
-        for one in files
-    ]
-
-
-def benchmarks(wildcards):
-    return evaluations("harness.json")(wildcards) if RUNS.of(wildcards).evaluation.harness else []
-
-
-def judgements(wildcards):
-    return RUNS.path(wildcards, "judgements.parquet") if RUNS.of(wildcards).judge else []
+benchmarks = evaluations("harness.json", asked=lambda config: config.evaluation.harness)
 
 
 def stopped(wildcards):
@@ -233,7 +189,7 @@ def finished(run, config):
 
 
 def of_run(run, file):
-    """Where a file of a run lies, for a job that reads several runs."""
+    """The path of a file of a run, for a job that reads several runs."""
     return RUNS.path(SimpleNamespace(run=run), file)
 
 

@@ -1,5 +1,5 @@
-# Round r samples from policy r-1, or from an older one (rollout.lag), and trains policy r. The number of rounds is no
-# parameter of a round, so a run can be extended without running finished rounds again.
+# Round r samples from policy r-1, or from an older one (rollout.lag), and trains policy r. The number of rounds is
+# not a parameter of a round, so a run can be extended without re-running finished rounds.
 
 
 rule rollout:
@@ -94,8 +94,8 @@ rule score:
         " --output {output.scores} --log={log}"
 
 
-# With rollout.refill: further completions of a round where too few groups teach. It is no checkpoint, after which Snakemake
-# would evaluate the whole DAG again in each round; where enough groups teach, the job writes empty tables.
+# With rollout.refill: further completions of a round if too few groups teach, else empty tables. A checkpoint instead would
+# make Snakemake evaluate the whole DAG again in each round.
 rule refill:
     input:
         prompts=file("prompts"),
@@ -309,8 +309,8 @@ rule held_out:
         " --output {output.summary} --events {output.events} --log={log}"
 
 
-# report.html with what is there after a round. No stage waits for it, and code and title of the page are no parameters:
-# a page that was made is not made again.
+# report.html of the files that exist after a round. No stage waits for it. Code and title of the page are not parameters,
+# so a page is made once.
 rule report_so_far:
     input:
         file("rounds/{round}/metrics.json"),
@@ -327,7 +327,7 @@ rule report_so_far:
         "rloo report-so-far --output {output} --log={log}"
 
 
-# Between two rounds. The gates' thresholds and source are no parameters: a change of them judges no finished round again.
+# Between two rounds. Gate thresholds and source are not rule parameters, so changing them does not re-run finished rounds.
 rule gate:
     input:
         file("rounds/{round}/metrics.json"),

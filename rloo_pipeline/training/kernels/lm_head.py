@@ -19,18 +19,17 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rloo_pipeline.training.kernels import logit_form
 from rloo_pipeline.training.kernels.logit_form import Form
+from rloo_pipeline.training.kernels.logit_rows import Top, exponentials, top_of
 from rloo_pipeline.training.packing import Pack
 
-LossOf = Callable[
-    [Sequence[int], Float[Tensor, "n tokens"], Bool[Tensor, "n tokens"], Float[Tensor, "n tokens"]], Float[Tensor, ""]
-]
-"""`(sequences, logps, mask, entropy) -> share of these sequences in the loss`. The loss of several sequences is the sum
-of their losses."""
+LossOf = Callable[..., Float[Tensor, ""]]
+"""`(sequences, logps, mask, entropy) -> share of these sequences in the loss`, with tensors [n, tokens]. If the pack
+has `candidates`, their log-probs [n, tokens, K] follow. The loss of several sequences is the sum of their losses."""
 
 ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
 """Logits held at once, by device type: 128 MB and 1 GB in float32, and as much again during the computation."""
@@ -59,6 +58,8 @@ class HeadInputs(NamedTuple):
     form: Form = Form()
     never: tuple[int, ...] = ()
     """Tokens that are never sampled: their probability is 0."""
+    top_k: int = 0
+    """Number of likeliest tokens to return at each position; without a loss."""
 
 
 KIND = "rloo_projection"
@@ -89,14 +90,17 @@ def attach(model: nn.Module) -> SplitModel | None:
 
 def _forward(
     self: nn.Linear, hidden: Float[Tensor, "*batch hidden"], inputs: HeadInputs | None = None
-) -> Float[Tensor, "*shape"]:
+) -> Float[Tensor, "*shape"] | Top:
     """Replaces `nn.Linear.forward`, so that DeepSpeed's hooks on the module run for this computation too."""
     if inputs is None:
         return nn.functional.linear(hidden, self.weight, self.bias)
     kind: type[Projection] = getattr(self, KIND, Projection)
     if inputs.loss_of is None:
-        return kind(hidden, self.weight, self.bias, inputs).logps()
-    loss: Tensor = _Loss.apply(hidden, self.weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
+        projection = kind(hidden, self.weight, self.bias, inputs)
+        return projection.top() if inputs.top_k else projection.logps()
+    # an autograd function does not see `no_grad`, and would compute the gradient of the weights
+    weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+    loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -132,6 +136,10 @@ class Projection:
         if hidden.device.type == "cpu":
             self.cached = max(1, IN_CACHE // vocabulary)
             self.step = min(self.limit, max(MIN_ROWS, self.cached))
+        pack = inputs.pack
+        targets = pack.targets.unsqueeze(-1)
+        self.columns = targets if pack.candidates is None else torch.cat([targets, pack.candidates], -1)
+        """[completion_tokens, 1 + K]: ids whose log-probs the loss gets."""
         self.probs = self.sums = self.slopes = hidden.new_empty(0, dtype=torch.float32)
         self.d_hidden: Tensor | None = None
         self.d_weight: Tensor | None = None
@@ -152,8 +160,18 @@ class Projection:
         for part in self._parts(slice(0, len(logps))):
             logits = self._logits(part)
             normalizers = torch.cat([rows.logsumexp(-1) for rows in logits.split(self.cached)])
-            logps[part] = self._at_targets(logits, part) - normalizers
+            logps[part] = self._at_columns(logits, part)[:, 0] - normalizers
         return logps
+
+    def top(self) -> Top:
+        """Log-probs, and the likeliest tokens of each position."""
+        parts = self._parts(slice(0, len(self.hidden)))
+        return Top(*(torch.cat(values) for values in zip(*map(self._top, parts), strict=True)))
+
+    def _top(self, part: slice) -> Top:
+        logits = self._logits(part)
+        normalizers = torch.cat([rows.logsumexp(-1) for rows in logits.split(self.cached)])
+        return top_of(logits, self._at_columns(logits, part)[:, 0], normalizers, self.inputs.top_k)
 
     def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
@@ -211,21 +229,21 @@ class Projection:
             out[:, token] = NEVER
         return out
 
-    def _at_targets(self, values: Tensor, part: slice) -> Tensor:
-        return values.gather(-1, self.inputs.pack.targets[part].unsqueeze(-1)).squeeze(-1)
+    def _at_columns(self, values: Tensor, part: slice) -> Tensor:
+        return values.gather(-1, self.columns[part])
 
     def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of a slice; leaves exp(z − max z) and its sum at `offset` of the buffers."""
+        """Log-probs [tokens, 1 + K] and entropies of a slice; leaves exp(z − max z) and its sum in the buffers."""
         logits = self._logits(part)
-        at_targets, rows = self._at_targets(logits, part), slice(offset, offset + len(logits))
+        at_columns, rows = self._at_columns(logits, part), slice(offset, offset + len(logits))
         if self.form.cap < inf:  # tanh' = 1 − tanh²
             torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows]).square_().neg_().add_(1)
         buffers = logits, self.probs[rows], self.sums[rows]
         blocks = zip(*(buffer.split(self.cached) for buffer in buffers), strict=True)
-        largest, mean = (torch.cat(values) for values in zip(*(_exponentials(*block) for block in blocks), strict=True))
+        largest, mean = (torch.cat(values) for values in zip(*(exponentials(*block) for block in blocks), strict=True))
         total = self.sums[rows].squeeze(-1)
         log_total = total.log()
-        return at_targets - (largest + log_total), log_total - mean / total
+        return at_columns - (largest + log_total).unsqueeze(-1), log_total - mean / total
 
     def _loss_gradient(self, sequences: range, logps: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of some sequences and its gradient with respect to each log-prob."""
@@ -234,8 +252,9 @@ class Projection:
         pack = self.inputs.pack._replace(completion_lengths=lengths)
         with torch.enable_grad():
             leaf = logps.requires_grad_()
-            padded, mask = pack.unpack(leaf)
-            loss = self.inputs.loss_of(sequences, padded, mask, pack.unpack(entropy)[0])
+            padded, mask = pack.unpack(leaf[:, 0])
+            others = () if pack.candidates is None else (pack.unpack(leaf[:, 1:])[0],)
+            loss = self.inputs.loss_of(sequences, padded, mask, pack.unpack(entropy)[0], *others)
             (gradient,) = torch.autograd.grad(loss, leaf)
         return loss.detach(), gradient
 
@@ -255,23 +274,14 @@ class Projection:
 
     def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
         """The gradient of the logits of a slice, whose softmax is in these rows of the buffers."""
-        d_logits, scale = self.probs[rows], scale.unsqueeze(-1)
-        d_logits *= -scale / self.sums[rows]
-        d_logits.scatter_add_(-1, self.inputs.pack.targets[part].unsqueeze(-1), scale)
+        d_logits = self.probs[rows]
+        d_logits *= -scale.sum(-1, keepdim=True) / self.sums[rows]
+        # the target, which can be a candidate, on its own, so that a GPU has one order to add in
+        for columns in (slice(0, 1), slice(1, None)):
+            d_logits.scatter_add_(-1, self.columns[part, columns], scale[:, columns])
         if self.form.cap < inf:
             d_logits *= self.slopes[rows]
         return d_logits
-
-
-def _exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """max z and Σ exp(z − max z)·(z − max z) of some tokens.
-
-    Writes exp(z − max z) into `probs` and its sum into `sums`, and overwrites `logits`.
-    """
-    largest = logits.amax(-1, keepdim=True)
-    torch.exp(logits.sub_(largest), out=probs)
-    torch.sum(probs, -1, keepdim=True, out=sums)
-    return largest.squeeze(-1), logits.mul_(probs).sum(-1)
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:

@@ -42,7 +42,7 @@ class ScriptCase(NamedTuple):
 
 
 def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[ScriptCase] | None:
-    """The tests of a row; None where the row has none.
+    """The tests of a row; None if it has no tests.
 
     Args:
         column_value: the row's value in the column of tests.

@@ -91,6 +91,28 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_a_change_one_of_the_ranks_tells_and_each_reads_its_part(tmp_path, monkeypatch) -> None:
+    names = [f"{number}.safetensors" for number in range(7)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    manifest.write_manifest(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+
+    def fails(rank: int) -> bool:
+        monkeypatch.setenv("RANK", str(rank))
+        try:
+            manifest.verify_manifest(tmp_path)
+        except UserError as error:
+            return "was changed" in str(error)
+        return False
+
+    assert not any(fails(rank) for rank in range(3))
+    for name in names:
+        (tmp_path / name).write_text(name.upper())
+        assert sum(fails(rank) for rank in range(3)) == 1, name
+        (tmp_path / name).write_text(name)
+
+
 def test_a_manifest_names_files_of_other_nodes_that_a_folder_does_not_list_yet(tmp_path, monkeypatch) -> None:
     (tmp_path / "written").write_text("elsewhere")
     monkeypatch.setattr(manifest, "folder_files", lambda _: [])

@@ -8,7 +8,7 @@ from helpers import mini
 
 from rloo_pipeline.artifacts import assets, files, lineage, manifest, policy, tables
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.cli.stage_setup import INPUTS
+from rloo_pipeline.cli.stage_options import INPUTS
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files

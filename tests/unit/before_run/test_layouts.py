@@ -7,8 +7,8 @@ import pytest
 import yaml
 from helpers import ROOT, printed
 
-from rloo_pipeline.artifacts import model_dims
-from rloo_pipeline.before_run import advice, estimate, layouts, overlap, queueing, speeds
+from rloo_pipeline.artifacts import manifest, model_dims
+from rloo_pipeline.before_run import advice, estimate, exchange, layouts, queueing, speeds
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -43,7 +43,7 @@ def test_speeds_are_those_that_were_measured() -> None:
     config = load(ROOT / "tools" / "gpu" / "round.yaml")
     config = advice.override(config, {"deepspeed.gradient_checkpointing": False})
     shape = model_dims.ModelDims(2048, 28, 2048, 1024, 6144, 151936, 1_720_567_808)
-    slow, fast = (overlap.estimated(config, estimate.hours(config, shape, H200, pace)) for pace in ("slow", "fast"))
+    slow, fast = (queueing.side_seconds(config, estimate.hours(config, shape, H200, pace)) for pace in ("slow", "fast"))
     assert fast.sampling <= rows["round"]["figures"]["sampling s"] <= slow.sampling
     assert fast.training <= rows["round"]["figures"]["training s"] + speeds.BETWEEN.typical <= slow.training
 
@@ -128,3 +128,25 @@ def test_sampling_beside_training_is_an_alternative_with_its_own_correction() ->
     assert beside.config.rollout.lag == 1
     assert beside.config.algorithm.mismatch.correction == "sequence_tis"
     assert beside.seconds["typical"] == max(beside.sides.sampling, beside.sides.training)
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [(16, 2), (32, 4)])
+def test_the_policy_of_a_70b_is_written_by_all_ranks_and_read_by_each_node(gpus, nodes) -> None:
+    best = layouts.layouts(LARGE, SEVENTY, H100, gpus)[0]
+    found, seconds = exchange.reckoned(best.config, SEVENTY), best.seconds["typical"]
+    assert found.policy == 2 * SEVENTY.parameters
+    assert found.nodes == nodes
+    assert found.written * speeds.WRITING.typical * gpus == pytest.approx(found.policy)
+    parallel = best.config.vllm.tensor_parallel_size
+    rate = 1 / (1 / (manifest.READERS * speeds.DIGESTING.typical) + 1 / (parallel * speeds.LOADING.typical))
+    assert found.read * rate == pytest.approx(found.policy)
+    bytes_of_a_round = (1 + 1 + nodes) * found.policy
+    assert bytes_of_a_round / found.bandwidth(seconds) == pytest.approx(seconds / 10)
+    text = printed(plan_gpus, LARGE, SEVENTY, H100, gpus, width=200)
+    assert re.search(rf"policy of a round: 141\.1 GB; writing takes about {found.written:.1f} s and reading", text)
+    assert f"gives {found.bandwidth(seconds) / 1e9:.1f} GB/s to all nodes" in text
+
+
+def test_an_adapter_is_too_small_to_mention() -> None:
+    assert list(exchange.lines(CONFIG, FOUR, 60))
+    assert not list(exchange.lines(advice.override(CONFIG, {"update.lora": Lora()}), FOUR, 60))

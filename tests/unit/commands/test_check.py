@@ -13,8 +13,7 @@ from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.before_run import data_trial, inputs, model_inputs, model_trial, places
-from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import Finding, RunInputs
 from rloo_pipeline.commands.check import check, findings
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments

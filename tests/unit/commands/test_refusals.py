@@ -22,7 +22,7 @@ from helpers import ROOT, merged, mini
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import data_trial, model_trial
-from rloo_pipeline.before_run.run_inputs import RunInputs
+from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.config import Config
 
 PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training")

@@ -7,7 +7,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.before_run import reward_trial
-from rloo_pipeline.before_run.run_inputs import DatasetSample
+from rloo_pipeline.before_run.findings import DatasetSample
 from rloo_pipeline.commands.reward_test import _batch, _own_completions
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError

@@ -148,7 +148,7 @@ def test_all_runs_get_the_choice_of_the_experiment(runs) -> None:
         ({"a": {}, "b": {"rounds": 3}}, {}, "select: dev.pass@1 needs rows to choose by"),
         ({"a": {"dataset.dev": DEV}}, {}, "there is one arm with one evaluated round"),
         ({"a": {"dataset.dev": DEV}}, {"by": "dev.pass@4"}, "set one of dev.pass@1, dev.pass@2, dev.greedy"),
-        ({"a": {"dataset.dev": DEV}}, {"by": "test.pass@1"}, "'test.pass@1' is nothing that the evaluations on"),
+        ({"a": {"dataset.dev": DEV}}, {"by": "test.pass@1"}, "evaluations on dataset.dev do not report 'test.pass@1'"),
         (
             {"a": {"dataset.dev": DEV}, "b": {"dataset.dev": DEV | {"max_rows": 9}}},
             {},

@@ -1,8 +1,13 @@
 """`rollout.generation_kwargs`: stops go with every algorithm, masks with importance weights, and the rest with none."""
 
+import ast
+import importlib.util
+from pathlib import Path
+
 import pytest
 from helpers import mini
 
+from rloo_pipeline.config.generation import REFUSED, STRUCTURES, GenerationKwargs
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
@@ -15,6 +20,14 @@ CASES = {
     "a bias": ({"logit_bias": {4: 1.0}}, WEIGHTED, {}, ["logit_bias", "bad_words or allowed_token_ids"]),
     "a key of the pipeline": ({"temperature": 0.5}, {}, {}, ["temperature", "rollout.temperature"]),
     "a number of completions": ({"n": 4}, {}, {}, ["n is set by the pipeline", "rollout.num_generations"]),
+    "the best of several": ({"best_of": 4}, {}, {}, ["best_of keeps the likeliest", "rollout.num_generations"]),
+    "beams": ({"use_beam_search": True}, {}, {}, ["use_beam_search searches for likely completions"]),
+    "patterns the wrong way around": (
+        {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}},
+        {},
+        {},
+        ["min_pattern_size (3) exceeds max_pattern_size (2)"],
+    ),
     "an empty stop string": ({"stop": ["a", ""]}, {}, {}, ["stop", "empty string"]),
     "two forms": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, WEIGHTED, {}, ["regex, choice", "one of"]),
     "an unknown form": ({"structured_outputs": {"xml": "a"}}, WEIGHTED, {}, ["xml", "json, regex, choice, grammar"]),
@@ -92,11 +105,12 @@ def test_what_an_update_could_not_account_for_is_refused(name) -> None:
 
 
 def test_stops_change_no_distribution_and_go_with_every_algorithm() -> None:
-    stops = {"stop": "</answer>", "stop_token_ids": [5]}
+    repetition = {"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 3}
+    stops = {"stop": "</answer>", "stop_token_ids": [5], "repetition_detection": repetition}
     for algorithm in ({}, {"old_logps": "sampler"}, {"preset": "grpo"}, {"kl": {"target": 3}}):
         rollout = config(stops, algorithm).rollout
         assert rollout.masked_by is None
-        assert rollout.generation_kwargs.for_vllm == {"stop": ["</answer>"], "stop_token_ids": [5]}
+        assert rollout.generation_kwargs.for_vllm == {**stops, "stop": ["</answer>"]}
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: next(iter(mask)))
@@ -114,3 +128,45 @@ def test_a_run_without_the_key_has_the_parameters_that_it_had() -> None:
     plain = validate(mini(), "test.yaml")
     assert "generation_kwargs" not in plain.params("rollout")["rollout"]
     assert config({"stop": "x"}, {}).params("evaluate") != plain.params("evaluate")
+
+
+OF_BEAMS_AND_BEFORE = {"best_of", "use_beam_search", "beam_width", "length_penalty"}
+"""Refused parameters that vLLM's `SamplingParams` does not have: those of beam search and of older releases."""
+OTHER_FORMS = {
+    *("json_object", "structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+}
+"""Parameters of vLLM's structured outputs that are refused: details of a form, and forms for tools."""
+
+
+def fields_in_vllm() -> dict[str, set[str]]:
+    """Public fields of the classes in the installed vLLM's sampling_params.py."""
+    package = importlib.util.find_spec("vllm")
+    assert package is not None
+    assert package.origin is not None
+    tree = ast.parse((Path(package.origin).parent / "sampling_params.py").read_text(encoding="utf-8"))
+    fields = {}
+    for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        names = {
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        }
+        fields[node.name] = {name for name in names if not name.startswith("_")}
+    return fields
+
+
+def test_every_parameter_of_the_installed_vllm_is_taken_or_refused_with_a_reason() -> None:
+    fields = fields_in_vllm()
+    taken = GenerationKwargs.model_fields.keys()
+    assert not taken & REFUSED.keys()
+    assert taken | REFUSED.keys() == fields["SamplingParams"] | OF_BEAMS_AND_BEFORE
+    assert {*STRUCTURES} | OTHER_FORMS == fields["StructuredOutputsParams"]
+    detection = GenerationKwargs.model_fields["repetition_detection"].annotation.__args__[0]
+    assert detection.model_fields.keys() == fields["RepetitionDetectionParams"]
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_refused_parameter_is_named_with_what_to_do_instead(key) -> None:
+    with pytest.raises(UserError) as caught:
+        config({key: 1}, WEIGHTED)
+    assert f"{key} {REFUSED[key]}" in str(caught.value)

@@ -73,10 +73,12 @@ def test_other_rewards_can_be_tried_on_a_run_that_selects(tmp_path) -> None:
 def test_keys_that_came_later_change_no_parameters_of_runs_without_them() -> None:
     config = Config(**mini(update={"lora": {}}))
     shown = json.dumps([config.params(stage) for stage in STAGES])
-    named_twice = {("dataset", "select"), ("rollout", "quantization")}
+    named_twice = {("dataset", "select"), ("rollout", "quantization"), ("teacher", "beta"), ("teacher", "top_k")}
     later = {key for section, key, _ in LATER if (section, key) not in named_twice}
     assert len(later) > 3
     assert not [key for key in later if f'"{key}"' in shown]
+    teacher = {"beta": 0, "importance_sampling_level": "token", "teacher": {"name_or_path": "x"}}
+    assert not {"beta", "top_k"} & Config(**mini(algorithm=teacher)).params("teacher")["algorithm"]["teacher"].keys()
     changed = Config(**mini(update={"lora": {"use_rslora": True}}, dataset={"split_special_tokens": False}))
     assert changed.params("update")["update"]["lora"]["use_rslora"] is True
     assert changed.params("prompts")["dataset"]["split_special_tokens"] is False

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from rloo_pipeline.checks.evidence import Evidence, TokenFacts
-from rloo_pipeline.checks.mixing import Mixing, fit
-from rloo_pipeline.checks.registry import CHECKS
+from rloo_pipeline.checks.group_stats import Mixing, fit
+from rloo_pipeline.checks.registry import CHECKS, judge, verdict_of
 from rloo_pipeline.config import CheckLimits
-from rloo_pipeline.judging.verdicts import judge, verdict_of
 
 PROMPTS, SAMPLES = 40, 8
 LIMITS = CheckLimits().by_name("float32")

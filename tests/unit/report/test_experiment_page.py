@@ -9,7 +9,7 @@ import yaml
 from synthetic_runs import ROUNDS, Reader, configuration, finish_run, train_again, write_completions
 
 from rloo_pipeline.artifacts.files import read_json, write_json
-from rloo_pipeline.commands.show_experiment import experiment
+from rloo_pipeline.commands.compare import experiment
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.experiment_page import headline

@@ -16,8 +16,10 @@ from rloo_pipeline.commands import watch
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.report import terminal_table
-from rloo_pipeline.report.live import frame, sparkline
+from rloo_pipeline.judging.diagnosis import STOPPED
+from rloo_pipeline.report import live_run
+from rloo_pipeline.report.live import sparkline, watched
+from rloo_pipeline.report.live_run import LiveRun
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
 
@@ -35,10 +37,10 @@ def write_run(folder: Path, rounds: int) -> Path:
     return folder
 
 
-def shown(run: Path, stopped: int | None = None) -> str:
+def shown(run: Path) -> str:
     console = Terminal(width=150, file=io.StringIO())
     files = run_files.read(run)
-    console.print(frame(files, progress_of(files, STARTED + 310), stopped))
+    console.print(watched(files, progress_of(files, STARTED + 310), STARTED + 310))
     return console.file.getvalue()
 
 
@@ -114,7 +116,7 @@ def test_jobs_are_done_running_failed_or_to_come(tmp_path) -> None:
     working = {job.job.log: job for job in progress.working}
     assert working["logs/rollout/00004-001.log"].last_line == "sampling: 3 of 9, about 4 s left"
     assert working["logs/score/00004-000.log"].failed
-    assert progress.seconds_per_round == PACE
+    assert LiveRun(run_files.read(run)).pace == PACE
 
 
 def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
@@ -124,19 +126,21 @@ def test_a_frame_has_round_curves_diagnosis_and_time_left(tmp_path) -> None:
     assert "0:01:40 per round, about 0:08:10 left" in output, "10 s of the round have passed"
     assert "0.125 → 0.375" in output
     assert "KL explosion: KL 0.6 nats per token" in output
-    assert "ended by a gate after round 3" in shown(run, stopped=3)
-    assert "ended by a gate" not in shown(run, stopped=2), "the run went on"
+    write_json(run / STOPPED, {"round": 3})
+    assert "ended by a gate after round 3" in shown(run)
+    write_json(run / STOPPED, {"round": 2})
+    assert "ended by a gate" not in shown(run), "the run went on"
 
 
 def test_the_time_left_falls_while_a_round_lasts_and_no_further_than_to_the_next(tmp_path) -> None:
     run = run_files.read(write_run(tmp_path / "run", 3))
-    seconds_left = [progress_of(run, STARTED + 3 * PACE + passed).seconds_left for passed in (0, 40, 99, 5000)]
+    seconds_left = [LiveRun(run, now=STARTED + 3 * PACE + passed).seconds_left() for passed in (0, 40, 99, 5000)]
     assert seconds_left == [500, 460, 401, 400]
     first = write_run(tmp_path / "first", 1)
-    assert progress_of(run_files.read(first)).seconds_left is None
+    assert LiveRun(run_files.read(first)).seconds_left() is None
     (first / "policies" / "00000").mkdir(parents=True)
     os.utime(first / "policies" / "00000", (STARTED + 20, STARTED + 20))
-    assert progress_of(run_files.read(first), STARTED + PACE).seconds_left == 7 * 80, (
+    assert LiveRun(run_files.read(first), now=STARTED + PACE).seconds_left() == 7 * 80, (
         "the first round began with policy 0"
     )
 
@@ -145,27 +149,27 @@ def test_a_pause_between_two_calls_is_not_the_time_of_a_round(tmp_path) -> None:
     run = write_run(tmp_path / "run", 2)
     (run / "policies" / "00000").mkdir(parents=True)
     os.utime(run / "policies" / "00000", (STARTED - 86400, STARTED - 86400))
-    assert progress_of(run_files.read(run)).seconds_per_round == PACE
+    assert LiveRun(run_files.read(run)).pace == PACE
 
 
 def test_the_time_left_beside_the_bar_falls_too(tmp_path, monkeypatch) -> None:
     run = write_run(tmp_path / "run", 3)
     measured, seconds_left = None, []
     for passed in (0, 60, 5000):
-        monkeypatch.setattr(terminal_table.time, "time", lambda passed=passed: STARTED + passed)
-        measured = measured or terminal_table.Measurements(run_files.read(run).config, run)
+        monkeypatch.setattr(live_run.time, "time", lambda passed=passed: STARTED + passed)
+        measured = measured or LiveRun.of_call(run_files.read(run).config, run)
         measured.read()  # an evaluation: no new round
-        seconds_left.append(measured.seconds_left)
+        seconds_left.append(measured.seconds_left())
     assert seconds_left == [500, 440, 400]
 
 
 def test_no_time_is_left_beside_the_bar_while_a_run_of_an_experiment_has_not_begun(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(terminal_table.time, "time", lambda: STARTED)
+    monkeypatch.setattr(live_run.time, "time", lambda: STARTED)
     runs = {rounds: write_run(tmp_path / f"run-{rounds}", rounds) for rounds in (0, 3, 5, 8)}
-    measured = {rounds: terminal_table.Measurements(run_files.read(run).config, run) for rounds, run in runs.items()}
-    assert terminal_table.seconds_left_of([measured[3], measured[5], measured[8]]) == 5 * PACE
-    assert terminal_table.seconds_left_of([measured[3], measured[0]]) is None
-    assert terminal_table.seconds_left_of([measured[8]]) is None
+    measured = {rounds: LiveRun.of_call(run_files.read(run).config, run) for rounds, run in runs.items()}
+    assert live_run.seconds_left_of([measured[3], measured[5], measured[8]]) == 5 * PACE
+    assert live_run.seconds_left_of([measured[3], measured[0]]) is None
+    assert live_run.seconds_left_of([measured[8]]) is None
 
 
 def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
@@ -180,8 +184,8 @@ def test_held_out_accuracy_is_a_curve_where_it_was_measured(tmp_path) -> None:
     assert line.split() == ["held-out", "accuracy", "▁▅", "█", "25.0%", "→", "75.0%"], (
         "evaluations are of other problems"
     )
-    measured = terminal_table.Measurements(run_files.read(run).config, run)
-    assert [row.held_out for row in measured.rows] == [0.25, 0.5, None, 0.75]
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    assert [row.held_out for row in measured.rows(99)] == [0.25, 0.5, None, 0.75]
 
 
 def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp_path) -> None:
@@ -190,11 +194,11 @@ def test_held_out_accuracy_is_that_of_evaluations_where_rounds_measured_none(tmp
         evaluation = {"accuracy": accuracy, "ci95": [0.0, 1.0], "evaluated": name, "policy": "p"}
         write_json(run / "evaluation" / name / "summary.json", evaluation)
     assert "12.5% → 50.0%" in shown(run)
-    measured = terminal_table.Measurements(run_files.read(run).config, run)
-    assert [row.held_out for row in measured.rows] == [0.125, None, 0.25, *[None] * 5, 0.5]
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    assert [row.held_out for row in measured.rows(99)] == [0.125, None, 0.25, *[None] * 5, 0.5]
 
 
-def watched(run: Path) -> str:
+def watch_once(run: Path) -> str:
     """What `rloo watch` shows of a run."""
     return printed(watch.watch, [run], once=True, every=1.0, width=150)
 
@@ -205,11 +209,11 @@ def watched(run: Path) -> str:
 )
 def test_a_run_whose_start_is_made_again_is_in_progress_before_its_first_update(tmp_path, file) -> None:
     run = finish_run(tmp_path / "run", configuration(rounds=2))
-    assert "round 2 of 2  finished" in watched(run)
+    assert "round 2 of 2  finished" in watch_once(run)
     write_json(run / file, {})
     os.utime(run / file, (time.time() + 1,) * 2)
-    assert "round 0 of 2" in watched(run)
-    assert "finished" not in watched(run)
+    assert "round 0 of 2" in watch_once(run)
+    assert "finished" not in watch_once(run)
 
 
 def test_what_comes_before_the_rounds_is_done_though_what_is_made_from_it_is_newer(tmp_path) -> None:
@@ -232,17 +236,17 @@ def test_a_run_with_a_job_at_work_is_not_finished(tmp_path) -> None:
     """Snakemake has deleted the prompts, and their job has begun."""
     run = finish_run(tmp_path / "run", configuration(rounds=2))
     write_log(run, "prompts.log", "2026-01-01 00:00:00,000 INFO rloo: tokenizing\n")
-    assert "finished" not in watched(run)
+    assert "finished" not in watch_once(run)
 
 
 def test_a_run_that_is_trained_again_is_shown_as_far_as_it_has_come(tmp_path) -> None:
     run = finish_run(tmp_path / "run", configuration())
-    assert "round 40 of 40  finished" in watched(run)
+    assert "round 40 of 40  finished" in watch_once(run)
     train_again(run, 3)
-    assert "round 3 of 40" in watched(run)
-    assert "finished" not in watched(run)
-    measured = terminal_table.Measurements(run_files.read(run).config, run)
-    assert [row.round for row in measured.rows] == [0, 1, 2, 3]
+    assert "round 3 of 40" in watch_once(run)
+    assert "finished" not in watch_once(run)
+    measured = LiveRun.of_call(run_files.read(run).config, run)
+    assert [row.round for row in measured.rows(99)] == [0, 1, 2, 3]
 
 
 def test_what_the_training_before_has_left_of_a_job_is_not_its_output(tmp_path) -> None:
@@ -303,7 +307,7 @@ def test_at_80_columns_the_reason_of_a_failure_and_the_curves_are_whole(tmp_path
     reason = "it raised ValueError (my_rewards.py, line 7): could not convert string to float: 'forty-two' for row 8"
     write_log(run, "score/00004-000.log", f"2026-01-01 10:00:00,1 ERROR rloo: {reason}\n")
     files = run_files.read(run)
-    lines = printed_at_80(frame(files, progress_of(files)))
+    lines = printed_at_80(watched(files, progress_of(files)))
     assert reason in " ".join(" ".join(lines).split())
     assert "0.125 → 0.375" in "\n".join(lines)
     assert max(map(len, lines)) <= 80
@@ -400,13 +404,13 @@ def test_a_further_round_reads_no_file_of_the_rounds_before(tmp_path, monkeypatc
     for number in range(1, 7):
         write_json(run / "rounds" / f"{number:05d}" / "held_out.json", {"policy": number - 1, "accuracy": number / 8})
     config = run_files.read(run).config
-    measured = terminal_table.Measurements(config.model_copy(update={"rounds": 5}), run)
+    measured = LiveRun.of_call(config.model_copy(update={"rounds": 5}), run)
     looked_at: list[int] = []
     path_of = run_files.metrics_of
     monkeypatch.setattr(run_files, "metrics_of", lambda run, n: looked_at.append(n) or path_of(run, n))
     measured.read([6], held_out=())
     measured.read(held_out=[6])
     assert min(looked_at) >= 5
-    again = terminal_table.Measurements(config, run)
-    assert [row.held_out for row in measured.rows] == [row.held_out for row in again.rows]
-    assert [row.round for row in measured.rows] == [*range(7)]
+    again = LiveRun.of_call(config, run)
+    assert [row.held_out for row in measured.rows(99)] == [row.held_out for row in again.rows(99)]
+    assert [row.round for row in measured.rows(99)] == [*range(7)]

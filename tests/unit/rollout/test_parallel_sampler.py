@@ -15,7 +15,7 @@ from helpers import mini
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
-from rloo_pipeline.data import earlier_lengths
+from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import parallel_sampler
 from rloo_pipeline.rollout.parallel_sampler import deal
@@ -66,10 +66,10 @@ def test_lengths_are_those_of_the_latest_round_that_the_policy_was_trained_on(tm
         rows = rows_of_round(len(ids), 2, number, derive(config.seed, "prompts"))
         lengths[number] = {ids[row]: [number, number + 1] for row in rows}
         write_round(tmp_path / f"{number:05d}" / "rollouts" / "000.parquet", lengths[number])
-    found = earlier_lengths.expected(config, train, range(3), 5, tmp_path)
+    found = prompts_of_round.expected_lengths(config, train, range(3), 5, tmp_path)
     latest = {name: max(number for number in (1, 2, 3) if name in lengths[number]) for name in ids}
     assert found == {name: number + 0.5 for name, number in latest.items()}, "round 4 may still be in flight"
-    assert earlier_lengths.expected(config, train, range(3), 1, tmp_path) == {}
+    assert prompts_of_round.expected_lengths(config, train, range(3), 1, tmp_path) == {}
 
 
 def write_round(file: Path, lengths: dict[str, list[int]]) -> None:

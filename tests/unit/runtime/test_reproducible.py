@@ -8,7 +8,7 @@ import yaml
 from helpers import mini
 
 from rloo_pipeline.artifacts import lineage, tables
-from rloo_pipeline.cli import stage_setup
+from rloo_pipeline.cli import stage_options
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, reproducible
@@ -53,12 +53,12 @@ def test_a_stage_refuses_what_another_kind_of_card_has_made(tmp_path, monkeypatc
         tables.write(table, rows, tables.REFERENCE, "reference", seed=mini()["seed"])
     assert lineage.cards_of([table]) == {"sampler_card": "NVIDIA A100", "logprobs_card": "NVIDIA H100"}
     monkeypatch.setattr(devices, "card", lambda: "NVIDIA H200")
-    monkeypatch.setattr(stage_setup.fence, "acquire", lambda *_: None)
+    monkeypatch.setattr(stage_options.fence, "acquire", lambda *_: None)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini(reproducible=True)))
     arguments = argparse.Namespace(config=None, output=tmp_path / "rounds/00001/reference/001.parquet", rollouts=table)
     with pytest.raises(UserError, match="made on NVIDIA H100, and this machine has NVIDIA H200, which computes other"):
-        stage_setup.stage_config(arguments, "reference")
-    assert stage_setup.card_facts(Config.model_validate(mini(reproducible=True)), "score") == {}, "it has no engine"
+        stage_options.stage_config(arguments, "reference")
+    assert stage_options.card_facts(Config.model_validate(mini(reproducible=True)), "score") == {}, "it has no engine"
 
 
 def test_the_facts_of_a_policy_name_the_cards_of_its_round(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.snakemake_ext import controller as module
 from rloo_pipeline.snakemake_ext import early_stop
 from rloo_pipeline.snakemake_ext.controller import Controller
@@ -42,6 +44,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
         executor_plugin=SimpleNamespace(name=executor),
         workflow_settings=SimpleNamespace(cache=None),
         rerun_triggers=RerunTrigger.all(),
+        global_resources={},
     )
     return controller
 
@@ -143,7 +146,7 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(mini(rounds=5)))
     arms = {"plain": {}, "long": {"rounds": 7}}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "arms": arms, "seeds": [0, 1]}))
-    write_json(tmp_path / "study" / "long" / "1" / early_stop.STOPPED, {"round": 3})
+    write_json(tmp_path / "study" / "long" / "1" / STOPPED, {"round": 3})
     study = controller()
     study._results, study._configured = tmp_path, read_runs(tmp_path / "study.yaml")
     study.runs = early_stop.shortened(study._configured, tmp_path)
@@ -215,3 +218,17 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
     assert {config.functions for config in read_runs(frozen).by_folder.values()} == {"keep"}
     assert described(read_runs(frozen)) == before
     assert described(runs_of(ConfigSettings(configfiles=[frozen]).overwrite_config, frozen, "")) == before
+
+
+def test_only_the_first_interrupt_is_raised() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        module.only_first_interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)
+        module.only_first_interrupt()
+        assert signal.getsignal(signal.SIGINT) is handler, "the handler of someone else stays"
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,7 +1,11 @@
-"""A run that a gate has ended is finished by a second call of Snakemake."""
+"""A run that a gate has ended is finished by a second call of Snakemake, and a longer run is not overwritten."""
 
+import json
 from pathlib import Path
 
+import pytest
+
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.snakemake_ext import early_stop
 
 
@@ -15,3 +19,30 @@ def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds_of_the_con
     ]
     assert early_stop.command("rounds=7", None, ["/lib/snakemake/__main__.py"]) is not None
     assert early_stop.command("rounds=7", None, ["/bin/jupyter"]) is None, "called from Python, the caller decides"
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A finished run of five rounds."""
+    (tmp_path / "evaluation" / "final").mkdir(parents=True)
+    (tmp_path / "summary.json").write_text(json.dumps({"rounds": 5}))
+    return tmp_path
+
+
+def test_fewer_rounds_would_overwrite_it(run) -> None:
+    assert "has finished 5 rounds" in (early_stop.overwritten(run, 4) or "")
+    assert early_stop.overwritten(run, 5) is None
+    assert early_stop.overwritten(run, 6) is None
+
+
+def test_not_where_its_evaluation_was_removed(run) -> None:
+    (run / "evaluation" / "final").rmdir()
+    assert early_stop.overwritten(run, 4) is None
+
+
+def test_not_where_a_gate_ended_the_run_or_it_never_finished(run) -> None:
+    write_json(run / "stopped.json", {"round": 4})
+    assert early_stop.overwritten(run, 4) is None
+    assert early_stop.overwritten(run, 3) is not None
+    (run / "summary.json").unlink()
+    assert early_stop.overwritten(run, 3) is None

@@ -8,7 +8,7 @@ from snakemake.resources import Resources
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.snakemake_ext import gpu_stages
+from rloo_pipeline.snakemake_ext import steps
 
 COMMANDS = {
     "rollout": "rloo rollout --prompts {input.prompts}",
@@ -31,7 +31,7 @@ def limited(given: dict[str, int], *configs: dict, **requests: int) -> tuple[int
         for name, command in COMMANDS.items()
     ]
     limits = Resources.from_mapping(given)
-    gpu_stages.limit(rules, limits, [Config(**mini(**changes)) for changes in configs or [{}]])
+    steps.limit(rules, limits, [Config(**mini(**changes)) for changes in configs or [{}]])
     taken = {rule.name: rule.resources["gpu_stages"].value for rule in rules if "gpu_stages" in rule.resources}
     return limits["gpu_stages"].value if "gpu_stages" in limits else None, taken
 

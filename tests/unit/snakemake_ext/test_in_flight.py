@@ -7,7 +7,7 @@ from helpers import mini
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.run_files import held_out_of, metrics_of
-from rloo_pipeline.snakemake_ext import in_flight
+from rloo_pipeline.snakemake_ext import run_folders
 
 
 def touch(*files: Path) -> None:
@@ -24,10 +24,10 @@ def make_round(run: Path, number: int) -> None:
 
 def test_a_new_run_has_held_out_accuracy_and_pages_unless_they_are_turned_off(tmp_path: Path) -> None:
     config = Config(**mini(rounds=4))
-    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3, 4]
-    assert in_flight.page_rounds(config, tmp_path) == [1, 2, 3]
+    assert run_folders.held_out_rounds(config, tmp_path) == [1, 2, 3, 4]
+    assert run_folders.page_rounds(config, tmp_path) == [1, 2, 3]
     off = Config(**mini(rounds=4, evaluation={"each_round": 0}, report={"every": 0}))
-    assert in_flight.held_out_rounds(off, tmp_path) == in_flight.page_rounds(off, tmp_path) == []
+    assert run_folders.held_out_rounds(off, tmp_path) == run_folders.page_rounds(off, tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -35,24 +35,24 @@ def test_a_new_run_has_held_out_accuracy_and_pages_unless_they_are_turned_off(tm
 )
 def test_pages_come_after_the_first_round_and_every_nth(tmp_path: Path, every: int | None, rounds: list[int]) -> None:
     config = Config(**mini(rounds=41, report={"every": every}))
-    assert in_flight.page_rounds(config, tmp_path) == rounds
+    assert run_folders.page_rounds(config, tmp_path) == rounds
 
 
 def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: Path) -> None:
     config = Config(**mini(rounds=3))
     make_round(tmp_path, 1)
     make_round(tmp_path, 2)
-    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3]
-    assert in_flight.page_rounds(config, tmp_path) == []
+    assert run_folders.held_out_rounds(config, tmp_path) == [1, 2, 3]
+    assert run_folders.page_rounds(config, tmp_path) == []
     make_round(tmp_path, 3)
     touch(*(tmp_path / "evaluation" / name / "summary.json" for name in ("warmstart", "final")))
     touch(tmp_path / "summary.json")
-    assert in_flight.held_out_rounds(config, tmp_path) == []
-    touch(held_out_of(tmp_path, 1), in_flight.page_of(tmp_path, 2))
-    assert (in_flight.held_out_rounds(config, tmp_path), in_flight.page_rounds(config, tmp_path)) == ([1], [2])
+    assert run_folders.held_out_rounds(config, tmp_path) == []
+    touch(held_out_of(tmp_path, 1), run_folders.page_of(tmp_path, 2))
+    assert (run_folders.held_out_rounds(config, tmp_path), run_folders.page_rounds(config, tmp_path)) == ([1], [2])
     (tmp_path / "summary.json").unlink()
-    assert in_flight.held_out_rounds(config, tmp_path) == [1, 2, 3]
-    assert in_flight.held_out_rounds(config, tmp_path, in_job=True) == [1], "as planned before the report began again"
+    assert run_folders.held_out_rounds(config, tmp_path) == [1, 2, 3]
+    assert run_folders.held_out_rounds(config, tmp_path, in_job=True) == [1], "as planned before the report began again"
     longer = Config(**mini(rounds=5))
-    assert in_flight.held_out_rounds(longer, tmp_path) == [1, 2, 3, 4, 5]
-    assert in_flight.page_rounds(longer, tmp_path) == [2, 4]
+    assert run_folders.held_out_rounds(longer, tmp_path) == [1, 2, 3, 4, 5]
+    assert run_folders.page_rounds(longer, tmp_path) == [2, 4]

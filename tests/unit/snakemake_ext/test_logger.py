@@ -18,9 +18,9 @@ from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLog
 
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.snakemake_ext import configfiles, failures, reasons
+from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures
+from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
-from rloo_pipeline.snakemake_ext.reasons import PlannedJob
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 
@@ -244,14 +244,18 @@ def params(before: object, now: object) -> str:
     ],
 )
 def test_a_reason_in_words(reason, text) -> None:
-    assert reasons.explain([PlannedJob("report", reason)]) == [f"{text}: 1 job (report)"]
+    assert dry_run.explain([PlannedJob("report", reason)]) == [f"{text}: 1 job (report)"]
 
 
 def test_jobs_are_counted_by_their_reason() -> None:
     follows = PlannedJob("report", "Input files updated by another job: b")
-    jobs = [follows, *[PlannedJob("score", "Forced execution")] * 2, PlannedJob("update", "Forced execution")]
+    jobs = [
+        follows,
+        *[PlannedJob("score", "Forced execution")] * 2,
+        PlannedJob("update", "Forced execution"),
+    ]
     forced = "asked for by --force, --forceall or --forcerun: 3 jobs (score ×2, update)"
-    assert reasons.explain(jobs) == [forced, "depends on a job that runs again: 1 job (report)"]
+    assert dry_run.explain(jobs) == [forced, "depends on a job that runs again: 1 job (report)"]
 
 
 def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:

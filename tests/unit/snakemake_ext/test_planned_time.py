@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rloo_pipeline.snakemake_ext import planned_time
+from rloo_pipeline.snakemake_ext import dry_run
 
 
 def log(run: Path, name: str, seconds: float, gpus: int = 0) -> None:
@@ -21,11 +21,11 @@ def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
     log(tmp_path, "evaluate/final.log", 60)
     names = ["rollout/00003-000", "score/00003-000", "score/00003-000-judge", "evaluate/final", "harness/final"]
     logs = [(tmp_path, str(tmp_path / "logs" / f"{name}.log")) for name in names]
-    assert planned_time.sentence(logs) == (
+    assert dry_run.planned_time(logs) == (
         "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by such jobs of this run; 1 of these jobs "
         "have no measurement yet."
     )
 
 
 def test_there_is_no_estimate_without_a_measurement(tmp_path) -> None:
-    assert "is unknown" in planned_time.sentence([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])
+    assert "is unknown" in dry_run.planned_time([(tmp_path, str(tmp_path / "logs" / "prompts.log"))])

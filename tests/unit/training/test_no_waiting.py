@@ -35,6 +35,7 @@ ALGORITHMS = {
         "kl": {"placement": "loss", "estimator": "k3", "bias_correction": True},
         "mismatch": {"correction": "token_tis", "max": 2.0, "reject": {"by": "sequence_mean", "min": 0.9, "max": 1.1}},
     },
+    "a teacher's likeliest tokens": {"beta": 0.0, "teacher": {"name_or_path": "teacher", "top_k": 2}},
 }
 
 
@@ -57,7 +58,10 @@ def batch() -> Batch:
     mask = torch.arange(LONGEST) < torch.tensor([len(ids) for ids in SEQUENCES.completions]).unsqueeze(-1)
     logps = -torch.rand(COUNT, LONGEST).masked_fill(~mask, 0.0)
     none = torch.zeros(COUNT, dtype=torch.bool)
-    completions = RoundTensors(torch.zeros(COUNT).double(), mask, none, logps, logps, None, logps)
+    top = torch.zeros(COUNT, LONGEST, 2).masked_fill(mask.unsqueeze(-1), -1.0)
+    completions = RoundTensors(
+        torch.zeros(COUNT).double(), mask, none, logps, logps, None, logps, teacher_top_logps=top
+    )
     advantages = torch.tensor([1.0, -1.0, 0.5, -0.5])
     return Batch(completions, completions.scores, None, advantages, none, none, beta=0.1)
 
@@ -89,6 +93,9 @@ def test_nothing_in_a_micro_batch_waits_for_the_device(model, algorithm, monkeyp
     if model == "replayed experts":
         chosen = [np.zeros((len(a) + len(b) - 1, 2 * 2), np.int32) for a, b in zip(*SEQUENCES[:2], strict=True)]
         sequences = SEQUENCES._replace(experts=chosen)
+    if "teacher" in ALGORITHMS[algorithm]:
+        candidates = [np.tile([[3, 4]], (len(ids), 1)) for ids in SEQUENCES.completions]
+        sequences = sequences._replace(candidates=candidates)
     record = Record.empty(COUNT, META)
     loss_of = StepLoss(Algorithm(**ALGORITHMS[algorithm]), batch(), range(COUNT), LONGEST, record, first=True)
     with Copies() as copies:

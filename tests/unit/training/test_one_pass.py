@@ -19,9 +19,10 @@ INSTALLED = Path(__file__).parents[3] / "build" / "triton"
 """Triton apart from the environment, whose vLLM would use it."""
 LENGTHS = [7, 1, 12, 5]
 CASES = [
-    {"tokens": 10**6, "temperature": 0.7, "never": ()},
-    {"tokens": 8, "temperature": 1.0, "never": (3, 96)},  # the third sequence is longer
-    {"tokens": 3, "temperature": 1.3, "never": ()},
+    {"tokens": 10**6, "temperature": 0.7, "never": (), "top": 0},
+    {"tokens": 8, "temperature": 1.0, "never": (3, 96), "top": 0},  # the third sequence is longer
+    {"tokens": 3, "temperature": 1.3, "never": (), "top": 0},
+    {"tokens": 8, "temperature": 0.7, "never": (), "top": 5},
 ]
 
 
@@ -42,25 +43,33 @@ def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
         assert all(value <= bound for value in error.values()), error
 
 
-def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Loss, log-probs, entropies and gradient."""
+def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...], top: int) -> dict[str, torch.Tensor]:
+    """Loss, log-probs, entropies and gradient; with `top` also of the likeliest tokens of another model."""
     torch.manual_seed(1)
     prompts = [torch.randint(5, 90, (3 + i,)).tolist() for i in range(len(LENGTHS))]
     pack = packing.pack(prompts, [torch.randint(5, 90, (length,)).tolist() for length in LENGTHS])
     module, seen = TokenLogProbs(model, temperature), list[torch.Tensor]()
     module.never = never
 
-    def loss_of(rows, logps, mask, entropy):
+    if top:  # the target is one of them in every second place
+        others = torch.stack([torch.randperm(97)[:top] for _ in range(sum(LENGTHS))])
+        others[::2, 1] = pack.targets[::2]
+        pack = pack._replace(candidates=others)
+
+    def loss_of(rows, logps, mask, entropy, *others):
         seen.extend((logps[mask].detach(), entropy[mask]))
         weights = torch.tensor([1.0, -2.0, 0.5, -0.3])[list(rows)].unsqueeze(-1)
-        return (logps.exp() * weights * mask).sum()
+        of_others = sum((each.exp() * each * mask.unsqueeze(-1)).sum() for each in others)
+        return (logps.exp() * weights * mask).sum() + of_others
 
     loss = module(pack, loss_of)
     model.zero_grad()
     (3.0 * loss).backward()
     with torch.no_grad():
         logps = module(pack)
+        likeliest = module(pack, top_k=top)[1:] if top else ()
     columns = {"log-probs with a loss": torch.cat(seen[::2]), "entropies": torch.cat(seen[1::2]), "log-probs": logps}
+    columns |= {f"likeliest {number}": values.double() for number, values in enumerate(likeliest)}
     return {"loss": loss.detach(), "gradient": gradient(model), **columns}
 
 
@@ -71,11 +80,12 @@ def main() -> None:
     one_pass.BLOCK = 32  # several blocks, the last one not full
     for dtype in (torch.float32, torch.bfloat16):
         for case in CASES:
+            options = case["temperature"], case["never"], case["top"]
             lm_head.ELEMENTS = one_pass.ELEMENTS = {"cpu": 97 * case["tokens"], "cuda": 97 * case["tokens"] // 2}
             usual, fast = (qwen3(tied=True).to(dtype) for _ in range(2))
             one_pass.use(fast)
-            expected = run(usual, case["temperature"], case["never"])
-            actual = run(fast, case["temperature"], case["never"])
+            expected = run(usual, *options)
+            actual = run(fast, *options)
             distances = {name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()}
             print(json.dumps({"dtype": str(dtype).removeprefix("torch."), **distances}))
 

@@ -12,13 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rloo_pipeline.artifacts import manifest
-from rloo_pipeline.artifacts.model_files import INDEX
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
-from rloo_pipeline.training import forward_only, plain_model, policy_model, split_loading
+from rloo_pipeline.training import forward_only, plain_model, policy_model, weight_files
 from rloo_pipeline.training.kernels import lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -131,22 +129,19 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
     before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
     (folder / file).write_text(json.dumps(before | defaults))
     model = policy_model.load(Policy(folder), "float32")
-    for name, save in (
-        ("whole", lambda target: policy_model.save(model, model.state_dict(), target, folder)),
-        ("split", lambda target: policy_model.save_beside(model, target, folder)),
-    ):
-        (tmp_path / name).mkdir()
-        save(tmp_path / name)
-        written = json.loads((tmp_path / name / "generation_config.json").read_text())
-        assert defaults.items() <= written.items()
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    policy_model.save_beside(model, policy, folder)
+    weight_files.write_together(model, policy)
+    assert defaults.items() <= json.loads((policy / "generation_config.json").read_text()).items()
     if valid:
         model.save_pretrained(tmp_path / "plain")
         for written in (tmp_path / "plain").iterdir():
-            assert written.read_bytes() == (tmp_path / "whole" / written.name).read_bytes(), written.name
+            assert written.read_bytes() == (policy / written.name).read_bytes(), written.name
     else:
         with pytest.raises(ValueError, match="GenerationConfig is invalid"):
             model.save_pretrained(tmp_path / "plain")
-    again = policy_model.load(Policy(tmp_path / "whole"), "float32")
+    again = policy_model.load(Policy(policy), "float32")
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
 
 
@@ -186,16 +181,3 @@ def test_a_full_disk_is_not_told_as_a_fault_of_the_model(error, tiny_model, monk
     with pytest.raises(OSError, match="No ") as raised:
         plain_model.from_pretrained(Policy(tiny_model), "float32")
     assert "no space left" in explain(raised.value)
-
-
-def test_weights_written_together_are_the_files_that_one_process_writes(tmp_path, tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr(split_loading, "SHARD", 20_000)
-    model = policy_model.load(Policy(tiny_model), "float32")
-    for name in ("together", "alone"):
-        (tmp_path / name).mkdir()
-    digests = split_loading.write_together(model, tmp_path / "together")
-    split_loading.write_shards(((name, each.detach()) for name, each in model.named_parameters()), tmp_path / "alone")
-    written = {file.name: file.read_bytes() for file in (tmp_path / "alone").iterdir()}
-    assert {file.name: file.read_bytes() for file in (tmp_path / "together").iterdir()} == written
-    assert digests == {name: manifest.digest(tmp_path / "alone" / name) for name in written if name != INDEX}
-    assert len(digests) > 2

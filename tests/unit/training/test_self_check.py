@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import dropout, policy_model, self_check
+from rloo_pipeline.training import dropout, policy_model, self_check, weight_files
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import against_plain, small
 
@@ -56,7 +56,8 @@ def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afte
     policy_model.load(Policy(unchecked), "bfloat16")
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
-    policy_model.save(model, model.state_dict(), tmp_path, unchecked)
+    policy_model.save_beside(model, tmp_path, unchecked)
+    weight_files.write_together(model, tmp_path)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})
     policy_model.load(Policy(tmp_path), "float32")

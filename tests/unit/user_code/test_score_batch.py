@@ -14,7 +14,7 @@ from helpers import ROOT, has_ended, score, wait_until
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.dispatch import score_all
-from rloo_pipeline.user_code.messages import CallBatch
+from rloo_pipeline.user_code.messages import CallBatch, TimedCall
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.worker_process import WorkerProcess
 
@@ -296,7 +296,7 @@ def test_workers_get_their_threads_and_a_gpu_function_has_one_process(file) -> N
 
 def test_a_call_of_the_batch_before_is_not_taken_for_one_of_this_batch(file) -> None:
     worker = WorkerProcess(f"{file}:number", {}, 1)
-    batch = CallBatch(1, 0, [2], [60.0], {"completions": ["0", "1"]}, {}, 1)
+    batch = CallBatch({1: TimedCall(range(2), 60.0)}, {"completions": ["0", "1"]}, {}, 1)
     try:
         wait_until(worker.messages)
         worker.assign(batch)

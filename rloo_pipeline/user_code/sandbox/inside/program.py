@@ -40,7 +40,7 @@ def _exit(manager: Any, kind: type[BaseException] | None) -> tuple[Any, ...]:
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": lambda on, *args, **kwargs: on(*args, **kwargs),
+    "call": lambda on, /, *args, **kwargs: on(*args, **kwargs),
     "getattr": getattr,
     "setattr": setattr,
     "getitem": lambda on, key: on[key],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import CoroutineType
 from typing import Any
@@ -54,7 +54,7 @@ class ProgramProxy:
         """The object of this name in the program; raises KeyError if it is missing."""
         return self._exchange({"do": "name", "name": name}, [])
 
-    def request(self, do: str, on: int, *args: Any, **kwargs: Any) -> Any:
+    def request(self, do: str, on: int, /, *args: Any, **kwargs: Any) -> Any:
         """Performs an operation on an object of the program; its exceptions are raised here."""
         request = {
             "do": do,
@@ -166,44 +166,47 @@ def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return thread.submit(asyncio.run, coroutine).result()
 
 
+def _forwarded(do: str, kind: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+    """A method that requests an operation, and converts its result to a type."""
+
+    def method(on: RemoteObject, /, *args: Any, **kwargs: Any) -> Any:
+        result = on._request(do, *args, **kwargs)
+        return result if kind is None else kind(result)
+
+    return method
+
+
 class RemoteObject:
     """An object in the program's process. It can equal only another RemoteObject, and has no order."""
 
     def __init__(self, program: ProgramProxy, number: int) -> None:
         self.__dict__.update(_program=program, _number=number)
 
-    def _request(self, do: str, *args: Any, **kwargs: Any) -> Any:
+    def _request(self, do: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._program.request(do, self._number, *args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
-        return self._request("call", *args, **kwargs)
+    __call__ = _forwarded("call")
+    __setattr__ = _forwarded("setattr")
+    __getitem__ = _forwarded("getitem")
+    __setitem__ = _forwarded("setitem")
+    __delitem__ = _forwarded("delitem")
+    __contains__ = _forwarded("contains", bool)
+    __enter__ = _forwarded("enter")
+    __aiter__ = _forwarded("aiter")
+    __next__ = _forwarded("next")
+    __len__ = _forwarded("len", int)
+    __bool__ = _forwarded("bool", bool)
+    __str__ = _forwarded("str", str)
+    __repr__ = _forwarded("repr", str)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """NumPy would compare an array that the program's class makes up, or an empty sequence."""
-        raise TypeError("an object of the program's classes is no array")
+        raise TypeError("an object of the program's classes is not an array")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
             raise AttributeError(name)
         return self._request("getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._request("setattr", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._request("getitem", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._request("setitem", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._request("delitem", key)
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self._request("contains", item))
-
-    def __enter__(self) -> Any:
-        return self._request("enter")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with _unheard(error):
@@ -212,9 +215,6 @@ class RemoteObject:
     def __await__(self) -> Any:
         return self._request("await")
         yield
-
-    def __aiter__(self) -> Any:
-        return self._request("aiter")
 
     async def __anext__(self) -> Any:
         return self._request("anext")
@@ -226,18 +226,6 @@ class RemoteObject:
         with _unheard(error):
             self._request("aexit", _nearest_builtin(kind))
 
-    def __len__(self) -> int:
-        return int(self._request("len"))
-
-    def __bool__(self) -> bool:
-        return bool(self._request("bool"))
-
-    def __str__(self) -> str:
-        return str(self._request("str"))
-
-    def __repr__(self) -> str:
-        return str(self._request("repr"))
-
     def __iter__(self) -> Iterator[Any]:
         items = self._request("iter")
         while True:
@@ -245,9 +233,6 @@ class RemoteObject:
                 yield items._request("next")
             except StopIteration:
                 return
-
-    def __next__(self) -> Any:
-        return self._request("next")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteObject) and bool(self._request("equal", other))

@@ -121,7 +121,7 @@ def builtin_type(name: str) -> type:
     """A builtin type; raises ValueError for other names, such as for `eval`."""
     value = getattr(builtins, name, None)
     if not isinstance(value, type):
-        raise ValueError(f"{name} is no builtin type")
+        raise ValueError(f"{name} is not a builtin type")
     return value
 
 

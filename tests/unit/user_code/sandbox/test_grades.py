@@ -81,6 +81,8 @@ def test_tests_after_the_programs_exit_count_as_failed(reward):
          "from decimal import Decimal\nimport datetime\nassert f() == [Decimal('0.1'), datetime.date(2020, 1, 2)]"),
         ("from collections import Counter, defaultdict\ndef f(): return Counter('aab'), defaultdict(int, x=1)",
          "assert f() == ({'a': 2, 'b': 1}, {'x': 1})"),
+        ("def f(self, do, on, name): return [self, do, on, name]",
+         "assert f(on=3, do=2, name=4, self=1) == [1, 2, 3, 4]"),
         ("def f(x): x.sort(); x.append(9)", "x = [3, 1]\nf(x)\nassert x == [1, 3, 9]"),
         ("def f(n):\n    for i in range(n): yield i", "assert list(f(3)) == [0, 1, 2]"),
         ("def f(g, x): return [g(v) for v in x]", "assert f(lambda v: v * 2, [1, 2]) == [2, 4]"),

@@ -1,0 +1,56 @@
+"""Divergence of two distributions over a vocabulary, of which one is known on its K likeliest tokens.
+
+All other tokens count as one: with the teacher's p and the student's q on the K tokens and r = 1 − Σ of each, both are
+distributions over K + 1 outcomes (TRL's `loss_top_k` with `loss_add_tail`; the tokens are the teacher's, as in verl's
+`forward_kl_topk` and NeMo-RL's `DistillationLossFn`). By the data-processing inequality their divergence is at most
+that of the whole distributions, and equal to it if K is the vocabulary. Agarwal et al. 2024 (GKD, arXiv 2306.13649):
+
+    β = 1        KL(q‖p), reverse
+    β = 0        KL(p‖q), forward
+    0 < β < 1    β KL(p‖m) + (1 − β) KL(q‖m), m = βp + (1 − β)q    (equation 1)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LEAST_REST = 1e-6
+"""Lower bound of the probability of all other tokens, whose float32 value has an error near 1e-7."""
+_ABSENT = -1e4
+"""Log-prob whose exponential is 0, and which is finite, so that 0 times it is 0."""
+
+
+def of_top(
+    logps: Float[Tensor, "*tokens K"], teacher_logps: Float[Tensor, "*tokens K"], beta: float
+) -> Float[Tensor, "*tokens"]:
+    """The divergence at each position in nats, with its gradient with respect to the student's log-probs.
+
+    Args:
+        logps: the student's, of the teacher's likeliest tokens.
+        teacher_logps: the teacher's; −inf for a token that the student does not have, which then is one of the rest.
+        beta: kind of divergence, see above.
+    """
+    student, teacher = (_with_rest(values, teacher_logps > -math.inf) for values in (logps, teacher_logps))
+    if beta == 1:
+        result = _kl(student, teacher)
+    elif beta == 0:
+        result = _kl(teacher, student)
+    else:
+        mean = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+        result = beta * _kl(teacher, mean) + (1 - beta) * _kl(student, mean)
+    return result.to(logps.dtype)
+
+
+def _with_rest(logps: Tensor, known: Tensor) -> Tensor:
+    """Log-probs in float64 with that of all other tokens at the end."""
+    values = torch.where(known, logps.double(), _ABSENT)
+    rest = (1 - values.exp().sum(-1, keepdim=True)).clamp(min=LEAST_REST).log()
+    return torch.cat([values, rest], -1)
+
+
+def _kl(left: Tensor, right: Tensor) -> Tensor:
+    return (left.exp() * (left - right)).sum(-1)

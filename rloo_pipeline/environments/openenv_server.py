@@ -1,0 +1,289 @@
+"""Environments of OpenEnv (0.2 and newer): `rollout.environment: "openenv:http://node:8000"`, or the command that starts
+their server, such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
+
+The process from which episodes are forked starts the server, on the loopback interface if the command says nothing
+else, and ends it; what it prints is in the log of the stage. Each episode has a WebSocket of its own, and so a session
+of its own (`/ws`: https://github.com/meta-pytorch/OpenEnv). This file needs `websockets`, and nothing of OpenEnv.
+
+The tools of an MCP environment are the model's tools. Another environment has one tool, `step`, with the fields of its
+action as arguments. `reset` gets the columns of the row, a `seed` drawn for the row, and an `episode_id` by that seed;
+OpenEnv passes those on that the environment's `reset` names. The reward is the sum of the rewards of all steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code.worker import die_with
+from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
+
+START_SECONDS = 300.0
+"""Time limit for the start of a server."""
+CAPACITY_SECONDS = 10.0
+"""How long an episode waits for a session; those of episodes that ended are freed within milliseconds."""
+MOST_BYTES = 100 << 20
+"""Maximum size of a message, as in OpenEnv's own client."""
+MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
+"""Titles of the action's schema where the tools of an MCP server are the actions."""
+OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
+"""Errors that answer a call: the environment raised, or the arguments do not fit."""
+
+
+class OpenEnvSession:
+    """An episode, with one method for each tool."""
+
+    _url = ""
+
+    def __init__(self) -> None:
+        self.steps, self.done = 0, False
+        self.observation: dict[str, Any] = {}
+        self._reward, self._socket = 0.0, None
+
+    def reset(self, /, **row: Any) -> str:
+        """Opens a session and resets its environment.
+
+        Args:
+            row: the columns.
+
+        Raises:
+            UserError: the server has no session left, or does not answer as OpenEnv.
+        """
+        seed = random.getrandbits(31)
+        message = {"type": "reset", "data": {"seed": seed, "episode_id": f"{seed:08x}", **row}}
+        end = time.monotonic() + CAPACITY_SECONDS
+        while True:
+            self._socket = _connect(self._url)
+            with suppress(_NoSessionError):
+                return self._take(_ask(self._url, self._socket, message))
+            self._socket.close()
+            if time.monotonic() > end:
+                raise UserError(
+                    f"rollout.environment: {self._url} has no session left for another episode; let it have "
+                    "rollout.environment_workers of them (OpenEnv's max_concurrent_envs), or lower that key"
+                )
+            time.sleep(0.02)
+
+    def _step(self, action: Mapping[str, Any]) -> str:
+        if self.done:
+            raise ValueError("the episode has ended")
+        self.steps += 1
+        return self._take(_ask(self._url, self._socket, {"type": "step", "data": action}))
+
+    def _take(self, result: Mapping[str, Any]) -> str:
+        """Keeps what a step gave; returns its text."""
+        self._reward += result["reward"] or 0.0
+        self.done = result["done"]
+        self.observation = {name: value for name, value in result["observation"].items() if name != "metadata"}
+        return _text(self.observation)
+
+    def get_reward(self) -> float:
+        """The sum of the rewards of all steps."""
+        return self._reward
+
+
+class _NoSessionError(Exception):
+    """All sessions are taken."""
+
+
+def environment(argument: str) -> type[OpenEnvSession]:
+    """The class of the environment behind a URL, or behind the server that a command starts.
+
+    Args:
+        argument: the URL, or the command with `{port}` in it.
+
+    Raises:
+        UserError: the server cannot be started, or does not answer as OpenEnv.
+    """
+    url = argument.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        url = _start(argument)
+    schema = _get(url, "/schema").get("action")
+    if not isinstance(schema, dict):
+        raise _unfit(url, schema)
+    if schema.get("title") in MCP_ACTIONS:
+        connection = _connect(url)
+        tools = _ask(url, connection, {"type": "step", "data": {"type": "list_tools"}})["observation"].get("tools")
+        connection.close()
+        if not tools:
+            raise UserError(f"rollout.environment: {url} lists no tools, so the model has nothing to call")
+        methods = {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools}
+    else:
+        about = _get(url, "/metadata").get("description") or "Takes a step."
+        fields = {name: value for name, value in schema["properties"].items() if name != "metadata"}
+        methods = {"step": _tool("step", about, {**schema, "properties": fields}, whole=True)}
+    return type("OpenEnv", (OpenEnvSession,), {**methods, "_url": url})
+
+
+def _tool(name: str, description: str, parameters: Mapping[str, Any], whole: bool = False) -> Callable[..., str]:
+    """A method that takes a step, with the schema that the model is shown.
+
+    Args:
+        name: of the tool.
+        description: for the model.
+        parameters: JSON schema of the arguments.
+        whole: the arguments are the action, and not those of an MCP tool.
+    """
+
+    def method(self: OpenEnvSession, /, **arguments: Any) -> str:
+        call = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        return self._step(arguments if whole else call)
+
+    function = {"name": name, "description": description, "parameters": dict(parameters)}
+    method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
+    return method
+
+
+def _start(command: str) -> str:
+    """Starts a server, which dies with this process, and returns its URL when it answers."""
+    if "{port}" not in command:
+        raise UserError(
+            f"rollout.environment: 'openenv:{command}' is neither an http:// address nor a command with {{port}}; write "
+            "the port that the server shall listen on as {port}"
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = [part.replace("{port}", str(port)) for part in shlex.split(command)]
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
+    parent = os.getpid()
+    try:
+        server = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            env=inherited,
+            start_new_session=True,
+            preexec_fn=lambda: die_with(parent),
+        )
+    except OSError as error:
+        raise UserError(f"rollout.environment: {argv[0]} cannot be started ({error.strerror}); correct it") from None
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < end:
+        with suppress(OSError, UserError):
+            _get(url, "/health")
+            return url
+        time.sleep(0.05)
+    state = f"ended with exit code {server.returncode}" if server.returncode is not None else "does not answer"
+    raise UserError(
+        f"rollout.environment: the server that '{argv[0]}' starts {state}; what it printed is in the log, and the "
+        f"command is: {shlex.join(argv)}"
+    )
+
+
+def _get(url: str, path: str) -> dict[str, Any]:
+    """The JSON object at a path of the server.
+
+    Raises:
+        UserError: it cannot be reached, or is not a server of OpenEnv.
+    """
+    try:
+        with build_opener(ProxyHandler({})).open(url + path, timeout=30.0) as response:
+            answer = json.load(response)
+    except OSError as error:
+        raise UserError(f"rollout.environment: {url}{path} cannot be read ({error}); start the server there") from None
+    except ValueError as error:
+        raise _unfit(url, error) from None
+    if not isinstance(answer, dict):
+        raise _unfit(url, answer)
+    return answer
+
+
+def _connect(url: str) -> Any:
+    try:
+        from websockets.sync.client import connect
+    except ImportError:
+        raise UserError(
+            "rollout.environment: OpenEnv's server is asked through the package websockets, which this Python lacks; "
+            "leave out rollout.environment_python (the server has its own), or install websockets there"
+        ) from None
+    from websockets.exceptions import WebSocketException
+
+    try:
+        return connect(
+            f"ws{url.removeprefix('http')}/ws", max_size=MOST_BYTES, ping_interval=None, proxy=None, open_timeout=60.0
+        )
+    except (OSError, WebSocketException) as error:
+        raise _gone(url, error) from None
+
+
+def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a message: its observation, reward and whether the episode is done.
+
+    Raises:
+        UserError: the server is gone, or does not answer as OpenEnv.
+        ValueError: the environment raised, or the arguments do not fit.
+    """
+    from websockets.exceptions import ConnectionClosed
+
+    try:
+        with suppress(ConnectionClosed):  # a server without a session left says so and closes
+            connection.send(json.dumps(message, default=str))
+        text = connection.recv()
+    except ConnectionClosed as error:
+        raise _gone(url, error) from None
+    try:
+        answer = json.loads(text)
+        kind, data = answer["type"], answer["data"]
+        if kind == "error" and data["code"] == "CAPACITY_REACHED":
+            raise _NoSessionError
+        if kind == "error" and data["code"] in OF_MODEL:
+            raise ValueError(_of_fields(data))
+        result: dict[str, Any] = {"reward": None, "done": False, **data}
+        fits = kind == "observation" and isinstance(result["observation"], dict)
+        if not fits or not isinstance(result["done"], bool) or not isinstance(result["reward"], int | float | None):
+            raise TypeError
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise _unfit(url, text) from None
+    return result
+
+
+def _of_fields(data: Mapping[str, Any]) -> str:
+    """The message of an error, with the fields of the action that do not fit."""
+    wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in data.get("errors", ())]
+    return "; ".join(wrong) or str(data["message"])
+
+
+def _text(observation: Mapping[str, Any]) -> str:
+    """What the model reads of an observation: the result of an MCP tool, the only text, or JSON.
+
+    Raises:
+        ValueError: a tool failed.
+    """
+    if {"tool_name", "result"} <= observation.keys():
+        if error := observation.get("error"):
+            raise ValueError(error["message"])
+        result = observation["result"]
+        if not isinstance(result, dict) or "content" not in result:
+            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        text = "".join(block.get("text", "") for block in result["content"])
+        if result.get("is_error"):
+            raise ValueError(text)
+        return text
+    values = list(observation.values())
+    if not values or (len(values) == 1 and isinstance(values[0], str)):
+        return "".join(values)
+    return json.dumps(observation, ensure_ascii=False)
+
+
+def _gone(url: str, error: object) -> UserError:
+    return UserError(
+        f"rollout.environment: the server at {url} is gone ({error}); if rollout.environment has its command, the log "
+        "has what it printed; run the stage again"
+    )
+
+
+def _unfit(url: str, answer: object) -> UserError:
+    return UserError(
+        f"rollout.environment: {url} does not answer as a server of OpenEnv does ({answer!r:.120}); correct the "
+        "address, or install another openenv there"
+    )

@@ -1,0 +1,241 @@
+"""Reads what the live view shows of a run: a row for each round, held-out accuracy, the time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import yaml
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_jobs import jobs_of_round
+from rloo_pipeline.config.run_set import EXPERIMENT
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.run_files import RunFiles
+from rloo_pipeline.report import run_progress
+from rloo_pipeline.report.jobs import STAGES_OF_ROUND, TOOK
+
+Values = Mapping[int, float]
+"""By round."""
+COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
+
+
+class Row(NamedTuple):
+    """One round; None for values that were not measured."""
+
+    round: int | None = None
+    reward: float | None = None
+    held_out: float | None = None
+    """Accuracy on held-out prompts, from 0 to 1."""
+    kl: float | None = None
+    """KL from the reference policy, nats per token."""
+    length: float | None = None
+    """Mean tokens of a completion."""
+    tokens_per_second: float | None = None
+    """Completion tokens of the round over its seconds."""
+    seconds: float | None = None
+    """Seconds from the start of the round's first job to the end of its last."""
+
+    def cells(self) -> tuple[str, ...]:
+        """The values as text; empty for those that were not measured."""
+        formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
+        return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
+
+
+class LiveRun:
+    """A run as far as it has come. `read` adds what jobs have made since, so that files are read only once."""
+
+    def __init__(self, run: RunFiles, since: float | None = None, now: float | None = None) -> None:
+        """Reads held-out accuracies.
+
+        Args:
+            run: its files.
+            since: begin of the current round in seconds since 1970; by default the end of the one before.
+            now: fixes the time, in seconds since 1970.
+        """
+        self.run = run
+        self.accuracies = run.accuracies()
+        """Held-out accuracy by policy: on the rounds' own problems if `_by_round`, else of the evaluations."""
+        self._by_round = bool(run.held_out())
+        self._since, self._now = since, now
+        self._seconds: dict[int, float | None] = {}
+        self.pace = self._pace()
+        """Seconds per round; None before one is done."""
+
+    @classmethod
+    def of_call(cls, config: Config, folder: Path) -> LiveRun:
+        """A run that this process works on from now; files that cannot be read count as not there."""
+        try:
+            return cls(run_files.read(folder, config), time.time())
+        except (UserError, OSError):
+            return cls(RunFiles(folder, config, []), time.time())
+
+    @property
+    def rounds_left(self) -> int:
+        """Number of rounds to come."""
+        return self.run.config.rounds - len(self.run.rounds)
+
+    def seconds_left(self) -> float | None:
+        """Seconds for the remaining rounds, estimated from finished ones; None before the first is finished. They fall
+        during a round, at most to the value for the next round.
+        """
+        if not self.pace or not self.rounds_left:
+            return None
+        since = run_progress.end_of(self.run, len(self.run.rounds)) if self._since is None else self._since
+        passed = 0.0 if since is None else (self._now or time.time()) - since
+        return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
+
+    def rows(self, most: int) -> list[Row]:
+        """The latest rounds, at most so many, with policy 0 as round 0 where it was evaluated."""
+        numbers = range(0 if 0 in self.accuracies else 1, len(self.run.rounds) + 1)
+        return [self.row(number) for number in numbers[-most:]]
+
+    def row(self, number: int) -> Row:
+        """A finished round, or policy 0."""
+        if number == 0:
+            return Row(0, held_out=self.accuracies[0])
+        metrics = self.run.rounds[number - 1]
+        if number not in self._seconds:
+            self._seconds[number] = self._seconds_of(number)
+        seconds, tokens = self._seconds[number], metrics.get("num_completion_tokens")
+        speed = tokens / seconds if tokens is not None and seconds else None
+        kl, length = metrics.get("kl"), metrics.get("completions/mean_length")
+        return Row(number, metrics.get("reward"), self.accuracies.get(number), kl, length, speed, seconds)
+
+    def read(self, rounds: Sequence[int] = (), held_out: Collection[int] | None = None) -> None:
+        """Reads these rounds, with those before them that are missing. If it reads a round, it drops later ones: those
+        rounds are made again.
+
+        Files that are being replaced change nothing.
+
+        Args:
+            rounds: numbers of rounds.
+            held_out: rounds whose held-out accuracy is new. If None, or if a round is made again, all accuracies are
+                read, which takes longer with each round.
+        """
+        run, before = self.run, len(self.run.rounds)
+        first = min([before + 1, *rounds])
+        try:
+            for number in range(first, max(rounds, default=0) + 1):
+                if not run.is_current(run_files.metrics_of(run.folder, number), number - 1):
+                    break
+                run.rounds[number - 1 :] = [run_files.read_metrics(run.folder, number)]
+                self._seconds = {other: seconds for other, seconds in self._seconds.items() if other < number}
+            if held_out is None or first <= before or (held_out and not self._by_round):
+                self.accuracies, self._by_round = run.accuracies(), bool(run.held_out())
+            elif held_out:
+                self.accuracies |= {measured["policy"]: measured["accuracy"] for measured in run.held_out(held_out)}
+            self.pace = self._pace()
+        except (UserError, OSError, ValueError, KeyError):
+            return
+        if len(run.rounds) != before:
+            self._since = time.time()
+
+    def _pace(self) -> float | None:
+        done = len(self.run.rounds)
+        return run_progress.seconds_per_round(self.run) or (self.row(done).seconds if done else None)
+
+    def _seconds_of(self, number: int) -> float | None:
+        """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
+        began, ended = list[datetime](), list[datetime]()
+        logs = (self.run.folder / job.log for job in jobs_of_round(self.run.config, number))
+        for log in (log for log in logs if log.parent.name in STAGES_OF_ROUND and log.exists()):
+            for match in TOOK.finditer(log.read_text(encoding="utf-8", errors="replace")):
+                ended.append(datetime.fromisoformat(match["ended"]))
+                began.append(ended[-1] - timedelta(seconds=float(match["seconds"])))
+        return max((max(ended) - min(began)).total_seconds(), 0.1) if ended else None
+
+
+class CurvesOfRun(NamedTuple):
+    """A run, or the mean over the seeds of an arm."""
+
+    name: str
+    rounds: str
+    """Rounds that are done, and planned, of all seeds."""
+    reward: Values
+    """Mean reward by round."""
+    held_out: Values
+    """Held-out accuracy by the round of the policy."""
+    is_finished: bool
+
+    @property
+    def latest(self) -> Row:
+        """The latest of each value."""
+        reward, held_out = (values[max(values)] if values else None for values in (self.reward, self.held_out))
+        return Row(reward=reward, held_out=held_out)
+
+
+def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
+    """Curves of runs, and of each arm of experiments.
+
+    Raises:
+        UserError: a folder has neither, or a file is damaged.
+    """
+    curves = []
+    for folder in folders:
+        if not (folder / EXPERIMENT).exists():
+            curves.append(_mean(folder.name, [run_files.read(folder)]))
+            continue
+        about = yaml.safe_load((folder / EXPERIMENT).read_text(encoding="utf-8"))
+        for arm in about["arms"]:
+            seeds = [folder / arm / str(seed) for seed in about["seeds"]]
+            curves.append(_mean(arm, [run_files.read(seed) for seed in seeds if (seed / "config.yaml").exists()]))
+    return curves
+
+
+def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
+    """The mean of runs at each round that all of them have."""
+    rewards = [
+        {number: value for number, metrics in enumerate(run.rounds, 1) if (value := metrics.get("reward")) is not None}
+        for run in runs
+    ]
+    finished = bool(runs) and all(run_files.is_finished(run.folder, run.config) for run in runs)
+    done, planned = sum(len(run.rounds) for run in runs), sum(run.config.rounds for run in runs)
+    rounds = f"{done} of {planned}" if runs else "not begun"
+    return CurvesOfRun(name, rounds, _over(rewards), _over([run.accuracies() for run in runs]), finished)
+
+
+def _over(curves: Sequence[Values]) -> Values:
+    """The mean at each round that all curves have."""
+    rounds = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
+    return {number: fmean(curve[number] for curve in curves) for number in sorted(rounds)}
+
+
+def seconds_left_of(runs: Sequence[LiveRun]) -> float | None:
+    """Seconds until the last of these runs has done its rounds; None where one with rounds to come has done none."""
+    seconds = [run.seconds_left() for run in runs if run.rounds_left]
+    known = [each for each in seconds if each is not None]
+    return max(known, default=None) if len(known) == len(seconds) else None
+
+
+def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
+    """Names and values: the run, its model, data, rounds, the paths of the page and of Snakemake's log."""
+    model, train = config.model, config.dataset.train
+    rollout = config.rollout
+    rounds = f"{config.rounds} of {rollout.generation_batch_size} completions, {rollout.num_generations} a prompt"
+    lines = [
+        ("run", config.run),
+        ("model", model.name_or_path or model.build or ""),
+        ("data", train.path or train.name or train.generator or ""),
+        ("rounds", rounds),
+        ("page", str(run / "report.html")),
+    ]
+    return [*lines, ("Snakemake's log", log)] if log else lines
+
+
+def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:
+    """A round in one plain line."""
+    cells = zip(COLUMNS[1:], row.cells()[1:], strict=True)
+    values = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+    rest = f"; about {clock(seconds_left)} until the last round is done" if seconds_left is not None else ""
+    return f"round {row.round} of {rounds}: {values}{rest}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,77 @@
+"""vLLM as lm-eval starts it: its engine is lm-eval's own, with the same settings as rollouts where they apply."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rloo_pipeline.artifacts import model_dims
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Config, Harness, Vllm
+from rloo_pipeline.rollout import adapters, cpu_kernels, engine_process, engine_size, vllm_import
+from rloo_pipeline.rollout.sampler import visible_gpu
+from rloo_pipeline.runtime import devices
+
+
+def prepare(settings: Vllm) -> None:
+    """Imports vLLM, and lm-eval's backend for it."""
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+    os.environ.setdefault(engine_process.SWITCH, "0")
+    vllm_import.import_vllm()
+    cpu_kernels.rotate_heads()
+    with by_either_name():
+        importlib.import_module("lm_eval.models.vllm_causallms")
+
+
+@contextmanager
+def by_either_name() -> Iterator[None]:
+    """Gives the version of `vllm-cpu` for `vllm` in the block: lm-eval looks it up on import, and the CPU build of vLLM
+    is the distribution `vllm-cpu`.
+    """
+    from vllm.platforms import current_platform
+
+    current_platform.is_cpu()  # vLLM detects its platform from its version, so it must do that before the patch
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu")
+
+    importlib.metadata.version = version
+    try:
+        yield
+    finally:
+        importlib.metadata.version = original
+
+
+def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any]:
+    """vLLM's options in the form of lm-eval's backend."""
+    on_gpu = devices.device_type() == "cuda"
+    settings: dict[str, Any] = {
+        "pretrained": str(policy.base),
+        "dtype": config.model.dtype,
+        "trust_remote_code": policy.trust_remote_code,
+        "tensor_parallel_size": config.vllm.tensor_parallel_size,
+        "max_model_len": section.max_model_len,
+        "seed": config.seed & 0x7FFFFFFF,
+        "batch_size": "auto",
+        "enforce_eager": not on_gpu,
+        "enable_chunked_prefill": on_gpu,
+        "generation_config": "vllm",
+    }
+    if on_gpu:
+        longest = section.max_model_len or model_dims.context(policy.config)
+        parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
+        sizes = (policy, config.model.dtype, visible_gpu(parallel), share, parallel)
+        settings |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
+    if policy.is_adapter:
+        settings |= {"lora_local_path": str(policy), **adapters.settings(policy)}
+    return settings

@@ -1,0 +1,145 @@
+"""Weights of a full model as safetensors files of half a gigabyte: the same files by any number of ranks.
+
+All ranks write at once, each some of the files. Tensors have the names and shapes of the checkpoint that transformers
+loaded, where these differ from the model's (such as those of experts).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
+from rloo_pipeline.errors import translate_disk_full
+from rloo_pipeline.runtime import ranks
+from rloo_pipeline.training import split_loading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHARD = 500_000_000
+"""Bytes of a weights file; a rank holds at most two of them while a policy is written."""
+
+
+def write_together(model: PreTrainedModel, target: Path) -> dict[str, str]:
+    """Writes the weights of a model; each rank writes some of the files. Every rank must call it.
+
+    Args:
+        model: a model of transformers, whole on each rank or split over them.
+        target: folder that all ranks see.
+
+    Returns:
+        BLAKE3 digests of all files, by name.
+    """
+    rank, tensors = ranks.current(), split_loading.tensors(model)
+    shards, in_files = _shards(model, tensors)
+    files, writing = _names(len(shards)), dict[str, Future[str]]()
+    with ThreadPoolExecutor(1) as thread:
+        for number, (file, names) in enumerate(zip(files, shards, strict=True)):
+            own = number % rank.world == rank.number
+            kept = {name: whole for name in names if (whole := split_loading.on_cpu(tensors[name], own)) is not None}
+            if own:
+                wait(writing.values())  # at most one beside the one that is put together
+                writing[file] = thread.submit(_write, _as_in_files(model, kept), target / file)
+    own_digests = {file: each.result() for file, each in writing.items()}
+    of_ranks: list[Any] = [own_digests] * rank.world
+    if rank.world > 1:
+        torch.distributed.all_gather_object(of_ranks, own_digests)
+    if rank.first:
+        _write_index(target, files, in_files, sum(each.nbytes for part in in_files for each in part.values()))
+    return {file: digest for digests in of_ranks for file, digest in digests.items()}
+
+
+def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list[list[str]], list[dict[str, Tensor]]]:
+    """The model's tensors of each file, in order, and what they are in the file, without values.
+
+    There is one file if the tensors of a file depend on those of another.
+    """
+    shapes = {
+        name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
+        for name, each in tensors.items()
+    }
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, each in shapes.items():
+        if shards[-1] and size + each.nbytes > SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += each.nbytes
+    in_files = [_as_in_files(model, {name: shapes[name] for name in names}) for names in shards]
+    together = _as_in_files(model, shapes)
+    apart = {name: each.shape for part in in_files for name, each in part.items()}
+    if apart != {name: each.shape for name, each in together.items()}:
+        return [list(shapes)], [together]
+    return shards, in_files
+
+
+def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as a checkpoint has them; transformers renames or joins some when it loads them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return in_files
+
+
+def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
+    """Writes a file through to the disk, since no other node can; returns its digest."""
+    from safetensors.torch import save_file
+
+    with translate_disk_full(path.parent):
+        save_file({name: each.contiguous() for name, each in tensors.items()}, path, metadata={"format": "pt"})
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    return manifest.digest(path)
+
+
+def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
+    """Writes tensors to safetensors files of at most `SHARD` bytes (or one tensor) each, with an index if several."""
+    from safetensors.torch import save_file
+
+    shard: dict[str, Tensor] = {}
+    shards: list[list[str]] = []
+    size = total = 0
+
+    def write() -> None:
+        save_file(shard, target / f"{len(shards)}.part", metadata={"format": "pt"})
+        shards.append(list(shard))
+        shard.clear()
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD:
+            write()
+            size = 0
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    write()
+    files = _names(len(shards))
+    for number, file in enumerate(files):
+        (target / f"{number}.part").rename(target / file)
+    _write_index(target, files, shards, total)
+
+
+def _names(count: int) -> list[str]:
+    """Names of so many weights files."""
+    stem = WEIGHTS.removesuffix(".safetensors")
+    return (
+        [f"{stem}-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)] if count > 1 else [WEIGHTS]
+    )
+
+
+def _write_index(target: Path, files: Sequence[str], shards: Sequence[Iterable[str]], total: int) -> None:
+    """Writes which file has which tensor, if there are several; `total` is the bytes of all."""
+    if len(shards) > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (target / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
