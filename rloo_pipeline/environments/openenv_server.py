@@ -121,7 +121,7 @@ def environment(argument: str) -> type[OpenEnvSession]:
         methods = {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools}
     else:
         about = _get(url, "/metadata").get("description") or "Takes a step."
-        fields = {name: value for name, value in schema["properties"].items() if name != "metadata"}
+        fields = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         methods = {"step": _tool("step", about, {**schema, "properties": fields}, whole=True)}
     return type("OpenEnv", (OpenEnvSession,), {**methods, "_url": url})
 
