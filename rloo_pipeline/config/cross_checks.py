@@ -23,7 +23,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from distillation.problems(
         config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
     )
-    yield from trained_reward.problems(config.reward_model, config.rewards, config.dataset, config.deepspeed)
+    yield from trained_reward.problems(config.reward_model, config.rewards, config.dataset)
     yield from _optimizers(config)
     yield from _offload(config)
     yield from _images(config)
