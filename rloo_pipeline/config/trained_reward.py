@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rloo_pipeline.config.data import Dataset, Model, ModelSource, Source
 from rloo_pipeline.config.rewards import Reward
+from rloo_pipeline.config.training import Deepspeed
 
 
 class RewardModel(ModelSource):
@@ -52,7 +53,9 @@ class RewardModel(ModelSource):
         return model.model_copy(update={**source, "quantization": None})
 
 
-def problems(section: RewardModel | None, rewards: list[Reward], dataset: Dataset) -> Iterator[str]:
+def problems(
+    section: RewardModel | None, rewards: list[Reward], dataset: Dataset, deepspeed: Deepspeed
+) -> Iterator[str]:
     """A sentence for each key of other sections that cannot be used with the section, or without it."""
     users = [reward for reward in rewards if reward.uses_own_model]
     if section is None:
@@ -72,3 +75,5 @@ def problems(section: RewardModel | None, rewards: list[Reward], dataset: Datase
             yield f"rewards: {reward.column}: reward_model is trained without {option}; leave the option out"
     if dataset.shows_images:
         yield "reward_model cannot be used with images yet (dataset.image_column); leave one of the two out"
+    if deepspeed.sequence_parallel > 1:
+        yield "reward_model cannot be trained with deepspeed.sequence_parallel yet; set it to 1"
