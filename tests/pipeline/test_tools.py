@@ -125,7 +125,7 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     run = project.folder / "results" / "mini"
     shard, again = run / "rounds/00001/rollouts/000.parquet", tmp_path / "again.parquet"
     table = pq.read_table(shard)
-    assert any(calls > failures for calls, failures in zip(table["tool_calls"], table["tool_failures"], strict=True))
+    assert sum(table["tool_calls"].to_pylist()) > sum(table["tool_failures"].to_pylist())
     assert set(table["environment_reward"].to_pylist()) == {0.0}
     assert "scores/environment_reward" in pq.read_schema(run / "rounds/00001/scores/000.parquet").names
     arguments = [
