@@ -5,7 +5,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock upgrade clean reference models kinds docs screenshots
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock upgrade clean reference models kinds docs screenshots environments
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -61,6 +61,13 @@ cluster-up: ## start a real SLURM of four nodes and Apptainer on this machine, f
 
 cluster-down: ## stop that SLURM
 	@tests/cluster/down.sh
+
+environments: setup ## install OpenEnv and verifiers apart from .venv, into build/environments, for their tests
+	@for name in openenv verifiers; do \
+		$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/environments/$$name && \
+		$(BIN)/uv pip install --quiet --no-deps --require-hashes --compile-bytecode --python build/environments/$$name \
+			-r requirements/$$name.txt || exit 1; \
+	done
 
 test-cluster: setup cluster-up ## build the image and run the tests on that SLURM
 	@sh containers/build cpu

@@ -30,3 +30,7 @@ lock controller "$@"
 lock cpu --override overrides.txt --override overrides-cpu.txt --excludes excludes-cpu.txt "$@"
 lock cuda --override overrides.txt "$@"
 lock dev --excludes excludes-dev.txt "$@"
+for name in openenv verifiers; do # with hashes, for any machine
+    "${UV:-../.venv/bin/uv}" pip compile --quiet --no-annotate --custom-compile-command 'make lock' --universal \
+        --python-version 3.11 --generate-hashes --excludes excludes-$name.txt "$@" "$name.in" -o "$name.txt"
+done

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 LONG = "takes long"
+ENVIRONMENTS = "build/environments is not there"
 GSM8K = "GSM8K is not here"
 EVERY_FAMILY = "every family of models takes half an hour"
 EVERY_KIND = "every kind of model takes ten minutes"
@@ -12,6 +13,7 @@ COMMANDS = {
     GSM8K: "GSM8K=FOLDER make test (a folder with train.jsonl and test.jsonl)",
     EVERY_FAMILY: "EVERY_FAMILY=1 make test PYTEST_ARGS=tests/families/test_every_family.py",
     EVERY_KIND: "EVERY_KIND=1 make test PYTEST_ARGS=tests/stages/test_model_kinds.py",
+    ENVIRONMENTS: "make environments, then make test PYTEST_ARGS=tests/unit/environments",
     LONG: "make test-all",
 }
 

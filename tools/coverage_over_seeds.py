@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from marks import write_part
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
@@ -167,9 +168,7 @@ def main() -> None:
     """Writes both tables."""
     tables = {"power": power_table, "coverage": coverage_table}
     for name, written in {name: table(np.random.default_rng(0)) for name, table in tables.items()}.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
-        PAGE.write_text(before + begin + written + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+        write_part(PAGE, name, written + "\n")
 
 
 if __name__ == "__main__":

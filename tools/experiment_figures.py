@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marks import write_part
 from screenshots import ASSETS, ROOT, shoot
 
 from rloo_pipeline.report.live_run import clock
@@ -94,26 +95,19 @@ def wall_seconds(folder: Path) -> float:
     return max(ends) - min(file.stat().st_mtime for file in files)
 
 
-def _replace(page: Path, name: str, text: str) -> None:
-    """Puts text between the marks `name` of a page."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
-    before, _, rest = page.read_text().partition(begin)
-    page.write_text(before + begin + text + end + rest.partition(end)[2])
-
-
 def main() -> None:
     """Writes what docs/ holds of one experiment."""
     folder = Path(*sys.argv[1:2]) if sys.argv[1:] else ROOT / "results" / "demo-algorithms"
     summary = json.loads((folder / "experiment.json").read_text())
     finished = [row for row in summary["runs"] if row["finished"]]
     if folder.name in PAGES:
-        _replace(DOCS / PAGES[folder.name], folder.name, table(summary, f"{len(finished)} runs."))
+        write_part(DOCS / PAGES[folder.name], folder.name, table(summary, f"{len(finished)} runs."))
         return
     own = summary["arms"][0]
     beside = "".join(f", {words}" for words in sys.argv[2:])
     total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores{beside}."
-    _replace(DOCS / "experiments.md", "experiment", table(summary, total))
-    _replace(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))
+    write_part(DOCS / "experiments.md", "experiment", table(summary, total))
+    write_part(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))
     readme = re.sub(r"^\| the demo, .*$", lambda _: readme_row(summary), README.read_text(), flags=re.MULTILINE)
     README.write_text(readme)
     shoot(folder / "experiment.html", ASSETS / "experiment.png", *SIZE)

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from marks import write_part
+
 from rloo_pipeline.demo import arithmetic
 from rloo_pipeline.demo.character_model import tiny_qwen3
 
@@ -27,7 +29,6 @@ INIT = "rloo init sums --model model --data sums.jsonl"
 ENTER, RUN = "cd sums", "rloo run"
 ROLLOUT = "results/sums/rounds/00001/rollouts/000.parquet"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "quickstart.md"
-BEGIN, END = "<!-- first rollout -->\n", "<!-- /first rollout -->\n"
 PATIENCE = 600.0
 """Seconds."""
 TIMES = 3
@@ -86,6 +87,5 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             measured.append(measure(Path(temporary)))
     text = sentence(measured)
-    before, begin, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + begin + text + END + rest.partition(END)[2])
+    write_part(PAGE, "first rollout", text)
     print(text, end="")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from marks import write_part
+
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.judging.run_files import read_config
 from rloo_pipeline.report.jobs import jobs_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "monitoring.md"
-BEGIN, END = "<!-- run -->\n", "<!-- /run -->\n"
 STAGES = ("rollout", "score", "reference", "update", "gate", "held_out")
 """Those of a round that its next round or its curve needs."""
 
@@ -56,6 +57,5 @@ def figures(run: Path, printed: Path | None = None) -> str:
 
 if __name__ == "__main__":
     text = figures(Path(sys.argv[1]), *map(Path, sys.argv[2:3]))
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2])
+    write_part(PAGE, "run", text)
     print(text, end="")

@@ -56,6 +56,8 @@ class ModelDims(NamedTuple):
     """Folder that the dimensions were read from."""
     vision: int = 0
     """Number of parameters in the vision encoder and its projector."""
+    query_heads: int = 1
+    """Number of query heads, by which sequences can be split."""
 
     def in_sampler(self, dtype: str, quantized: bool) -> int:
         """Bytes of the weights in vLLM. Quantized ones have a byte each; embeddings, head and vision encoder stay."""
@@ -123,6 +125,7 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
             vocabulary=int(text["vocab_size"]),
             parameters=0,
             source=str(folder),
+            query_heads=heads,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error

@@ -110,7 +110,7 @@ def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], k
     for shard_rollouts, table, path in zip(rollouts, read, paths, strict=False):
         check_facts(path, tables.footer(table), {"policy": tables.footer(read[0]).get("policy")})
         _check_lengths(path, shard_rollouts, table[f"{kind}_logps"], f"{kind}_logps")
-    return pa.concat_tables(read) if read else None
+    return pa.concat_tables(read, promote_options="default") if read else None
 
 
 def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:

@@ -11,6 +11,8 @@ from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
+PARTS = (2, 4, 8)
+"""Values of deepspeed.sequence_parallel to try."""
 MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed.gradient_checkpointing": True}
 
 
@@ -36,6 +38,8 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
     def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         for changes in candidates:
             changed = override(config, changes)
+            if shape.query_heads % changed.deepspeed.sequence_parallel:
+                continue
             if is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
                 return changes
         return None
@@ -61,17 +65,23 @@ def _written(changes: dict[str, Any]) -> str:
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then more cards."""
+    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences that
+    processes share, then more cards.
+    """
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
     smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
     yield CHECKPOINTING
     yield from smaller
     yield from (CHECKPOINTING | change for change in smaller)
+    split = [{"deepspeed.sequence_parallel": parts, MICRO_BATCH: longest} | CHECKPOINTING for parts in PARTS]
+    yield from split
     for processes in (2, 4, 8):
         for stage in (1, 2, 3):
             if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
-                yield from _with_less({"deepspeed.processes": processes, "deepspeed.zero_stage": stage}, longest)
+                more = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
+                yield from _with_less(more, longest)
+                yield from (more | change for change in split)
 
 
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,7 @@ def resolve_for(
         fits = _fits(without, shape, device, room, whole, tokens)
         config = advice.override(config, {"deepspeed.gradient_checkpointing": not fits})
     if config.deepspeed.max_tokens_per_micro_batch == "auto" and device == "cuda":
-        sizes = range(MOST, STEP, -STEP)
+        sizes = range(MOST * config.deepspeed.sequence_parallel, STEP, -STEP)
         most = next((size for size in sizes if _fits(config, shape, device, room, whole, size)), STEP)
         config = advice.override(config, {advice.MICRO_BATCH: most})
     return config
@@ -60,5 +60,6 @@ def _fits(
     """True if the estimate with micro-batches of so many tokens is within the room; None: with the largest one."""
     if whole is not None:
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
-    batch = None if tokens is None else memory.MicroBatch(tokens, tokens, several=True)
+    own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
+    batch = None if own is None else memory.MicroBatch(own, own, several=True)
     return memory.total(memory.update(config, shape, device, batch)) <= room * memory.ROOM

@@ -249,7 +249,7 @@ def _passes(config: Config) -> float:
 
     The weights below an adapter get no gradients, and recomputed activations are one more forward pass.
     """
-    each = (3 if config.update.lora is None else 2) + (config.deepspeed.gradient_checkpointing is True)
+    each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
 
 
@@ -287,7 +287,7 @@ def _moved(config: Config, shape: ModelDims, pace: str) -> float:
     on_disk = sum(size for size in memory.on_disk(config, shape).values())
     seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
     if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
-        share = _packed_tokens(config) / config.deepspeed.processes
+        share = _packed_tokens(config) / config.deepspeed.processes * config.deepspeed.sequence_parallel
         batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
         weights = memory.weight_bytes(config, shape) / config.deepspeed.processes
         seconds += batches * _passes(config) * weights / link

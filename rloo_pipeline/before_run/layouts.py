@@ -22,7 +22,14 @@ WEIGHTS = "weights there too"
 ADAPTER = "an adapter"
 KEYS = (
     *("deepspeed.processes", "deepspeed.nodes", "deepspeed.zero_stage", "deepspeed.max_tokens_per_micro_batch"),
-    *("deepspeed.offload", "rollout.shards", "rollout.lag", "vllm.tensor_parallel_size", "update.lora"),
+    *(
+        "deepspeed.sequence_parallel",
+        "deepspeed.offload",
+        "rollout.shards",
+        "rollout.lag",
+        "vllm.tensor_parallel_size",
+        "update.lora",
+    ),
 )
 """Keys that a layout sets."""
 Changes = dict[str, Any]
@@ -92,7 +99,7 @@ def _first(
     """The first that fits: what splitting engines, weights and gradients costs was not measured, so none is split that
     need not be. If none fits, the last, which needs the least memory.
     """
-    for changes in candidates:
+    for changes in (changes for changes in candidates if _divides(changes, shape)):
         layout = _measured(name, config, changes, shape, card, gpus)
         if not layout.problem:
             break
@@ -144,19 +151,25 @@ def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     nodes = -(-gpus // PER_NODE)
     if gpus % nodes:
         return
-    for stage in (3,) if offload.parameters else (2, 3) if offload.optimizer else (0, 2, 3) if gpus > 1 else (0,):
-        for micro_batch in dict.fromkeys((size, min(size, longest))):
+    stages = (3,) if offload.parameters else (2, 3) if offload.optimizer else (0, 2, 3) if gpus > 1 else (0,)
+    for parts, stage in product(dict.fromkeys((1, config.deepspeed.sequence_parallel, *advice.PARTS)), stages):
+        for micro_batch in dict.fromkeys((size, min(size, longest)) if parts == 1 else (min(size, longest),)):
             yield {
                 "deepspeed.processes": gpus,
                 "deepspeed.nodes": nodes,
                 "deepspeed.zero_stage": stage,
                 "deepspeed.offload": offload,
                 "deepspeed.max_tokens_per_micro_batch": micro_batch,
+                "deepspeed.sequence_parallel": parts,
             }
 
 
 def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]:
     return (changes for changes in candidates if advice.is_allowed(advice.override(config, changes)))
+
+
+def _divides(changes: Changes, shape: ModelDims) -> bool:
+    return bool(shape.query_heads % changes["deepspeed.sequence_parallel"] == 0)
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:

@@ -51,7 +51,7 @@ LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 
 
 class MicroBatch(NamedTuple):
-    """The largest batch that goes through a model at once."""
+    """The part of the largest batch that goes through a model on one process at once."""
 
     tokens: int
     """Prompt and completion tokens."""
@@ -62,14 +62,15 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batch_of(config: Config) -> MicroBatch:
-    """The largest micro-batch, with every prompt and completion at its maximum length."""
+    """A process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
     prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
     shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
     per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
-    per_process = sequences / config.deepspeed.processes
-    size = max(1.0, min(per_process, config.deepspeed.micro_batch_tokens // per_sequence))
-    return MicroBatch(round(size * per_sequence), round(size * completion), size < per_process)
+    parts = config.deepspeed.sequence_parallel
+    per_group = sequences * parts / config.deepspeed.processes
+    size = max(1.0, min(per_group, config.deepspeed.micro_batch_tokens // per_sequence))
+    return MicroBatch(round(size * per_sequence / parts), round(size * completion / parts), size < per_group)
 
 
 def trained(config: Config, shape: ModelDims) -> float:
@@ -111,7 +112,7 @@ def update(
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
-    forward = {"activations": activations(config, shape, batch), "logits": logits(config, shape, batch, device)}
+    forward = {"activations": activations(config, shape, batch, device), "logits": logits(config, shape, batch, device)}
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][device] * _largest(config, shape)
     if device == "cuda" and config.deepspeed.offload.on_disk:  # through which DeepSpeed's gradients go in float32
@@ -144,6 +145,8 @@ def offloaded(config: Config, shape: ModelDims) -> Terms:
         terms["buffers"] += nvme.READ * 2 * (largest + nvme.ALIGNED)
     elif config.deepspeed.offload.parameters is not None:
         terms["weights"] = weight_bytes(config, shape) * share
+    if config.deepspeed.gradient_checkpointing == "offload":
+        terms["inputs of layers"] = _layer_inputs(config, shape, micro_batch_of(config))
     return terms
 
 
@@ -199,12 +202,18 @@ def reference(config: Config, shape: ModelDims, device: str, batch: MicroBatch |
     }
 
 
-def activations(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
+def activations(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
     per_layer = _layer_bytes(config, shape)
-    if config.deepspeed.gradient_checkpointing is True:
-        return batch.tokens * (shape.layers * shape.hidden * BYTES[config.model.dtype] + per_layer)
-    return batch.tokens * shape.layers * per_layer
+    if not config.deepspeed.recomputes:
+        return batch.tokens * shape.layers * per_layer
+    offloads = device == "cuda" and config.deepspeed.gradient_checkpointing == "offload"
+    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(config, shape, batch))
+
+
+def _layer_inputs(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
+    """Inputs of all layers."""
+    return float(batch.tokens * shape.layers * shape.hidden * BYTES[config.model.dtype])
 
 
 def _layer_bytes(config: Config, shape: ModelDims) -> float:
@@ -217,8 +226,11 @@ def _layer_bytes(config: Config, shape: ModelDims) -> float:
 
 def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Logits of completion tokens, their softmax and its gradient, in float32; all at once only in float16 models."""
-    count = batch.completion_tokens * shape.vocabulary
-    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, LOGITS_AT_ONCE[device]))
+    count, most = (
+        batch.completion_tokens * shape.vocabulary,
+        LOGITS_AT_ONCE[device] / config.deepspeed.sequence_parallel,
+    )
+    return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, most))
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:

@@ -11,7 +11,7 @@ from rloo_pipeline.config import Config
 
 
 class RewardModelCost(NamedTuple):
-    """What the stage takes."""
+    """Memory and GPU-hours of the stage."""
 
     terms: memory.Terms
     """Memory of one process."""
@@ -24,7 +24,7 @@ class RewardModelCost(NamedTuple):
 
 
 def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
-    """What the stage takes; None without one.
+    """The cost of the stage; None without one.
 
     Args:
         config: the run's configuration, before `checkpointing.resolve_for`.

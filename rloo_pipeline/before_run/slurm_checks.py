@@ -157,7 +157,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     training += ["reward_model"] if config.reward_model is not None else []
-    if config.deepspeed.splits_weights:  # log-probs take the ranks of an update
+    if config.deepspeed.splits_passes:  # log-probs take the ranks of an update
         training += ["checks", "trial_checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []
         training += ["teacher"] if config.algorithm.teacher is not None else []

@@ -118,7 +118,7 @@ COMMANDS = (
         option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),
     command(
-        "diagnose", "rloo_pipeline.commands.diagnose:diagnose", "List the symptoms of a run, finished or running.", RUN
+        "diagnose", "rloo_pipeline.commands.watch:diagnose", "List the symptoms of a run, finished or running.", RUN
     ),
     command(
         "submit",

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.files import OUTPUT_CACHE
 from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
@@ -148,7 +149,8 @@ def _named(config: Config) -> Iterator[Path]:
     yield from _with_rows_or_weights(config)
     if config.evaluation.harness and config.evaluation.harness.include_path:
         yield Path(config.evaluation.harness.include_path)
-    modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
+    references = provenance.functions(config, Config.model_fields)
+    modules = (import_string.of_library(reference)[0].rpartition(":")[0] for reference in references)
     yield from (Path(module) for module in modules if module.endswith(".py"))
     if config.deepspeed.nvme_path:
         yield Path(os.path.expandvars(config.deepspeed.nvme_path))

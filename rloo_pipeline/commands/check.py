@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rloo_pipeline import import_string
-from rloo_pipeline.before_run import data_trial, episode_trial, loss_trial, model_trial, reward_audit, reward_trial
+from rloo_pipeline.before_run import data_trial, episode_trial, model_trial, reward_audit, reward_trial
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of, show
 from rloo_pipeline.config import STAGES, Config, provenance
 from rloo_pipeline.config.loading import ConfigArguments
@@ -87,7 +87,7 @@ def golds(inputs: RunInputs) -> Iterator[Finding]:
 
 CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     functions,
-    loss_trial.own_loss,
+    model_trial.own_loss,
     model_trial.model,
     model_trial.weights,
     model_trial.machine,

@@ -99,7 +99,7 @@ def _keys(layout: GpuLayout) -> JSON:
     for key in layouts.KEYS:
         section, _, name = key.partition(".")
         value = values[section].get(name)
-        if value is not None and not (key == "deepspeed.nodes" and value == 1):
+        if value is not None and not (key in ("deepspeed.nodes", "deepspeed.sequence_parallel") and value == 1):
             flat[key] = {one: value[one] for one in ("r", "lora_alpha")} if name == "lora" else value
     return flat
 

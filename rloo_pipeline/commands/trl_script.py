@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.commands.trl_options import option_values
+from rloo_pipeline.commands.trl_tables import POSITIONAL
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
-POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""Arguments of the trainers that may be given without their names."""
 PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
 OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Add: lambda a, b: a + b,

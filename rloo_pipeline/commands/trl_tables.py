@@ -36,12 +36,7 @@ OPTIMIZERS = {
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
     "adafactor": "adafactor",
 }
-SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 LOSSES: Mapping[str, JSON] = {
     "grpo": {"loss_agg_mode": "sequence_mean_token_mean"},
     "bnpo": {"loss_agg_mode": "token_mean"},
@@ -107,14 +102,8 @@ REWARDS = {
 """Reward functions of TRL that have a counterpart."""
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
-KNOWN = {
-    "model",
-    "reward_funcs",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "peft_config",
-    "tools",
-    "environment_factory",
-}
+POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
+"""Arguments of the trainers that may be given without their names."""
+KNOWN = {*POSITIONAL, "peft_config", "tools", "environment_factory"}
+"""Arguments of the trainers that a project takes over."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

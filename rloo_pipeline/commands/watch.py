@@ -1,4 +1,4 @@
-"""watch: the files of one or several runs → a live view on the terminal. It only reads, so it can start at any time."""
+"""watch, diagnose: the files of runs → a live view, or a table of symptoms, on the terminal. They only read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 
 from rich.console import RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.config.loading import read_mapping
 from rloo_pipeline.config.run_set import EXPERIMENT, RESULTS
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.report.live import frame_of_runs, watched
+from rloo_pipeline.judging.diagnosis import Symptom
+from rloo_pipeline.report.live import COLOURS, frame_of_runs, watched
 from rloo_pipeline.report.live_run import curves_of
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
@@ -95,3 +99,46 @@ def _frame(run: Path) -> tuple[RenderableType, bool]:
     files = run_files.read(run)
     progress = progress_of(files)
     return watched(files, progress), progress.finished
+
+
+def diagnose(run: Path) -> None:
+    """Prints the symptoms of a run, finished or running.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        UserError: the folder has no run, or one of its files is damaged.
+    """
+    files = run_files.read(run)
+    symptoms = files.symptoms()
+    console = Terminal()
+    done = len(files.rounds)
+    state = f"{run}: {done} of {files.config.rounds} rounds"
+    if files.ended_by_gate:
+        state += f", ended by a gate after round {done}"
+    console.print(state)
+    if not symptoms:
+        console.print("no symptoms" if done else _why_no_round(run))
+        return
+    console.print(_table(symptoms, done))
+
+
+def _why_no_round(run: Path) -> str:
+    """Why no round is done: the failed checks with their advice, if policy 0 did not pass them."""
+    file = run / "warmstart" / "checks.failed.json"
+    if not file.exists():
+        return "no round is done yet"
+    failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
+    lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
+    return "\n".join(["policy 0 did not pass its checks, so no round began:", *lines])
+
+
+def _table(symptoms: list[Symptom], done: int) -> Table:
+    """The symptoms as a table; symptoms of the latest round have the colour of their action."""
+    table = Table("rounds", "symptom", "evidence", "what to try")
+    for symptom in symptoms:
+        rounds = f"{symptom.first}–{symptom.last}" if symptom.last > symptom.first else f"{symptom.first}"
+        style = COLOURS[symptom.action] if symptom.last == done else "dim"
+        table.add_row(rounds, Text(symptom.title, style), Text(symptom.evidence), Text(symptom.cure))
+    return table

@@ -28,6 +28,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
+    if config.vllm.decode_context_parallel_size > 1 and config.rollout.router_replay:
+        yield "vllm.decode_context_parallel_size cannot be used with rollout.router_replay; leave one of the two out"
     if config.vllm.data_parallel_size > 1 and config.rollout.uses_tools:
         yield "vllm.data_parallel_size cannot be used with tools or an environment; set 1, and raise rollout.shards"
 
@@ -53,11 +55,8 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
 
 
 def _counts(config: RunKeys) -> Iterator[str]:
-    steps, every, cache = (
-        config.algorithm.steps_per_generation,
-        config.evaluation.every,
-        config.algorithm.response_length.overlong_cache,
-    )
+    steps, every = config.algorithm.steps_per_generation, config.evaluation.every
+    cache = config.algorithm.response_length.overlong_cache
     horizon = (config.update.lr_horizon_rounds or 0) * config.algorithm.num_iterations * steps
     if horizon and config.update.warmup_steps >= horizon:
         yield (
@@ -202,8 +201,10 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
 
 
 def _offload(config: RunKeys) -> Iterator[str]:
-    """Limits of DeepSpeed's offload to disk: it would hold weights in bfloat16, whatever their format."""
+    """Limits of number formats. DeepSpeed's offload to disk would hold weights in bfloat16, whatever their format."""
     offload, dtype = config.deepspeed.offload, config.model.dtype
+    if config.deepspeed.sequence_parallel > 1 and dtype == "float16":
+        yield "deepspeed.sequence_parallel cannot be used with model.dtype: float16; set bfloat16"
     if offload.parameters == "nvme" and dtype != "bfloat16":
         yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     if offload.on_disk and dtype == "float16":
@@ -236,6 +237,7 @@ def _images(config: RunKeys) -> Iterator[str]:
         "evaluation.harness": config.evaluation.harness,
         "model.quantization": config.model.quantization,
         "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
+        "deepspeed.sequence_parallel": config.deepspeed.sequence_parallel > 1,
     }
     for key, value in refused.items():
         if value:

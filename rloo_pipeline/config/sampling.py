@@ -93,8 +93,8 @@ class Rollout(Section):
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
-    names to such classes; then the column `environment` of the data has the name for each row. See
-    docs/environments.md.
+    names to such classes; then the column `environment` of the data has the name for each row. Environments of other
+    libraries are `openenv:URL`, `openenv:COMMAND` and `verifiers:TASKSET`. See docs/environments.md.
     """
     tools: list[str] = []
     """`module:function` or `file.py:function` of functions that the model may call, in addition to those of its
@@ -161,6 +161,11 @@ class Rollout(Section):
             )
         if self.environment_sandbox and self.environment_gpus:
             yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
+        if self.environment_sandbox and any(name.startswith("openenv:") for name in self.environments.values()):
+            yield (
+                "environment_sandbox: the sandbox has no network, through which OpenEnv's server is asked; leave out "
+                "this key"
+            )
         if self.environment_sandbox and PYTHON_TOOL in self.tools:
             yield (
                 f"tools: {PYTHON_TOOL} runs each program in a sandbox of its own, which cannot start in that of "
@@ -263,6 +268,10 @@ class Vllm(Section):
     """
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
+    decode_context_parallel_size: int = Field(1, ge=1)
+    """Number of these GPUs over which vLLM splits the KV cache of each sequence, where they are more than the model's
+    key-value heads and would otherwise hold it several times. Divides `tensor_parallel_size`.
+    """
     data_parallel_size: int = Field(1, ge=1)
     """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for
     clusters that give out whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with
@@ -270,6 +279,13 @@ class Vllm(Section):
     """
     threads: int = Field(1, ge=1)
     """CPU threads per engine. A fixed number, independent of the machine, so that sums round the same everywhere."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.tensor_parallel_size % self.decode_context_parallel_size:
+            yield (
+                f"decode_context_parallel_size ({self.decode_context_parallel_size}) does not divide "
+                f"tensor_parallel_size ({self.tensor_parallel_size})"
+            )
 
     @property
     def gpus(self) -> int:

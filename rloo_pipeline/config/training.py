@@ -171,7 +171,8 @@ class Deepspeed(Section):
     """
 
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Tokens (prompt and completion) per forward and backward pass. Bounds memory; changes results only by rounding
+    """Tokens (prompt and completion) per forward and backward pass, of all processes that share one
+    (`sequence_parallel`). Bounds memory; changes results only by rounding
     and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as
     many as fit by the estimate of `rloo plan`, and is 16384 elsewhere.
     """
@@ -187,12 +188,17 @@ class Deepspeed(Section):
     """
     processes: int = Field(1, ge=1)
     """Processes (ranks) of one update, one per GPU."""
+    sequence_parallel: int = Field(1, ge=1)
+    """Processes that compute a micro-batch together, each of them an equal part of its tokens: for sequences whose
+    activations do not fit on one GPU. Divides `processes` and the attention heads; the rest is data parallel. Passes
+    without gradient then run on all processes too. See [Performance](performance.md#long-sequences).
+    """
     nodes: int = Field(1, ge=1)
     """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
     result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
-    of the machine.
+    of the machine. `offload` does it too, and keeps the inputs of layers, which are what is stored, in host memory.
     """
     offload: Offload = Offload()
     """Parts to keep in host memory or on the node's disk."""
@@ -219,14 +225,24 @@ class Deepspeed(Section):
         return 16384 if self.max_tokens_per_micro_batch == "auto" else self.max_tokens_per_micro_batch
 
     @property
+    def recomputes(self) -> bool:
+        """True if the backward pass recomputes activations; false while that is `auto`."""
+        return self.gradient_checkpointing in (True, "offload")
+
+    @property
     def splits_weights(self) -> bool:
-        """True if no process holds all weights: passes without gradient then run on all processes too."""
+        """True if no process holds all weights."""
         return self.zero_stage == 3 and self.processes > 1
+
+    @property
+    def splits_passes(self) -> bool:
+        """True if no process holds all weights or all activations: passes without gradient run on all processes."""
+        return self.splits_weights or self.sequence_parallel > 1
 
     @property
     def forward_processes(self) -> int:
         """Processes of a pass without gradient."""
-        return self.processes if self.splits_weights else 1
+        return self.processes if self.splits_passes else 1
 
     @field_validator("config", mode="before")
     @classmethod
@@ -262,5 +278,7 @@ class Deepspeed(Section):
             yield "offload.parameters: nvme needs offload.optimizer: nvme; set it, or parameters: cpu"
         if self.nvme_path is not None and not self.offload.on_disk:
             yield "nvme_path has no effect without offload.optimizer: nvme; remove one, or set the other"
+        if self.processes % self.sequence_parallel:
+            yield f"sequence_parallel ({self.sequence_parallel}) does not divide processes ({self.processes})"
         if self.processes % self.nodes:
             yield f"processes ({self.processes}) is not a multiple of nodes ({self.nodes})"

@@ -1,5 +1,5 @@
-"""Environments of OpenEnv (0.2 and newer): `rollout.environment: "openenv:http://node:8000"`, or the command that starts
-their server, such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
+"""Environments of OpenEnv: `rollout.environment: "openenv:http://node:8000"`, or the command that starts their server,
+such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
 
 The process from which episodes are forked starts the server, on the loopback interface if the command says nothing
 else, and ends it; what it prints is in the log of the stage. Each episode has a WebSocket of its own, and so a session
@@ -48,7 +48,8 @@ class OpenEnvSession:
     def __init__(self) -> None:
         self.steps, self.done = 0, False
         self.observation: dict[str, Any] = {}
-        self._reward, self._socket = 0.0, None
+        self._reward = 0.0
+        self._socket: Any = None
 
     def reset(self, /, **row: Any) -> str:
         """Opens a session and resets its environment.
@@ -120,7 +121,7 @@ def environment(argument: str) -> type[OpenEnvSession]:
         methods = {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools}
     else:
         about = _get(url, "/metadata").get("description") or "Takes a step."
-        fields = {name: value for name, value in schema["properties"].items() if name != "metadata"}
+        fields = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         methods = {"step": _tool("step", about, {**schema, "properties": fields}, whole=True)}
     return type("OpenEnv", (OpenEnvSession,), {**methods, "_url": url})
 
@@ -129,7 +130,7 @@ def _tool(name: str, description: str, parameters: Mapping[str, Any], whole: boo
     """A method that takes a step, with the schema that the model is shown.
 
     Args:
-        name: of the tool.
+        name: name of the tool.
         description: for the model.
         parameters: JSON schema of the arguments.
         whole: the arguments are the action, and not those of an MCP tool.
@@ -148,8 +149,8 @@ def _start(command: str) -> str:
     """Starts a server, which dies with this process, and returns its URL when it answers."""
     if "{port}" not in command:
         raise UserError(
-            f"rollout.environment: 'openenv:{command}' is neither an http:// address nor a command with {{port}}; write "
-            "the port that the server shall listen on as {port}"
+            f"rollout.environment: 'openenv:{command}' is neither an http:// address nor a command with {{port}}; "
+            "write the port that the server shall listen on as {port}"
         )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -209,9 +210,8 @@ def _connect(url: str) -> Any:
     from websockets.exceptions import WebSocketException
 
     try:
-        return connect(
-            f"ws{url.removeprefix('http')}/ws", max_size=MOST_BYTES, ping_interval=None, proxy=None, open_timeout=60.0
-        )
+        address = f"ws{url.removeprefix('http')}/ws"
+        return connect(address, max_size=MOST_BYTES, ping_interval=None, proxy=None, open_timeout=60.0).__enter__()
     except (OSError, WebSocketException) as error:
         raise _gone(url, error) from None
 
@@ -254,7 +254,7 @@ def _of_fields(data: Mapping[str, Any]) -> str:
 
 
 def _text(observation: Mapping[str, Any]) -> str:
-    """What the model reads of an observation: the result of an MCP tool, the only text, or JSON.
+    """The text of an observation for the model: the result of an MCP tool, the only text, or JSON.
 
     Raises:
         ValueError: a tool failed.

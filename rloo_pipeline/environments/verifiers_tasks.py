@@ -1,11 +1,11 @@
-"""Tasks of the library verifiers (0.4 and newer, `verifiers.v1`): `rollout.environment: "verifiers:gsm8k"`, with the
-taskset's own options as JSON behind its name: `'verifiers:gsm8k {"split": "test"}'`.
+"""Tasks of the library verifiers (`verifiers.v1`): `rollout.environment: "verifiers:gsm8k"`, with the options of the
+taskset as JSON behind its name: `'verifiers:gsm8k {"split": "test"}'`.
 
 `rollout.environment_python` is a Python that has verifiers and the taskset. The column `task` of a row is the task's
-`key`, and its `prompt` that of the task. The model has the tools of the task and of the taskset; a harness of verifiers,
-which would call a model itself, does not run. At the end of an episode its conversation becomes a trace, which the
-task's `finalize` and `score` get. The reward is the sum of the task's weighted rewards; `rewards` and `metrics`, by
-name, are attributes of the environment.
+`key`, and its `prompt` that of the task. The model has the tools of the task and of the taskset; a harness of
+verifiers, which would call a model itself, does not run. At the end of an episode its conversation becomes a trace,
+which the task's `finalize` and `score` get. The reward is the sum of the task's weighted rewards; `rewards` and
+`metrics`, by name, are attributes of the environment.
 
 Tools run in the process of the episode, and share `trace.state` with the task. Task and tools get a SubprocessRuntime.
 """
@@ -26,7 +26,7 @@ STATE_CHANNEL = ("_pull_state", "_push_state")
 """Methods of a toolset through which a server in a process of its own shares the state of the task."""
 
 END_OF_THOUGHTS = "</think>"
-"""What the model writes before it is `reasoning_content` of the trace."""
+"""The text before it is the `reasoning_content` of a message."""
 
 
 class VerifiersEpisode:
@@ -139,7 +139,7 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
         return [*system, {"role": "user", "content": data.prompt}]
     if not data.prompt or any(not isinstance(message.content, str) for message in data.prompt):
         raise UserError(
-            f"rollout.environment: task {data.idx} of verifiers has no prompt of text, so no row can have it"
+            f"rollout.environment: task {data.idx} of verifiers has no prompt of text; take another taskset"
         )
     return [*system, *({"role": message.role, "content": message.content} for message in data.prompt)]
 
@@ -153,8 +153,8 @@ def environment(argument: str) -> type[VerifiersEpisode]:
     Raises:
         UserError: it does not exist, or needs what an episode here does not have.
     """
-    name, _, options = argument.partition(" ")
-    taskset, single = _load(name, options)
+    name = argument.partition(" ")[0]
+    taskset, single = _load(argument)
     tasks = {task.key: task for task in taskset} if taskset.bounded else {}
     kind = type(taskset).task_type()
     if not tasks:
@@ -180,8 +180,9 @@ def _needed(kind: Any, task: Any, single: bool) -> str | None:
     return next((thing for thing, needed in needs.items() if needed), None)
 
 
-def _load(name: str, options: str) -> tuple[Any, bool]:
+def _load(argument: str) -> tuple[Any, bool]:
     """A taskset, and whether one agent plays its tasks."""
+    name, _, options = argument.partition(" ")
     try:
         import verifiers.v1 as vf
     except ImportError as error:
@@ -193,7 +194,7 @@ def _load(name: str, options: str) -> tuple[Any, bool]:
         taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name, **json.loads(options or "{}")))
         return taskset, vf.environment_class(name) is vf.SingleAgentEnv
     except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"rollout.environment: 'verifiers:{name} {options}' cannot be loaded: {error}") from None
+        raise UserError(f"rollout.environment: 'verifiers:{argument}' cannot be loaded: {error}") from None
 
 
 def _toolsets(taskset: Any) -> Iterator[tuple[Any, bool]]:

@@ -59,6 +59,7 @@ def load_sampler(
         prompts.about_images.most if prompts.about_images else 0,
         config.rollout.router_replay,
         config.rollout.quantization if for_rollouts else None,
+        vllm.decode_context_parallel_size,
     )
     needed = prompts.longest + max_completion_length
     policy.digest  # noqa: B018, verifies its files before anything else reads them

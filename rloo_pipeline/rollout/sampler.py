@@ -60,6 +60,7 @@ class EngineSettings(NamedTuple):
     """True if completions get the experts that vLLM chose."""
     quantization: str | None = None
     """vLLM's name of the scheme by which it quantizes weights as it loads them."""
+    decode_context_parallel_size: int = 1
 
 
 class Sampler:
@@ -301,6 +302,8 @@ def _llm_settings(policy: Policy, engine: EngineSettings, max_model_len: int, se
         "generation_config": "vllm",
         **engine_size.image_settings(policy.config, engine.most_images),
     }
+    if engine.decode_context_parallel_size > 1:
+        settings["decode_context_parallel_size"] = engine.decode_context_parallel_size
     if engine.quantization is not None:
         settings["quantization"] = engine.quantization
     if engine.router_replay:

@@ -119,16 +119,14 @@ def gather(
     texts = table["completion"].to_pylist()
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    model = forward_only.load_configured(policy, config)
+    logprobs = forward_only.load_configured(policy, config, config.rollout.temperature)
     tokens = config.deepspeed.micro_batch_tokens
     sequences = round_data.sequences_of(table, prompts, policy)
-    scored = forward_only.score(
-        TokenLogProbs(model, config.rollout.temperature), sequences, tokens, "log-probs", entropies=True
-    )
+    scored = forward_only.score(logprobs, sequences, tokens, "log-probs", entropies=True)
     differences = None
     if not (config.rollout.cut_by or config.rollout.masked_by):
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
-    trained, held_out = _demonstration_logps(config, assets, prompts, policy, model)
+    trained, held_out = _demonstration_logps(config, assets, prompts, policy, logprobs)
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
@@ -152,7 +150,7 @@ def gather(
 
 
 def _demonstration_logps(
-    config: Config, assets: Path, prompts: Path, policy: Policy, model: Any
+    config: Config, assets: Path, prompts: Path, policy: Policy, logprobs: TokenLogProbs
 ) -> tuple[Array | None, Array | None]:
     """Log-probs of the tokens of some demonstrations: first those that SFT trains on, then held-out ones."""
     section = config.warmstart.sft
@@ -160,6 +158,7 @@ def _demonstration_logps(
         return None, None
     path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
     examples = demonstrations(config, section, path, policy, prompts)
+    logprobs.temperature = 1.0
 
     def logps(pairs: Sequence[tuple[list[int], list[int]]], name: str) -> Array | None:
         indices = permutation(len(pairs), derive(config.seed, "perplexity", name))[: config.checks.demonstrations]
@@ -168,7 +167,7 @@ def _demonstration_logps(
         columns: list[Any] = [*zip(*(pairs[index] for index in indices), strict=True)]
         sequences = Sequences(*columns)
         tokens = config.deepspeed.micro_batch_tokens
-        return _flat(forward_only.score(TokenLogProbs(model, 1.0), sequences, tokens, name).logps)
+        return _flat(forward_only.score(logprobs, sequences, tokens, name).logps)
 
     pairs = list(zip(examples.trained.prompts, examples.trained.completions, strict=True))
     return logps([(list(p), list(c)) for p, c in pairs], "demonstrations"), logps(examples.held_out, "held out")

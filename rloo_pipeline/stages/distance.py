@@ -26,7 +26,6 @@ from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 
 
@@ -86,8 +85,7 @@ def distance(
 
 def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
     """log π of each token, by completion, under a policy."""
-    model = forward_only.load_configured(policy, config)
-    logprobs = TokenLogProbs(model, config.evaluation.temperature or 1.0)
+    logprobs = forward_only.load_configured(policy, config, config.evaluation.temperature or 1.0)
     return forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
 
 

@@ -94,16 +94,12 @@ def write_logps(
 
 def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
     """Values of the tokens that the model sampled in each row, and the seconds that they took."""
-
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
     config, policy = scorer.config, scorer.policy
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    key = (policy.digest, config.model, config.rollout.temperature)
+    key = (policy.digest, config.model, config.rollout.temperature, config.deepspeed.sequence_parallel)
     logprobs = engine_cache.take(kind, key) if scorer.rows is None else None
     if logprobs is None:
-        model = forward_only.load_configured(policy, config)
-        logprobs = TokenLogProbs(model, config.rollout.temperature)
+        logprobs = forward_only.load_configured(policy, config, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
     sequences = round_data.sequences_of(table, prompts, policy)

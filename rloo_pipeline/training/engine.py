@@ -58,13 +58,14 @@ class Engine:
         formats.check_dtype(settings.dtype)
         import torch
 
-        from rloo_pipeline.training import nvme, optimizers, split_loading
+        from rloo_pipeline.training import nvme, optimizers, sequence_group, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
 
         self.rank = ranks.current()
         self.settings = settings
         self.policy = policy
         split_loading.start_ranks()
+        self.group = sequence_group.group_of(settings.sequence_parallel)
         torch.manual_seed(seed)
         on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
@@ -105,7 +106,7 @@ class Engine:
 
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
         with split_loading.gathered(model):
-            return model, TokenLogProbs(model, self.settings.temperature)
+            return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
         """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""
@@ -159,7 +160,7 @@ class Engine:
         self.engine.train(dropout and self.settings.uses_dropout)
         with torch.no_grad():
             for rows in self._own_micro_batches(sequences, range(len(sequences.prompts)), max_tokens):
-                pack = sequences.pick(rows or [0]).to(self.device)
+                pack = sequences.pick(rows or [0], self.group).to(self.device)
                 if entropies:
                     self.engine(pack, loss_at_rows(rows, loss_of))
                 else:
@@ -169,10 +170,12 @@ class Engine:
         return self.sum_over_ranks(values)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """This rank's micro-batches. Every rank gets the same number (some empty), since each pass is collective."""
-        batches = self.form.micro_batches(sequences, rows, max_tokens, self.rank.world)
-        missing = -len(batches) % self.rank.world
-        return [*batches, *([[]] * missing)][self.rank.number :: self.rank.world]
+        """The micro-batches of this rank's group. Every group gets the same number (some empty), since each pass is
+        collective.
+        """
+        batches = self.form.micro_batches(sequences, rows, max_tokens, self.group.streams)
+        missing = -len(batches) % self.group.streams
+        return [*batches, *([[]] * missing)][self.group.stream :: self.group.streams]
 
     def step(
         self,
@@ -236,7 +239,7 @@ class Engine:
 
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for rows in batches:
-            pack = sequences.pick(rows or [filler]).to(self.device)
+            pack = sequences.pick(rows or [filler], self.group).to(self.device)
             with self.experts.counting(bool(rows) and advance is not None):
                 loss = self.engine(pack, loss_at_rows(rows, loss_of))
             self.engine.backward(loss * self.rank.world)
@@ -249,14 +252,16 @@ class Engine:
         """Advances the learning rate without an optimizer step: weights and moments stay as they are."""
         self.step_count += 1
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks, on the CPU."""
+    def sum_over_ranks(self, values: Tensor, of_tokens: bool = False) -> Tensor:
+        """The sum of a tensor over all ranks, on the CPU. Values of micro-batches, which the ranks that share one all
+        have, count once; with `of_tokens`, these ranks have values of their own tokens.
+        """
         import torch
 
         if self.rank.world == 1:
             return values.cpu()
         summed = values.to(self.device, copy=True)
-        torch.distributed.all_reduce(summed)
+        torch.distributed.all_reduce(summed, group=None if of_tokens else self.group.peers)
         return summed.cpu()
 
     def from_first(self, value: T) -> T:

@@ -24,9 +24,9 @@ class TokenValues(NamedTuple):
 
     logps: list[list[float]]
     entropies: list[list[float]]
-    top_logps: list[list[float]]
-    """K numbers per token, position by position."""
-    top_ids: list[list[int]]
+    top_logps: list[Any]
+    """NumPy arrays with K numbers per token, position by position."""
+    top_ids: list[Any]
     """The same for their ids."""
 
     @classmethod
@@ -63,9 +63,15 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def load_configured(policy: Policy, config: Config) -> PreTrainedModel:
-    """Loads a policy as `load` does, by the sections `model` and `deepspeed`."""
-    return load(policy, config.model.dtype, config.deepspeed.splits_weights)
+def load_configured(policy: Policy, config: Config, temperature: float) -> TokenLogProbs:
+    """Loads a policy as `load` does, by the sections `model` and `deepspeed`, as a function to log-probs."""
+    from rloo_pipeline.training import sequence_group, split_loading
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
+    if config.deepspeed.sequence_parallel > 1:
+        split_loading.start_ranks()
+    return TokenLogProbs(model, temperature, sequence_group.group_of(config.deepspeed.sequence_parallel))
 
 
 def score(
@@ -91,28 +97,28 @@ def score(
     import torch
 
     device = next(logprobs.parameters()).device
-    count, rank = len(sequences.prompts), ranks.current()
+    count, world, group = len(sequences.prompts), ranks.current().world, logprobs.group
     values = TokenValues.empty(count)
-    batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, rank.world)
-    batches += batches[:1] * (-len(batches) % rank.world)
+    batches = logprobs.form.micro_batches(sequences, range(count), max_tokens, group.streams)
+    batches += batches[:1] * (-len(batches) % group.streams)
     scored: list[tuple[list[int], Sequence[Tensor]]] = []
     with torch.no_grad(), counting(label, count) as counter:
-        for rows in batches[rank.number :: rank.world]:
-            pack = sequences.pick(rows).to(device)
+        for rows in batches[group.stream :: group.streams]:
+            pack = sequences.pick(rows, group).to(device)
             if entropies:
                 logprobs(pack, _collect(values, rows))
             elif top_k:
                 top = [part.cpu().split(pack.completion_lengths.tolist()) for part in logprobs(pack, top_k=top_k)]
                 for row, logps_of_row, top_logps, top_ids in zip(rows, *top, strict=True):
-                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().tolist()
-                    values.top_ids[row] = top_ids.flatten().tolist()
+                    values.logps[row], values.top_logps[row] = logps_of_row.tolist(), top_logps.flatten().numpy()
+                    values.top_ids[row] = top_ids.flatten().int().numpy()
             else:
                 scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
         for rows, logps in scored:  # a GPU has had all passes before the first one is read
             for row, logps_of_row in zip(rows, logps, strict=True):
                 values.logps[row] = logps_of_row.tolist()
-    return values if rank.world == 1 else _of_all_ranks(values, rank.world)
+    return values if world == 1 else _of_all_ranks(values, world)
 
 
 def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
@@ -122,8 +128,8 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
-    def merge(lists: Iterable[list[list[Any]]]) -> list[list[Any]]:
-        return [next(filter(None, of_row), []) for of_row in zip(*lists, strict=True)]
+    def merge(lists: Iterable[list[Any]]) -> list[Any]:
+        return [next(filter(len, of_row), []) for of_row in zip(*lists, strict=True)]
 
     return TokenValues(*map(merge, zip(*parts, strict=True)))
 

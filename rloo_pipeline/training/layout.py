@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int, Int32, Int64
 from torch import Tensor
 
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.training.sequence_group import SequenceGroup
 
 MIN_FILL = 7 / 8
 """Shortest sequence of a block, as a share of its longest: padding adds at most a factor of 1 / MIN_FILL² of work."""
@@ -71,6 +72,8 @@ class Layout:
     """Blocks, the longest first."""
     even: bool
     """True if all sequences have the same length."""
+    group: SequenceGroup | None = None
+    """Ranks over which the tokens of the row are split; None where a rank has all of them."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Layout:

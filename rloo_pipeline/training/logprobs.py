@@ -8,7 +8,7 @@ positions that predict a token that the model sampled, and never all at once if 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,21 +17,38 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.training import batch_forms, model_support
+from rloo_pipeline.runtime import devices
+from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.kernels.logit_rows import Top, top_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.router_replay import RouterReplay
+from rloo_pipeline.training.sequence_group import SequenceGroup
 
 
 class TokenLogProbs(nn.Module):
     """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
 
-    def __init__(self, model: nn.Module, temperature: float) -> None:
-        """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it."""
+    def __init__(
+        self, model: nn.Module, temperature: float, group: SequenceGroup | None = None, offloads: bool = False
+    ) -> None:
+        """Wraps a causal language model, or a PEFT model around one, and installs the kernels in it.
+
+        Args:
+            model: the model.
+            temperature: sampling temperature T.
+            group: ranks that share the tokens of a pack; None for this rank only.
+            offloads: True keeps what the decoder stores for the backward pass in host memory; for a model that
+                recomputes its layers and so stores their inputs only.
+
+        Raises:
+            UserError: this model's packs cannot be split over a group.
+        """
         super().__init__()
         self.model = model
+        self.group = group or sequence_group.alone()
+        self.offloads = offloads
         self.temperature = temperature
         """Sampling temperature T."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
@@ -43,6 +60,9 @@ class TokenLogProbs(nn.Module):
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = lm_head.attach(model)
         """The model before its vocabulary projection, and that; None computes all logits at once."""
+        if self.group.size > 1 and (self.split is None or self.form.name != batch_forms.Packed.name):
+            cause = f"trains in {self.form.name} batches" if self.split else "has a vocabulary projection of its own"
+            raise sequence_group.refusal(self.name, cause)
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0
@@ -64,7 +84,7 @@ class TokenLogProbs(nn.Module):
             return self._from_all_logits(pack, loss_of, top_k)
         decoder, head, form = self.split
         inputs = self.form.inputs(pack)
-        with self._checked(pack):
+        with self._checked(pack), self._kept():
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
         result: Tensor | Top = head(
@@ -98,6 +118,12 @@ class TokenLogProbs(nn.Module):
             )
         with attention.checked_forward(self.name, self.num_layers):
             yield
+
+    def _kept(self) -> AbstractContextManager[Any]:
+        """A block whose activations are kept where they should be."""
+        if not self.offloads:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
 
     def leave_gpu(self) -> None:
         """Moves the model to host memory.

@@ -92,6 +92,9 @@ class StepLoss:
             longest=longest,
         )
         self.clip: Clip | OwnLoss = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
+        # In the first step a ratio is 1 but for rounding, whose sign would be the whole gradient of what kl_cov adds.
+        nothing_to_hold = first and algorithm.clip == "kl_cov" and algorithm.old_logps == "trainer"
+        self.chosen = None if nothing_to_hold else batch.chosen
         self.measures_gap = first and batch.completions.sampling_logps is not None
 
     def __call__(
@@ -119,7 +122,7 @@ class StepLoss:
         advantages = devices.moved(batch.advantages[chosen], logps.device)
         advantages = advantages[:, : logps.shape[1]] if advantages.dim() == 2 else advantages
         level = algorithm.importance_sampling_level
-        picked = self._rows_of(batch.chosen, chosen, logps)
+        picked = self._rows_of(self.chosen, chosen, logps)
         result = losses(logps, old, advantages, in_loss, level, self.clip, clip_bounds(algorithm), picked)
         action_losses = result.loss * ~devices.moved(batch.excluded[chosen], mask.device).unsqueeze(-1)
         kept = self._rows_of(batch.kept, chosen, logps)

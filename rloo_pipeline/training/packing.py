@@ -10,6 +10,7 @@ in the row, but have no log-prob. A pack, and all that follows from it, has valu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -21,10 +22,26 @@ from torch import Tensor
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.layout import Layout, lay_out
 from rloo_pipeline.training.row_images import RowImages, Vision
+from rloo_pipeline.training.sequence_group import SequenceGroup
+
+
+class OwnTokens(NamedTuple):
+    """The completion tokens that each rank of a `SequenceGroup` predicts."""
+
+    places: Int[Tensor, " completion_tokens"]
+    """Their places among all completion tokens, those of the first rank first."""
+    counts: tuple[int, ...]
+    """Number of them for each rank."""
+    mine: Int[Tensor, " own_completion_tokens"]
+    """The places of this rank's."""
+
+    def to(self, device: torch.device) -> OwnTokens:
+        """The same on another device."""
+        return OwnTokens(devices.moved(self.places, device), self.counts, devices.moved(self.mine, device))
 
 
 class Pack(NamedTuple):
-    """Sequences of prompt and completion, packed into one row."""
+    """Sequences of prompt and completion, packed into one row; the part of it that a rank has (`part`)."""
 
     input_ids: Int[Tensor, "1 tokens"]
     position_ids: Int[Tensor, "1 tokens"]
@@ -43,11 +60,42 @@ class Pack(NamedTuple):
     """Experts that the sampler chose, layer by layer, on the CPU as well; None if routers choose."""
     candidates: Int[Tensor, "completion_tokens K"] | None = None
     """Further ids at each completion token whose log-probs the loss needs, all different; None for none."""
+    own: OwnTokens | None = None
+    """The completion tokens of a part; None in a whole row."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
         parts = (devices.moved(part, device) if isinstance(part, Tensor) else part and part.to(device) for part in self)
         return Pack._make(parts)._replace(completion_lengths=self.completion_lengths, experts=self.experts)
+
+    def part(self, group: SequenceGroup) -> Pack:
+        """This rank's part of the row: its tokens, and the completion tokens that they predict. The layout and the
+        lengths of completions stay those of all.
+
+        Raises:
+            UserError: there are fewer tokens than ranks.
+        """
+        bounds = torch.tensor(group.bounds(self.input_ids.shape[1]))
+        start, stop = bounds[group.number : group.number + 2].tolist()
+        owner = torch.bucketize(self.predicting, bounds[1:], right=True)
+        mine = (owner == group.number).nonzero().squeeze(-1)
+        counts = owner.bincount(minlength=group.size).tolist()
+        return self._replace(
+            input_ids=self.input_ids[:, start:stop],
+            position_ids=self.position_ids[:, start:stop],
+            layout=replace(self.layout, group=group),
+            predicting=self.predicting[mine] - start,
+            targets=self.targets[mine],
+            experts=None if self.experts is None else self.experts[start:stop],
+            candidates=None if self.candidates is None else self.candidates[mine],
+            own=OwnTokens(owner.argsort(stable=True), tuple(counts), mine),
+        )
+
+    def whole(self, values: Shaped[Tensor, "own_completion_tokens ..."]) -> Shaped[Tensor, "completion_tokens ..."]:
+        """Values of all completion tokens, from those of the tokens of each rank."""
+        if self.own is None or self.layout.group is None:
+            return values
+        return self.layout.group.gather(values, self.own.places, self.own.counts)
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of the model's forward.
@@ -91,10 +139,12 @@ class Sequences(NamedTuple):
     candidates: Sequence[np.ndarray] | None = None
     """`Pack.candidates`, [sampled tokens, K] per sequence."""
 
-    def pick(self, rows: Sequence[int]) -> Pack:
+    def pick(self, rows: Sequence[int], group: SequenceGroup | None = None) -> Pack:
         """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
-        where their ids do not.
+        where their ids do not. With a `group` of several ranks, this is the part of this rank.
         """
+        if group is not None and group.size > 1:
+            return self.pick(rows).part(group)
         masks = None if self.loss_masks is None else [self.loss_masks[row] for row in rows]
         sequences = ([self.prompts[row] for row in rows], [self.completions[row] for row in rows], masks)
         if self.images is None:

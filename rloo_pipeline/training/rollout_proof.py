@@ -67,13 +67,12 @@ class RolloutProof:
             UserError: another policy sampled the rollouts.
         """
         from rloo_pipeline.training import split_loading
-        from rloo_pipeline.training.logprobs import TokenLogProbs
 
         config = self.config
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
-        logprobs = TokenLogProbs(forward_only.load_configured(self.policy, config), config.rollout.temperature)
+        logprobs = forward_only.load_configured(self.policy, config, config.rollout.temperature)
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
         logprobs.leave_gpu()

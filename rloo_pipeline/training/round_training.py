@@ -106,7 +106,7 @@ def train(
         )
     seconds = time.monotonic() - start
     state = _next_state(config, state, batch, record, sampled.rollouts)
-    experts = engine.experts.metrics(engine.sum_over_ranks)
+    experts = engine.experts.metrics(partial(engine.sum_over_ranks, of_tokens=True))
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
 
 

@@ -23,6 +23,8 @@ class TrainerSettings(NamedTuple):
     max_grad_norm: float = 1.0
     zero_stage: int = 0
     gradient_checkpointing: bool = False
+    offload_activations: bool = False
+    """True if what checkpointing stores is in host memory."""
     lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
@@ -36,6 +38,8 @@ class TrainerSettings(NamedTuple):
     """Folder on a disk of the node, for `offload`."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
+    sequence_parallel: int = 1
+    """Ranks that share the tokens of a micro-batch."""
     train_vision: bool = False
     """True if the vision encoder of a model of images is trained too."""
 
@@ -75,11 +79,13 @@ class TrainerSettings(NamedTuple):
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
             zero_stage=config.deepspeed.zero_stage,
-            gradient_checkpointing=config.deepspeed.gradient_checkpointing is True,
+            gradient_checkpointing=config.deepspeed.recomputes,
+            offload_activations=config.deepspeed.gradient_checkpointing == "offload",
             communication_data_type=config.deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
             offload=config.deepspeed.offload,
             nvme_path=config.deepspeed.nvme_path,
             deepspeed_config=config.deepspeed.own_keys,
+            sequence_parallel=config.deepspeed.sequence_parallel,
         )

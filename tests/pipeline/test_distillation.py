@@ -55,6 +55,7 @@ def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_p
 SEVERAL = {
     "algorithm": {
         "preset": "clip_cov",
+        "steps_per_generation": 1,
         "clip_cov_ratio": 0.2,
         "clip_cov_lb": 0.0,
         "top_entropy_quantile": 0.5,

@@ -281,8 +281,9 @@ def test_two_rounds_choose_the_same_tokens_in_micro_batches_of_any_size_and_on_t
     assert preset != "clip_cov" or first["clip_ratio/high_mean"] > 0.19
     for run in runs.values():
         again = metrics(run, 2)
-        for name in ("loss", "grad_norm", "clip_ratio/high_mean"):
-            assert again[name] == pytest.approx(first[name], rel=1e-3, abs=1e-6)
+        assert again["loss"] == pytest.approx(first["loss"], abs=1e-4)
+        for name in ("grad_norm", "clip_ratio/high_mean"):
+            assert again[name] == pytest.approx(first[name], rel=1e-3)
         assert all(
             torch.allclose(weights, run.weights(2)[name], atol=1e-4) for name, weights in runs["one"].weights(2).items()
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config.generation import REFUSED, GenerationKwargs
+from rloo_pipeline.config.generation import GenerationKwargs
 from rloo_pipeline.demo.character_model import END, START, tiny_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
@@ -123,11 +123,6 @@ def test_a_mask_divides_the_whole_distribution_by_what_is_allowed(policy, sample
         assert "structured_outputs" not in keys or completion.text in CHOICES
 
 
-def test_what_vllm_cannot_read_is_one_sentence_and_refused_keys_are_its_parameters(sample) -> None:
-    from vllm import SamplingParams
-
+def test_what_vllm_cannot_read_is_one_sentence(sample) -> None:
     with pytest.raises(UserError, match=r"^rollout.generation_kwargs: vLLM refuses a value \(.*\); correct it$"):
         sample(structured_outputs={"regex": "("})
-    fields, keys = set(SamplingParams.__struct_fields__), set(GenerationKwargs.model_fields)
-    assert keys <= fields
-    assert set(REFUSED) <= fields - keys

@@ -56,7 +56,7 @@ def started_with(folder: Path) -> dict[str, object]:
     vllm.LLM = lambda **settings: given.update(settings)
     engine_cache.enable()
     sampler.Sampler(Policy(folder), sampler.EngineSettings("bfloat16", 0.9, 1, 1, 0, True, "fp8_per_tensor"), 100, 7)
-    EngineArgs(**given)  # knows all of these names
+    EngineArgs(**given, decode_context_parallel_size=1)  # knows all of these names
     return given
 
 

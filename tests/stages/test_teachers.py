@@ -77,7 +77,7 @@ def test_each_completion_is_scored_by_the_teacher_that_its_prompt_names(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.long, id="all weights"), {"r": 4}])
 def test_an_update_towards_the_likeliest_tokens_is_the_same_on_two_ranks(tmp_path, tiny_model, teachers, lora) -> None:
     keys = {"beta": 0, "teacher": {"name_or_path": str(teachers["sums"]), "top_k": TOP_K}}
     rewards = [{**reward, "weight": 0} for reward in mini()["rewards"]]

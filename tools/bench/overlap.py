@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import whole
@@ -18,18 +19,14 @@ Figures = dict[str, list[float]]
 
 def in_turns(repeats: int, folder: Path, arguments: argparse.Namespace) -> Figures:
     """Rollouts beside updates (rollout.lag: 1) against one after the other, on two cores, in turns."""
-    started = _one_thread_each(folder, arguments, 0).start()
-    figures: Figures = {}
-    for number in range(repeats):
-        seconds = []
-        for lag in (0, 1):
-            project = _one_thread_each(folder, arguments, lag, started.copy(folder / f"{number}-{lag}"))
-            seconds.append(project.rounds(ROUNDS).seconds)
-            whole.add(figures, f"round_lag_{lag}_seconds", project.seconds(ROUNDS))
-            whole.add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(ROUNDS)])
-        whole.add(figures, "overlap_time_vs_in_turns", [seconds[0] / seconds[1]])
-        _say("overlap", seconds)
-    return figures
+
+    def run(project: whole.Project, lag: int, figures: Figures) -> float:
+        seconds = project.rounds(ROUNDS).seconds
+        whole.add(figures, f"round_lag_{lag}_seconds", project.seconds(ROUNDS))
+        whole.add(figures, f"round_idle_share_lag_{lag}", [project.idle_share(ROUNDS)])
+        return seconds
+
+    return _with_and_without("overlap", repeats, folder, arguments, run)
 
 
 def against_trl(_: int, folder: Path, arguments: argparse.Namespace) -> Figures:
@@ -46,21 +43,32 @@ def on_slurm(repeats: int, folder: Path, arguments: argparse.Namespace) -> Figur
     if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         print("bench: overlap_slurm: left out, since there is no SLURM here", file=sys.stderr, flush=True)
         return {}
+
+    def run(project: whole.Project, _: int, __: Figures) -> float:
+        project.on_slurm(LARGE, ROUNDS)
+        return sum(project.seconds(ROUNDS))
+
+    return _with_and_without("overlap_slurm", repeats, folder, arguments, run)
+
+
+def _with_and_without(
+    part: str,
+    repeats: int,
+    folder: Path,
+    arguments: argparse.Namespace,
+    run: Callable[[whole.Project, int, Figures], float],
+) -> Figures:
+    """Runs without a lag and with one, in turns; `run` returns the seconds of one."""
     started = _one_thread_each(folder, arguments, 0).start()
     figures: Figures = {}
     for number in range(repeats):
-        seconds = []
-        for lag in (0, 1):
-            project = _one_thread_each(folder, arguments, lag, started.copy(folder / f"{number}-{lag}"))
-            project.on_slurm(LARGE, ROUNDS)
-            seconds.append(sum(project.seconds(ROUNDS)))
-        whole.add(figures, "overlap_slurm_time_vs_in_turns", [seconds[0] / seconds[1]])
-        _say("overlap_slurm", seconds)
+        projects = (
+            _one_thread_each(folder, arguments, lag, started.copy(folder / f"{number}-{lag}")) for lag in (0, 1)
+        )
+        without, lagging = (run(project, lag, figures) for lag, project in enumerate(projects))
+        whole.add(figures, f"{part}_time_vs_in_turns", [without / lagging])
+        print(f"bench: {part}: lag 0 {without:.1f} s, lag 1 {lagging:.1f} s", file=sys.stderr, flush=True)
     return figures
-
-
-def _say(part: str, seconds: list[float]) -> None:
-    print(f"bench: {part}: lag 0 {seconds[0]:.1f} s, lag 1 {seconds[1]:.1f} s", file=sys.stderr, flush=True)
 
 
 def _one_thread_each(

@@ -294,6 +294,12 @@ ROWS = (
     _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD["nvme"])),
     _mini("checkpointing", "activations computed twice", **_trainer(gradient_checkpointing=True)),
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
+    _mini(
+        "sequence-parallel",
+        "an update on two GPUs that share each sequence",
+        "2 gpus",
+        **_trainer(processes=2, sequence_parallel=2),
+    ),
     Row(
         "two-ranks-warm",
         "the mini configuration: an update on two GPUs under ZeRO 2, whose ranks stay for the next",

@@ -91,10 +91,12 @@ SPREAD_RESOURCES = (
     else {}
 )
 
-# Log-probs of a model that ZeRO 3 splits run on the processes of an update, over the same nodes.
-SPLIT = {config.deepspeed.splits_weights for config in RUNS.configs.values()}
+# Log-probs of a model or of sequences that are split run on the processes of an update, over the same nodes.
+SPLIT = {config.deepspeed.splits_passes for config in RUNS.configs.values()}
 if SPREAD and len(SPLIT) > 1:
-    raise WorkflowError("deepspeed.zero_stage: with several nodes either all runs have 3 or none; set it in each run")
+    raise WorkflowError(
+        "deepspeed: with several nodes either all runs have zero_stage: 3 or sequence_parallel, or none; set it in each run"
+    )
 PASS_IMAGE = SPREAD_IMAGE if SPLIT == {True} else IMAGE
 PASS_RESOURCES = SPREAD_RESOURCES if SPLIT == {True} else {}
 

@@ -125,7 +125,10 @@ def packed_attention(
         UserError: the layer asks for something other than causal attention within each sequence.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = Scores(scale, dropout, getattr(attention_mask, DESCRIPTION, None), softcap, s_aux)
+    local = getattr(attention_mask, DESCRIPTION, None)
+    if local is not None and local.size >= (query.shape[-2] if layout is None else len(layout.first_copy)):
+        local = None
+    scores = Scores(scale, dropout, local, softcap, s_aux)
     calls = _CALLS.get()
     if calls is not None or layout is not None:
         _check_supported(module, attention_mask, layout, options)
@@ -133,10 +136,13 @@ def packed_attention(
         calls.append(type(module).__name__)
     if layout is None:
         return _of_equal_lengths(query, key, value, scores).transpose(1, 2).contiguous(), None
-    heads = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    if _supports_flash(query, value, scores):
-        return _variable_lengths(heads, layout, scores).unsqueeze(0), None
-    return _by_block(heads, layout, scores).unsqueeze(0), None
+    heads, group = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)], layout.group
+    if group is not None:
+        heads = group.to_heads(heads, len(layout.first_copy))
+        scores = scores if s_aux is None else scores._replace(sinks=group.own_heads(s_aux))
+    attend = _variable_lengths if _supports_flash(query, value, scores) else _by_block
+    out = attend(heads, layout, scores)
+    return (out if group is None else group.to_tokens(out)).unsqueeze(0), None
 
 
 def register() -> None:
@@ -150,7 +156,6 @@ def register() -> None:
 
 def _describe_mask(
     *,
-    q_length: int,
     mask_function: Callable[..., Tensor],
     local_size: int | None = None,
     use_vmap: bool = False,
@@ -159,13 +164,10 @@ def _describe_mask(
     """A mask of transformers, described: None for causal attention, else a number with the attribute `DESCRIPTION`.
 
     Args:
-        q_length: tokens of the row.
         mask_function: returns True if a query attends to a key, given their positions.
         local_size: tokens of the window or chunk.
         use_vmap: the model adds rules of its own, which have no description; `packed_attention` then refuses.
     """
-    if local_size is not None and q_length <= local_size and not use_vmap:
-        return None
     if local_size is None and not use_vmap:
         return None
     description = torch.tensor(local_size or 0)

@@ -96,8 +96,8 @@ def _forward(
         return nn.functional.linear(hidden, self.weight, self.bias)
     kind: type[Projection] = getattr(self, KIND, Projection)
     if inputs.loss_of is None:
-        projection = kind(hidden, self.weight, self.bias, inputs)
-        return projection.top() if inputs.top_k else projection.logps()
+        projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
+        return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())
     # an autograd function does not see `no_grad`, and would compute the gradient of the weights
     weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
     loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
@@ -131,7 +131,8 @@ class Projection:
         self.divisor = inputs.temperature / inputs.form.scale
         capped = inputs.form.cap < inf
         self.dtype, elements = self.held_at_once()
-        self.limit = max(1, elements // (vocabulary * (2 if capped else 1)))
+        group = inputs.pack.layout.group
+        self.limit = max(1, elements // (vocabulary * (2 if capped else 1)) // (1 if group is None else group.size))
         self.step = self.cached = self.limit
         if hidden.device.type == "cpu":
             self.cached = max(1, IN_CACHE // vocabulary)
@@ -186,7 +187,10 @@ class Projection:
         if for_bias and self.bias is not None:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
-        for sequences, tokens in _groups(self.inputs.pack.completion_lengths.tolist(), self.limit):
+        lengths = self.inputs.pack.completion_lengths.tolist()
+        whole = self.inputs.pack.own is None  # else some tokens of a sequence are on other ranks, and all go together
+        every = (range(len(lengths)), slice(0, len(self.hidden)))
+        for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
             total += self._backward_group(sequences, tokens)
         self.d_weight = None if self.d_weight is None else self.d_weight.to(self.weight.dtype)
         self.d_bias = None if self.d_bias is None or self.bias is None else self.d_bias.to(self.bias.dtype)
@@ -197,7 +201,10 @@ class Projection:
         parts, start = self._parts(tokens), tokens.start
         fits = tokens.stop - start <= self.limit
         values = [self._softmax(part, part.start - start if fits else 0) for part in parts]
-        loss, gradient = self._loss_gradient(sequences, *(torch.cat(tensors) for tensors in zip(*values, strict=True)))
+        pack, joined = self.inputs.pack, (torch.cat(tensors) for tensors in zip(*values, strict=True))
+        loss, gradient = self._loss_gradient(sequences, *map(pack.whole, joined))
+        if pack.own is not None:
+            gradient = gradient.index_select(0, pack.own.mine)
         if gradient.device.type != "cpu" or gradient.any():  # a GPU is not asked
             for part in parts:
                 if not fits:
@@ -207,10 +214,9 @@ class Projection:
         return loss
 
     def _parts(self, tokens: slice) -> list[slice]:
-        """Splits tokens into slices that are processed at once."""
-        return [
-            slice(start, min(start + self.step, tokens.stop)) for start in range(tokens.start, tokens.stop, self.step)
-        ]
+        """Splits tokens into slices that are processed at once; an empty one if there is none."""
+        starts = range(tokens.start, max(tokens.stop, tokens.start + 1), self.step)
+        return [slice(start, min(start + self.step, tokens.stop)) for start in starts]
 
     def _logits(self, part: slice) -> Tensor:
         """Logits of a slice of tokens, divided by the temperature, float32, in the buffer `logits`."""

@@ -169,3 +169,19 @@ def test_a_step_is_the_loop_over_its_tokens_however_it_is_split(name) -> None:
     torch.testing.assert_close(results[0], torch.tensor(slopes) / len(PLACES), rtol=1e-5, atol=1e-7)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("old_logps", "first", "held"), [("trainer", True, 0), ("trainer", False, 2), ("sampler", True, 2)]
+)
+def test_kl_cov_holds_nothing_where_ratios_differ_from_1_by_rounding_alone(old_logps, first, held) -> None:
+    """Else the sign of a rounding error would be the gradient of the first step."""
+    keys = {"preset": "kl_cov", "kl_cov_ratio": 0.1, "old_logps": old_logps, "steps_per_generation": 2}
+    algorithm = Algorithm.model_validate(keys)
+    scores, old = torch.zeros(8).double(), padded(OLD).float()
+    completions = RoundTensors(scores, MASK, torch.zeros(8, dtype=torch.bool), old)
+    batch, _ = make_batch(algorithm, Rollout(num_generations=4, generation_batch_size=8), completions, AlgorithmState())
+    step = StepLoss(algorithm, with_choices(algorithm, batch, 0), range(8), WIDTH, Record.empty(8), first=first)
+    leaf = (old + 1e-6 * torch.randn(old.shape, generator=torch.Generator().manual_seed(0)).sign()).requires_grad_()
+    step(range(8), leaf.where(MASK, 0.0), MASK, torch.zeros(8, WIDTH)).backward()
+    assert int((leaf.grad != 0).sum()) == held

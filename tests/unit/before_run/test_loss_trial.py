@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rloo_pipeline.before_run import loss_trial
+from rloo_pipeline.before_run import model_trial
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.objective import own_loss
@@ -32,7 +32,7 @@ def findings(folder, text, name):
     file = folder / "mine.py"
     file.write_text(text)
     keys = {"loss": f"{file}:{name}", "importance_sampling_level": "token"}
-    return list(loss_trial.own_loss(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
+    return list(model_trial.own_loss(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
 
 
 def test_a_gradient_that_is_the_derivative_is_proven_and_a_detached_factor_is_a_note(tmp_path) -> None:

@@ -87,7 +87,7 @@ def test_what_is_not_given_is_asked_for_until_it_can_be_used(choices, monkeypatc
     terminal = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
     config, asked = new_project("asked", ProjectChoices(None, None, None))
-    assert "--model no model: no such folder" in asked
+    assert "--model no model: neither a folder" in asked
     assert "missing.jsonl: " in asked
     assert config == {**new_project("given", choices)[0], "run": "asked"}
     with pytest.raises(UserError, match="--data missing: the input ended"):

@@ -458,6 +458,15 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         "tests/unit/training/test_self_check.py",
         Case("no form of batch gives", model=edited("config.json", num_attention_heads=0), checks=MODEL),
     ),
+    "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
+    "training.sequence_group.check_heads": (
+        Case(
+            "2 attention heads cannot be divided among 3 processes",
+            config={"deepspeed": {"processes": 3, "sequence_parallel": 3}},
+            checks=MODEL,
+        ),
+    ),
+    "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
     "training.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
 }

@@ -25,6 +25,10 @@ def config_of(**keys) -> Config:
         ({"environment_sandbox": True, "environment_gpus": 1}, "environment_gpus: the sandbox has no GPUs; leave out"),
         ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
         (
+            {"environment_sandbox": True, "environment": {"game": "openenv:http://node:8000"}},
+            "environment_sandbox: the sandbox has no network, through which OpenEnv's server is asked; leave out",
+        ),
+        (
             {"environment_read_only": ["words"]},
             "environment_read_only: without a sandbox or an image, all files can be",
         ),

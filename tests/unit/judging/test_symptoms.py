@@ -9,7 +9,7 @@ from synthetic_runs import metrics_of, write_config, write_log
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.checks.registry import SYMPTOMS
-from rloo_pipeline.commands.diagnose import diagnose as print_table
+from rloo_pipeline.commands.watch import diagnose as print_table
 from rloo_pipeline.config import Config, Gates
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files

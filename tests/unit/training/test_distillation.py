@@ -116,3 +116,10 @@ def test_a_teacher_with_other_token_ids_is_refused(tiny_model, tmp_path) -> None
     config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {"name_or_path": str(tiny_model)}}))
     with pytest.raises(UserError, match="13 of 37 tokens have another id there or none"):
         model_inputs.check_teacher(config.teachers[""], Policy(tiny_model), Policy(tmp_path / "more"))
+
+
+def test_a_teacher_with_fewer_tokens_than_top_k_is_refused(tiny_model) -> None:
+    teacher = Policy(tiny_model)
+    config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {**TEACHER, "top_k": teacher.vocabulary + 1}}))
+    with pytest.raises(UserError, match=r"top_k \(\d+\) exceeds the \d+ tokens of .*; lower it"):
+        model_inputs.check_teacher(config.teachers[""], teacher, teacher)

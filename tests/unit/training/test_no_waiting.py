@@ -72,6 +72,7 @@ def engine(module: TokenLogProbs) -> SimpleNamespace:
     return SimpleNamespace(
         engine=module,
         device=META,
+        group=module.group,
         experts=ExpertLoad(module.model),
         rank=SimpleNamespace(world=1),
     )

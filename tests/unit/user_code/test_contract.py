@@ -4,6 +4,7 @@ import json
 import runpy
 
 import pytest
+from rooms import answers, begun
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import contract
@@ -130,6 +131,21 @@ def test_two_documented_environments_of_trl_run_unchanged(tmp_path) -> None:
         [schema] = pool.schemas({"environment": "wordle"})
         assert schema["function"]["description"] == "Make a guess in the Wordle environment."
         assert schema["function"]["parameters"]["required"] == ["guess"]
+
+
+JUDGED = """
+class Judged:
+    def reset(self, **row): pass
+    def get_reward(self, completion): return len(completion[-1]["content"])
+"""
+
+
+def test_a_reward_that_names_the_completion_gets_the_messages_after_the_prompt(tmp_path) -> None:
+    (tmp_path / "judged.py").write_text(JUDGED)
+    with EnvironmentPool(f"{tmp_path}/judged.py:Judged", [], 1, 60) as pool:
+        begun(pool, 1)
+        pool.finish(1, [{"role": "assistant", "content": "four"}])
+        assert [answer.reward for answer in answers(pool)] == [4.0]
 
 
 PICTURE = '''from {module} import {kind}

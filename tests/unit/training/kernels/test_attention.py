@@ -18,6 +18,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.kernels import attention, short_attention
+from rloo_pipeline.training.kernels.short_attention import Local
 from rloo_pipeline.training.layout import Block, lay_out
 
 PROMPTS = [4, 4, 4, 9, 1]
@@ -150,9 +151,14 @@ def test_soft_caps_and_sinks_are_those_of_transformers(scores, size) -> None:
     assert equal(packed(*heads(), attention_mask=mask, **scores), one_by_one(*heads(), eager_with(size, **scores)))
 
 
-def test_a_window_that_no_row_exceeds_is_none() -> None:
-    assert described(60) is None
-    assert described(59) is not None
+@pytest.mark.parametrize("shorter", [0, 1])
+def test_a_window_that_no_row_exceeds_is_none(shorter, monkeypatch) -> None:
+    windows = list[object]()
+    by_block = attention._by_block
+    monkeypatch.setattr(attention, "_by_block", lambda *args: windows.append(args[2].local) or by_block(*args))
+    size = len(LAYOUT.first_copy) - shorter
+    packed(*heads(), attention_mask=described(size))
+    assert windows == [Local(size, chunked=False) if shorter else None]
 
 
 UNSUPPORTED = {
