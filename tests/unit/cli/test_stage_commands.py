@@ -88,7 +88,7 @@ def test_a_warm_start_whose_rule_is_for_several_nodes_runs_in_the_image_also_wit
     monkeypatch.chdir(tmp_path)
     write_json(Path("trial.json"), {"asks_for_sft": trains})
     launched = []
-    monkeypatch.setattr(nodes, "launch", lambda *argv: launched.append(argv[:2]))
+    monkeypatch.setattr(nodes, "launch", lambda *argv: launched.append(argv[0][:2]))
     monkeypatch.setenv(nodes.IMAGE, "image.sif")
     monkeypatch.delenv("APPTAINER_CONTAINER", raising=False)
     spread = {"deepspeed": {"processes": 4, "nodes": 2}}
