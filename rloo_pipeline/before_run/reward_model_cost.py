@@ -53,7 +53,7 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
     tokens = None if rows is None else float(rows * section.num_train_epochs * pair)
     if card is None or tokens is None:
         return RewardModelCost(terms, tokens, None, problem)
-    passes = 3 + (config.deepspeed.gradient_checkpointing is True)
+    passes = 3 + config.deepspeed.recomputes
     work = 2.0 * dims.parameters * tokens * passes / (card.teraflops * 1e12 * speeds.TRAINING.typical)
     seconds = work + speeds.STARTS["update"].typical * config.deepspeed.processes
     return RewardModelCost(terms, tokens, seconds / 3600, problem)

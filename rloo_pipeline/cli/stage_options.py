@@ -235,9 +235,7 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
     elif section.nodes > 1:
         nodes.launch(layout, arguments.output, argv)
     else:
-        from rloo_pipeline.runtime import torchrun
-
-        torchrun.launch(processes, argv)
+        ranks.torchrun(processes, argv)
     return False
 
 

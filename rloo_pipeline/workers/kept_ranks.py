@@ -30,7 +30,7 @@ import psutil
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.runtime import controller_watch, cost, devices, output, process_end, progress, ranks, torchrun
+from rloo_pipeline.runtime import controller_watch, cost, devices, output, process_end, progress, ranks
 from rloo_pipeline.workers import client, engine_cache
 
 START_SECONDS = 300.0
@@ -118,8 +118,8 @@ class KeptRanks:
             listener.listen(count)
             listener.settimeout(0.2)
             self._torchrun = subprocess.Popen(
-                torchrun.command(count, arguments),
-                env=os.environ | torchrun.environment(Path(self._folder.name), self.failed),
+                ranks.torchrun_command(count, arguments),
+                env=os.environ | ranks.torchrun_environment(Path(self._folder.name), self.failed),
                 stdin=subprocess.DEVNULL,
             )
             self._processes = [psutil.Process(self._torchrun.pid)]

@@ -5,8 +5,11 @@ such ranks.
 import pytest
 import torch
 from models import gradient, qwen3
+from synthetic_runs import configuration
 
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import forward_only, sequence_group, split_loading
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.sequence_group import SequenceGroup
@@ -55,6 +58,16 @@ def test_heads_that_ranks_cannot_share_are_refused() -> None:
 def test_a_model_whose_packs_cannot_be_split_is_refused() -> None:
     with pytest.raises(UserError, match="Qwen3ForCausalLM has a vocabulary projection of its own"):
         TokenLogProbs(qwen3(dtype=torch.float16), 1.0, group(0))
+
+
+def test_ranks_are_connected_and_have_their_gpus_before_they_load_a_model(monkeypatch, tmp_path) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(split_loading, "start_ranks", lambda: calls.append("connect"))
+    monkeypatch.setattr(forward_only, "load", lambda *_: calls.append("load") or qwen3())
+    monkeypatch.setattr(sequence_group, "group_of", lambda size: group(0, size))
+    config = configuration(deepspeed={"processes": 2, "sequence_parallel": 2})
+    assert forward_only.load_configured(Policy(tmp_path), config, 1.0).group.size == 2
+    assert calls == ["connect", "load"]
 
 
 def test_inputs_of_layers_in_host_memory_give_the_same_gradient(monkeypatch) -> None:
