@@ -100,6 +100,12 @@ def is_recurrent(hf_config: dict[str, Any]) -> bool:
     return any(RECURRENT.match(key) for key in text) or any("mamba" in kind or "linear" in kind for kind in kinds)
 
 
+def is_tied(hf_config: Mapping[str, Any]) -> bool:
+    """True if a config.json says that embedding and vocabulary projection are the same weights."""
+    text = text_config(hf_config)
+    return bool(text.get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
+
+
 def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
     """The dimensions of the model in a folder, by its config.json and the headers of its weights.
 
@@ -123,7 +129,7 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
-    tied = bool(text.get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
+    tied = is_tied(hf_config)
     vision = _estimate_vision(hf_config.get("vision_config") or {}, dims.hidden)
     counted, counted_vision = _count_parameters(folder)
     if counted:

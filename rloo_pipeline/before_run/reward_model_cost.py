@@ -11,7 +11,7 @@ from rloo_pipeline.config import Config
 
 
 class RewardModelCost(NamedTuple):
-    """What the stage takes."""
+    """Memory and GPU-hours of the stage."""
 
     terms: memory.Terms
     """Memory of one process."""
@@ -24,7 +24,7 @@ class RewardModelCost(NamedTuple):
 
 
 def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
-    """What the stage takes; None without one.
+    """The cost of the stage; None without one.
 
     Args:
         config: the run's configuration, before `checkpointing.resolve_for`.
@@ -53,7 +53,7 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
     tokens = None if rows is None else float(rows * section.num_train_epochs * pair)
     if card is None or tokens is None:
         return RewardModelCost(terms, tokens, None, problem)
-    passes = 3 + (config.deepspeed.gradient_checkpointing is True)
+    passes = 3 + config.deepspeed.recomputes
     work = 2.0 * dims.parameters * tokens * passes / (card.teraflops * 1e12 * speeds.TRAINING.typical)
     seconds = work + speeds.STARTS["update"].typical * config.deepspeed.processes
     return RewardModelCost(terms, tokens, seconds / 3600, problem)

@@ -62,10 +62,11 @@ def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]
 
 
 def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
-    """Bytes of host memory that each engine takes while it is off its GPU."""
+    """Bytes of a node's host memory that each engine takes while it is off its GPU."""
     weights = dims.parameters * float(BYTES[config.model.dtype])
-    ranks = config.deepspeed.processes
-    copies = 1 if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
+    nodes = config.deepspeed.nodes
+    ranks = config.deepspeed.processes // nodes
+    copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
     of_trainer = ranks * (PROCESS + memory.weight_bytes(config, dims)) + copies * memory.state(config, dims)
     waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
     return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}

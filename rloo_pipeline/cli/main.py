@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
@@ -18,14 +18,28 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 
 def _worker(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.rollout import vllm_import
-    from rloo_pipeline.workers import server
+    from rloo_pipeline.cluster import node_ranks
+    from rloo_pipeline.workers import kept_ranks, server
 
-    if arguments.rank:
-        server.serve_rank(main, arguments.socket, arguments.controller)
-    else:
+    if not arguments.rank:
         warm = arguments.socket, arguments.controller, arguments.preload, arguments.after
-        server.serve(main, vllm_import.import_engine, *warm)
+        server.serve(main, _import_engine, *warm)
+    elif arguments.socket:
+        kept_ranks.serve(partial(server.status_of, main), arguments.socket, arguments.controller)
+    else:
+        node_ranks.serve(partial(server.status_of, main))
+
+
+def _import_engine(role: str) -> None:
+    """Imports what the first stage of a warm worker of this role needs, ahead of it."""
+    if role == "sampler":
+        from rloo_pipeline.rollout import vllm_import
+
+        vllm_import.import_engine()
+    else:
+        from rloo_pipeline.training import engine
+
+        engine.import_libraries()
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own
@@ -33,9 +47,14 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
     _worker,
     "Run stages for a Snakemake process on this machine, which starts its workers itself.",
     (
-        option("--socket", type=Path, required=True, help="socket to listen on, in a private folder"),
-        option("--controller", type=int, required=True, help="process id of that Snakemake; the worker ends with it"),
-        option("--rank", action="store_true", help="serve as a rank of the worker with this --controller"),
+        option("--socket", type=Path, help="socket to listen on, in a private folder"),
+        option("--controller", type=int, help="process id of that Snakemake; the worker ends with it"),
+        option(
+            "--rank",
+            action="store_true",
+            help="serve as a rank of the worker with this socket and --controller; without them, requests come on "
+            "standard input",
+        ),
         option("--preload", type=int, metavar="THREADS", help="import the role's engine before its first stage"),
         option("--after", metavar="ROLE", help="with --preload, wait for the first stage of this role"),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,21 +220,22 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
         gpu_claims.claim(processes, from_the_end=True)
     argv = without_log(arguments.argv)
     if section.nodes > 1 and processes == 1 and nodes.is_outside_image():  # its rule may have started ranks instead
-        nodes.launch(1, 1, section.threads, arguments.output, argv)
+        nodes.launch(nodes.RankLayout(1, 1, section.threads), arguments.output, argv)
         return False
     if processes == 1 or ranks.is_rank():
         nodes.join()
         return True
-    if section.nodes > 1:
-        nodes.launch(section.nodes, processes, section.threads, arguments.output, argv)
-    elif engine_cache.is_enabled():
+    layout = nodes.RankLayout(section.nodes, processes, section.threads)
+    if engine_cache.is_enabled():
+        from rloo_pipeline.cluster.node_ranks import NodeRanks
         from rloo_pipeline.workers import kept_ranks
 
-        kept_ranks.run(processes, argv)
+        over_nodes = partial(NodeRanks, layout, arguments.output)
+        kept_ranks.run(processes, argv, over_nodes if section.nodes > 1 else None)
+    elif section.nodes > 1:
+        nodes.launch(layout, arguments.output, argv)
     else:
-        from rloo_pipeline.runtime import torchrun
-
-        torchrun.launch(processes, argv)
+        ranks.torchrun(processes, argv)
     return False
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.files import OUTPUT_CACHE
 from rloo_pipeline.config import Config, provenance
 from rloo_pipeline.errors import UserError
@@ -32,8 +33,9 @@ COMPILED = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
 }
-"""Variables for the folders of what engines compile, and the subfolder of each in `compiled_folder`. Engines rename
-finished files into place, so several nodes may write at once.
+"""Variables for the folders of what engines compile, and the subfolder of each in `compiled_folder`. Triton and
+Inductor rename finished files into place, so several nodes may write at once; vLLM compiles in `caches.compiling`, and
+AdamW for CPUs has a folder per host.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables with cache folders, which are below the cache folder by default."""
@@ -147,7 +149,8 @@ def _named(config: Config) -> Iterator[Path]:
     yield from _with_rows_or_weights(config)
     if config.evaluation.harness and config.evaluation.harness.include_path:
         yield Path(config.evaluation.harness.include_path)
-    modules = (reference.rpartition(":")[0] for reference in provenance.functions(config, Config.model_fields))
+    references = provenance.functions(config, Config.model_fields)
+    modules = (import_string.of_library(reference)[0].rpartition(":")[0] for reference in references)
     yield from (Path(module) for module in modules if module.endswith(".py"))
     if config.deepspeed.nvme_path:
         yield Path(os.path.expandvars(config.deepspeed.nvme_path))

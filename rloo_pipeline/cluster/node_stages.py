@@ -17,15 +17,19 @@ import contextlib
 import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from rloo_pipeline.config import JSON
+from rloo_pipeline.workers import client
 
 LIMIT = 1 << 24
 """Longest message in bytes; a command with very many shards takes a million."""
@@ -130,49 +134,85 @@ class _Node:
             self.step.stdin.write(_line(message))
 
 
-async def run_commands() -> None:
-    """Runs the commands that arrive on standard input, as the host of this node, until it ends."""
-    running: dict[int, asyncio.subprocess.Process] = {}
-    tasks = set[asyncio.Task[None]]()
-    requests = await _reader(sys.stdin)
-    while line := await requests.readline():
-        request = json.loads(line)
-        if "kill" in request:
-            _kill(running.get(request["kill"]))
-            continue
-        tasks.add(task := asyncio.create_task(_run(request, running)))
-        task.add_done_callback(tasks.discard)
-    for process in running.values():
-        _kill(process)
+STAGE = re.compile(r"set -euo pipefail;\s+rloo ([\w\s./:=,@%+'-]*)")
+"""Matches the command of a stage that means to a shell what it says."""
 
 
-async def _run(request: JSON, running: dict[int, asyncio.subprocess.Process]) -> None:
-    """Runs a command on this node."""
-    number, variables = request["id"], request["variables"]
-    if temporary := variables.get("TMPDIR"):  # Snakemake has made it on the first node, perhaps on that node's disk
-        Path(temporary).mkdir(parents=True, exist_ok=True)
-    running[number] = process = await asyncio.create_subprocess_exec(
-        *("bash", "-c", request["command"]),
-        env=os.environ | variables,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-        limit=LIMIT,
-    )
-    assert process.stdout
-    async for text in process.stdout:
+class Host:
+    """Runs the commands that arrive on standard input on this node, until it ends."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, Callable[[], object]] = {}
+        """Ends a command, by the command's id; empty of those that were killed or are done."""
+
+    async def serve(self) -> None:
+        """Serves standard input."""
+        requests, tasks = await _reader(sys.stdin), set[asyncio.Task[None]]()
+        while line := await requests.readline():
+            request = json.loads(line)
+            if "kill" in request:
+                self._kill(request["kill"])
+                continue
+            tasks.add(task := asyncio.create_task(self._run(request["id"], request)))
+            task.add_done_callback(tasks.discard)
+        for number in list(self._ends):
+            self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._ends.pop(number, lambda: None)()
+
+    async def _run(self, number: int, request: JSON) -> None:
+        """Has a worker run a command if it can, without a process for it; else a shell."""
+        stage, code = STAGE.fullmatch(request["command"]), None
+        self._ends[number] = lambda: None
+        if stage:
+            code = await self._by_worker(number, shlex.split(stage[1]))
+        if code is None and number in self._ends:
+            code = await self._by_shell(number, request)
+        self._ends.pop(number, None)
+        _say({"id": number, "code": 1 if code is None else code})
+
+    async def _by_worker(self, number: int, words: Sequence[str]) -> int | None:
+        """The exit status of a stage; None if no worker ran it."""
+        reading, writing = os.pipe()
+
+        def connected(connection: socket.socket) -> None:
+            killed = number not in self._ends
+            self._ends[number] = partial(connection.shutdown, socket.SHUT_RDWR)
+            if killed:
+                self._kill(number)
+
+        said = asyncio.create_task(_pass_on(number, await _reader(os.fdopen(reading, "rb"))))
+        code = await asyncio.to_thread(client.run_stage, words, writing, connected)
+        os.close(writing)
+        await said
+        return code
+
+    async def _by_shell(self, number: int, request: JSON) -> int:
+        """The exit status of a command."""
+        variables = request["variables"]
+        if temporary := variables.get("TMPDIR"):  # Snakemake has made it on the first node, perhaps on that node's disk
+            Path(temporary).mkdir(parents=True, exist_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", request["command"]),
+            env=os.environ | variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            limit=LIMIT,
+        )
+        self._ends[number] = partial(os.killpg, process.pid, signal.SIGKILL)
+        assert process.stdout
+        await _pass_on(number, process.stdout)
+        return await process.wait()
+
+
+async def _pass_on(number: int, lines: asyncio.StreamReader) -> None:
+    """Sends what a command says to the router, until its output ends."""
+    async for text in lines:
         _say({"id": number, "text": text.decode(errors="replace")})
-    code = await process.wait()
-    del running[number]
-    _say({"id": number, "code": code})
-
-
-def _kill(process: asyncio.subprocess.Process | None) -> None:
-    """Ends a command with all its processes."""
-    if process:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _say(message: JSON) -> None:

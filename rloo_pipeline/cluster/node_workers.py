@@ -28,7 +28,7 @@ from pathlib import Path
 from rloo_pipeline.cluster import node_stages, slurm, step_client
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
-from rloo_pipeline.workers import client, manager
+from rloo_pipeline.workers import client, gpu_shares, manager
 
 PATIENCE = 90.0
 """Seconds to wait until the workers of all nodes listen; stages before that start engines of their own."""
@@ -59,10 +59,10 @@ def start(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_MEM_PER_")}
     cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     logs.mkdir(parents=True, exist_ok=True)
-    names = slurm.node_names()
+    names, over_nodes = slurm.node_names(), gpu_shares.over_nodes(load(config))
     for name in names:
         # an update goes where the trainer of the last one is: to the first node
-        here = plan | {"without": sorted({*without, *(["trainer"] if name != names[0] else [])})}
+        here = plan | {"without": sorted({*without, *over_nodes, *(["trainer"] if name != names[0] else [])})}
         sizes = ["--nodes=1", "--ntasks=1", f"--nodelist={name}", f"--cpus-per-task={cpus}", "--mem=0"]
         with (logs / f"{name}.log").open("a") as log:
             _steps[name] = subprocess.Popen(
@@ -79,8 +79,12 @@ def start(
     if devices.has_gpu():  # for stages by themselves, which share a GPU with what the workers keep there
         os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
         atexit.register(os.environ.pop, devices.WARM, None)
-    os.environ[client.FOLDER] = f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}"
+    first = Path(f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}")
+    os.environ[client.FOLDER] = str(first)
     atexit.register(os.environ.pop, client.FOLDER, None)
+    if over_nodes and first.is_dir():  # their workers run where srun is, beside this process
+        without = without | {*client.ROLES.values()} - over_nodes
+        manager.start(load(config), int(cpus) * len(names), logs, stages, runs, without, folder=first)
     _start_router(int(cpus), gpu_stages)
 
 
@@ -138,4 +142,4 @@ def host(text: str) -> None:
     manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
     os.environ |= {ranks.STEP: "1", controller_watch.VARIABLE: controller_watch.name()}
     print(LISTENING, flush=True)
-    asyncio.run(node_stages.run_commands())
+    asyncio.run(node_stages.Host().serve())

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError, one_line
@@ -38,19 +38,45 @@ def program(apptainer_options: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-m", "rloo_pipeline"]
 
 
-def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Sequence[str]) -> None:
-    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits for them.
+class RankLayout(NamedTuple):
+    """Where ranks run."""
+
+    nodes: int
+    processes: int
+    """Number of ranks, a multiple of `nodes`."""
+    threads: int
+    """CPUs per rank."""
+
+
+class RankStep(NamedTuple):
+    """A step of this SLURM job that runs ranks."""
+
+    command: list[str]
+    environment: dict[str, str]
+    rendezvous: Path
+    """File through which the ranks meet."""
+    failed: Path
+    """File for the error of the first rank that fails."""
+
+    def remove_files(self) -> None:
+        """Removes both files."""
+        self.rendezvous.unlink(missing_ok=True)
+        self.failed.unlink(missing_ok=True)
+
+
+def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options: Sequence[str] = ()) -> RankStep:
+    """The step that runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job.
 
     Args:
-        nodes: number of nodes.
-        processes: number of ranks, a multiple of `nodes`.
-        threads: CPUs per rank.
+        layout: where.
         output: the stage's output; ranks meet through a file in its folder.
         arguments: arguments of `rloo`.
+        options: further options of srun.
 
     Raises:
-        UserError: this is no SLURM job, or a rank failed.
+        UserError: this is no SLURM job.
     """
+    nodes, processes, threads = layout
     if slurm.own_job() is None:
         raise UserError(
             f"deepspeed.nodes is {nodes}, and this is no SLURM job: use `snakemake --profile slurm`, or `rloo submit "
@@ -61,19 +87,28 @@ def launch(nodes: int, processes: int, threads: int, output: Path, arguments: Se
     rendezvous.touch()
     failed = rendezvous.with_name(f"{rendezvous.stem}-failed.tmp")
     sizes = [f"--nodes={nodes}", f"--ntasks={processes}", f"--ntasks-per-node={processes // nodes}"]
-    command = ["srun", *sizes, f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *program(), *arguments]
+    sizes += [f"--cpus-per-task={threads}", "--kill-on-bad-exit=1", *options]
     files = {RENDEZVOUS: str(rendezvous.absolute()), FAILED: str(failed.absolute())}
     environment = {**os.environ, **files, "SUBMITIT_EXECUTOR": "slurm"}
+    return RankStep(["srun", *sizes, *program(), *arguments], environment, rendezvous, failed)
+
+
+def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
+    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits for them; arguments as `prepare`.
+
+    Raises:
+        UserError: this is no SLURM job, or a rank failed.
+    """
+    step = prepare(layout, output, arguments)
     try:
-        outcome = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
-        why = why_failed(failed, outcome.returncode)
+        outcome = subprocess.run(step.command, env=step.environment, stdin=subprocess.DEVNULL, check=False)
+        why = why_failed(step.failed, outcome.returncode)
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:
-        rendezvous.unlink(missing_ok=True)
-        failed.unlink(missing_ok=True)
+        step.remove_files()
     if outcome.returncode != 0:
-        raise UserError(f"one of the {processes} ranks on {nodes} nodes failed: {why}")
+        raise UserError(f"one of the {layout.processes} ranks on {layout.nodes} nodes failed: {why}")
 
 
 def is_outside_image() -> bool:
@@ -107,6 +142,8 @@ def join(patience: float = PATIENCE) -> None:
         return
     import torch
 
+    if torch.distributed.is_initialized():  # by an earlier stage of ranks that stay
+        return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     deadline = time.monotonic() + patience
     try:

@@ -37,135 +37,81 @@ _TOKENS: Values = {**_PLAIN, "importance_sampling_level": "token", "loss_agg_mod
 """A token is an action; all tokens of a step have the same weight."""
 
 
-def _kl(placement: str, estimator: str) -> Values:
-    """Values of the section `kl`."""
-    return {"placement": placement, "estimator": estimator, "bias_correction": False}
+def _kl(beta: float, placement: str, estimator: str) -> Values:
+    """The coefficient of the KL, and its place and estimator."""
+    return {"beta": beta, "kl": {"placement": placement, "estimator": estimator, "bias_correction": False}}
 
 
-_NO_KL: Values = {"beta": 0.0, "kl": _kl("loss", "k3")}
+_NO_KL = _kl(0.0, "loss", "k3")
 """Without KL. If the user sets a beta, the KL goes into the loss, where no estimator divides by it, with GRPO's k3."""
+
+
+def _preset(base: Values, advantage: str, kl: Values = _NO_KL, **others: Any) -> Values:
+    return {**base, **kl, "advantage": advantage, **others}
+
 
 PRESETS: Mapping[str, Values] = {
     # arXiv 2402.14740, sections 2.2 and 2.3; beta is that of its Anthropic-HH runs (appendix C)
-    "paper": {**_COMPLETIONS, "advantage": "rloo", "beta": 0.1, "kl": _kl("reward", "k1"), "clip": "none"},
+    "paper": _preset(_COMPLETIONS, "rloo", _kl(0.1, "reward", "k1"), clip="none"),
     # TRL 1.16.0, trainer/rloo_trainer.py and rloo_config.py
-    "trl": {
-        **_COMPLETIONS,
-        "advantage": "rloo",
-        "beta": 0.05,
-        "kl": _kl("reward", "k1"),
-        "keep_truncated_in_baseline": True,
-    },
+    "trl": _preset(_COMPLETIONS, "rloo", _kl(0.05, "reward", "k1"), keep_truncated_in_baseline=True),
     # OpenRLHF 0.11.2, trainer/ppo_utils/experience_maker.py and cli/train_ppo_ray.py
-    "openrlhf": {**_TOKENS, "advantage": "rloo", "beta": 0.01, "kl": _kl("token_reward", "k1")},
+    "openrlhf": _preset(_TOKENS, "rloo", _kl(0.01, "token_reward", "k1")),
     # verl 0.9.1, trainer/ppo/core_algos.py and trainer/config/
-    "verl": {**_TOKENS, **_NO_KL, "advantage": "rloo", "delta": 3.0},
+    "verl": _preset(_TOKENS, "rloo", delta=3.0),
     # NeMo-RL, algorithms/advantage_estimator.py and examples/configs/grpo_math_1B.yaml
-    "nemo_rl": {**_TOKENS, "advantage": "rloo_std", "beta": 0.01, "kl": _kl("loss", "k3")},
+    "nemo_rl": _preset(_TOKENS, "rloo_std", _kl(0.01, "loss", "k3")),
     # SkyRL 0.4.0, train/config/config.py and backends/skyrl_train/utils/ppo_utils.py
-    "skyrl": {**_TOKENS, "advantage": "rloo", "beta": 0.001, "kl": _kl("loss", "k3")},
+    "skyrl": _preset(_TOKENS, "rloo", _kl(0.001, "loss", "k3")),
     # Tunix 0.1.7, rl/algo_core.py and rl/grpo/grpo_learner.py
-    "tunix": {
-        **_TOKENS,
-        "advantage": "rloo",
-        "beta": 0.04,
-        "kl": _kl("loss", "k1"),
-        "loss_agg_mode": "sequence_mean_token_mean",
-    },
+    "tunix": _preset(_TOKENS, "rloo", _kl(0.04, "loss", "k1"), loss_agg_mode="sequence_mean_token_mean"),
     # the defaults of this package
     "rloo": {},
     # arXiv 2402.03300, equations 3 and 4, section 4.2; epsilon is PPO's
-    "grpo": {
-        **_TOKENS,
-        "advantage": "grpo",
-        "beta": 0.04,
-        "kl": _kl("loss", "k3"),
-        "loss_agg_mode": "sequence_mean_token_mean",
-    },
+    "grpo": _preset(_TOKENS, "grpo", _kl(0.04, "loss", "k3"), loss_agg_mode="sequence_mean_token_mean"),
     # arXiv 2503.20783, section 3.2 and table 6
-    "dr_grpo": {**_TOKENS, **_NO_KL, "advantage": "dr_grpo", "loss_agg_mode": "sequence_mean_token_sum_norm"},
+    "dr_grpo": _preset(_TOKENS, "dr_grpo", loss_agg_mode="sequence_mean_token_sum_norm"),
     # arXiv 2501.03262v9, section 3.1; beta and epsilon of v1, table 1; aggregation of OpenRLHF 0.11.2
-    "reinforce_pp": {**_TOKENS, "advantage": "reinforce_pp", "beta": 0.01, "kl": _kl("token_reward", "k1")},
+    "reinforce_pp": _preset(_TOKENS, "reinforce_pp", _kl(0.01, "token_reward", "k1")),
     # arXiv 2501.03262v9, section 3.2; beta of OpenRLHF's train_reinforce_baseline_hybrid_engine.sh
-    "reinforce_pp_baseline": {
-        **_TOKENS,
-        "advantage": "reinforce_pp_baseline",
-        "beta": 1e-5,
-        "kl": _kl("loss", "k2"),
-    },
+    "reinforce_pp_baseline": _preset(_TOKENS, "reinforce_pp_baseline", _kl(1e-5, "loss", "k2")),
     # arXiv 2503.14476, equations 8 to 11; add response_length.overlong_cache, which depends on the longest completion
-    "dapo": {**_TOKENS, **_NO_KL, "advantage": "grpo", "epsilon_high": 0.28, "filter_zero_variance": True},
+    "dapo": _preset(_TOKENS, "grpo", epsilon_high=0.28, filter_zero_variance=True),
     # arXiv 2507.18071, equations 5 to 7, section 5.1
-    "gspo": {
-        **_COMPLETIONS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "importance_sampling_level": "sequence_mean",
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    },
+    "gspo": _preset(_COMPLETIONS, "grpo", importance_sampling_level="sequence_mean", epsilon=3e-4, epsilon_high=4e-4),
     # arXiv 2506.13585, equations 4 and 5; the bound of 5 is ScaleRL's (arXiv 2510.13786) as TRL and SkyRL give it
-    "cispo": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "clip": "cispo",
-        "epsilon_high": 4.0,
-        "filter_zero_variance": True,
-    },
+    "cispo": _preset(_TOKENS, "grpo", clip="cispo", epsilon_high=4.0, filter_zero_variance=True),
     # arXiv 2511.20347; temperatures and aggregation of TRL 1.16.0, grpo_config.py
-    "sapo": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "clip": "sapo",
-        "loss_agg_mode": "sequence_mean_token_mean",
-        "sapo_temperature_pos": 1.0,
-        "sapo_temperature_neg": 1.05,
-    },
+    "sapo": _preset(
+        _TOKENS,
+        "grpo",
+        clip="sapo",
+        loss_agg_mode="sequence_mean_token_mean",
+        sapo_temperature_pos=1.0,
+        sapo_temperature_neg=1.05,
+    ),
     # arXiv 2602.04879, Binary-TV, as verl's dppo_tv; the trust region is around the sampler's policy
-    "dppo": {**_TOKENS, **_NO_KL, "advantage": "grpo", "clip": "dppo_tv", "epsilon": 0.15, "old_logps": "sampler"},
+    "dppo": _preset(_TOKENS, "grpo", clip="dppo_tv", epsilon=0.15, old_logps="sampler"),
     # arXiv 2602.10693; k and lambda of TRL 1.16.0, grpo_config.py; w is the ratio to the policy that sampled
-    "vespo": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "clip": "vespo",
-        "old_logps": "sampler",
-        "vespo_k_pos": 2.0,
-        "vespo_lambda_pos": 3.0,
-        "vespo_k_neg": 3.0,
-        "vespo_lambda_neg": 2.0,
-    },
+    "vespo": _preset(
+        _TOKENS,
+        "grpo",
+        clip="vespo",
+        old_logps="sampler",
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
+    ),
     # arXiv 2505.22617; shares and bounds of verl 0.9.1, trainer/ppo/core_algos.py
-    "clip_cov": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "clip": "clip_cov",
-        "clip_cov_ratio": 2e-4,
-        "clip_cov_lb": 1.0,
-        "clip_cov_ub": 5.0,
-    },
-    "kl_cov": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "grpo",
-        "clip": "kl_cov",
-        "kl_cov_ratio": 2e-4,
-        "kl_cov_coef": 1.0,
-    },
+    "clip_cov": _preset(_TOKENS, "grpo", clip="clip_cov", clip_cov_ratio=2e-4, clip_cov_lb=1.0, clip_cov_ub=5.0),
+    "kl_cov": _preset(_TOKENS, "grpo", clip="kl_cov", kl_cov_ratio=2e-4, kl_cov_coef=1.0),
     # arXiv 2506.01939, on DAPO's loss; TRL 1.16.0, grpo_config.py
-    "top_entropy": {**_TOKENS, **_NO_KL, "advantage": "grpo", "epsilon_high": 0.28, "top_entropy_quantile": 0.2},
+    "top_entropy": _preset(_TOKENS, "grpo", epsilon_high=0.28, top_entropy_quantile=0.2),
     # arXiv 2601.05242; TRL 1.16.0, multi_objective_aggregation: normalize_then_sum
-    "gdpo": {
-        **_TOKENS,
-        **_NO_KL,
-        "advantage": "reinforce_pp",
-        "multi_objective_aggregation": "normalize_then_sum",
-    },
+    "gdpo": _preset(_TOKENS, "reinforce_pp", multi_objective_aggregation="normalize_then_sum"),
     # arXiv 2602.02710, algorithm 1; the loss of its authors' repository, tajwarfahim/maxrl
-    "maxrl": {**_TOKENS, **_NO_KL, "advantage": "maxrl"},
+    "maxrl": _preset(_TOKENS, "maxrl"),
 }
 
 

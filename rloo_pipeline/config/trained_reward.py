@@ -77,5 +77,3 @@ def problems(
         yield "reward_model cannot be used with images yet (dataset.image_column); leave one of the two out"
     if deepspeed.sequence_parallel > 1:
         yield "reward_model cannot be trained with deepspeed.sequence_parallel yet; set it to 1"
-    if deepspeed.zero_stage == 3:
-        yield "reward_model cannot be trained with deepspeed.zero_stage: 3 yet; set 2 or less"

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.worker import die_with
 from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
 
@@ -36,6 +37,8 @@ MOST_BYTES = 100 << 20
 """Maximum size of a message, as in OpenEnv's own client."""
 MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of the action's schema where the tools of an MCP server are the actions."""
+STEP = "step"
+"""The tool of an environment whose actions are not calls of tools."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
 """Errors that answer a call: the environment raised, or the arguments do not fit."""
 
@@ -43,7 +46,7 @@ OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
 class OpenEnvSession:
     """An episode, with one method for each tool."""
 
-    _url = ""
+    _url, _has_tools = "", False
 
     def __init__(self) -> None:
         self.steps, self.done = 0, False
@@ -97,7 +100,7 @@ class _NoSessionError(Exception):
     """All sessions are taken."""
 
 
-def environment(argument: str) -> type[OpenEnvSession]:
+def environment(argument: str) -> type:
     """The class of the environment behind a URL, or behind the server that a command starts.
 
     Args:
@@ -118,30 +121,21 @@ def environment(argument: str) -> type[OpenEnvSession]:
         connection.close()
         if not tools:
             raise UserError(f"rollout.environment: {url} lists no tools, so the model has nothing to call")
-        methods = {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in tools}
+        schemas = [{**one, "parameters": one["input_schema"]} for one in tools]
     else:
         about = _get(url, "/metadata").get("description") or "Takes a step."
-        fields = {name: value for name, value in schema["properties"].items() if name != "metadata"}
-        methods = {"step": _tool("step", about, {**schema, "properties": fields}, whole=True)}
-    return type("OpenEnv", (OpenEnvSession,), {**methods, "_url": url})
+        fields = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
+        schemas = [{"name": STEP, "description": about, "parameters": {**schema, "properties": fields}}]
+    keys = ("name", "description", "parameters")
+    methods = {one["name"]: (_method(one["name"]), {key: one[key] for key in keys}) for one in schemas}
+    return contract.with_tools(OpenEnvSession, methods, _url=url, _has_tools=schema.get("title") in MCP_ACTIONS)
 
 
-def _tool(name: str, description: str, parameters: Mapping[str, Any], whole: bool = False) -> Callable[..., str]:
-    """A method that takes a step, with the schema that the model is shown.
-
-    Args:
-        name: name of the tool.
-        description: for the model.
-        parameters: JSON schema of the arguments.
-        whole: the arguments are the action, and not those of an MCP tool.
-    """
-
+def _method(name: str) -> Callable[..., str]:
     def method(self: OpenEnvSession, /, **arguments: Any) -> str:
         call = {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        return self._step(arguments if whole else call)
+        return self._step(call if self._has_tools else arguments)
 
-    function = {"name": name, "description": description, "parameters": dict(parameters)}
-    method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
     return method
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import contract
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +145,7 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
     return [*system, *({"role": message.role, "content": message.content} for message in data.prompt)]
 
 
-def environment(argument: str) -> type[VerifiersEpisode]:
+def environment(argument: str) -> type:
     """The class of the episodes of a taskset.
 
     Args:
@@ -165,7 +166,7 @@ def environment(argument: str) -> type[VerifiersEpisode]:
             "taskset, or write a class with its tools (docs/environments.md)"
         )
     methods = asyncio.run(_tools(taskset))
-    return type("Verifiers", (VerifiersEpisode,), {**methods, "_id": argument, "_taskset": taskset, "_tasks": tasks})
+    return contract.with_tools(VerifiersEpisode, methods, _id=argument, _taskset=taskset, _tasks=tasks)
 
 
 def _needed(kind: Any, task: Any, single: bool) -> str | None:
@@ -211,25 +212,24 @@ def _server(toolset: Any) -> Any:
     return server
 
 
-async def _tools(taskset: Any) -> dict[str, Callable[..., Any]]:
-    """A method for each tool, with the name that verifiers' harnesses give it."""
+async def _tools(taskset: Any) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """A method and the schema of each tool, with the name that verifiers' harnesses give it."""
     from mcp import Client
 
-    methods: dict[str, Callable[..., Any]] = {}
+    methods: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
     for toolset, _ in _toolsets(taskset):
         async with Client(_server(toolset)) as client:
             for tool in (await client.list_tools()).tools:
                 full = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-                methods[full] = _method(full, toolset.server_name, tool)
+                about = {"description": tool.description or full, "parameters": tool.input_schema}
+                methods[full] = _method(toolset.server_name, tool.name), {"name": full, **about}
     return methods
 
 
-def _method(name: str, server: str, tool: Any) -> Callable[..., Any]:
+def _method(server: str, tool: str) -> Callable[..., Any]:
     async def method(self: VerifiersEpisode, /, **arguments: Any) -> str:
-        return await self._call(server, tool.name, arguments)
+        return await self._call(server, tool, arguments)
 
-    function = {"name": name, "description": tool.description or name, "parameters": tool.input_schema}
-    method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
     return method
 
 

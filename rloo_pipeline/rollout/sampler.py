@@ -8,10 +8,15 @@ the table. Nothing is tokenized here: token ids go in and come out.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
+import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import vision
@@ -32,7 +37,7 @@ from rloo_pipeline.rollout import (
 )
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
 
@@ -126,7 +131,8 @@ class Sampler:
             if self.lora is not None:
                 cpu_kernels.leave_experts_to_cpus()
         kernels = ", which compiles its kernels the first time" if on_gpu else ""
-        with announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
+        compiling = self._compiling(vllm.__version__) if on_gpu else contextlib.nullcontext()
+        with compiling, announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
             cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
@@ -138,6 +144,13 @@ class Sampler:
                 engine.llm_engine.engine_core.shutdown()
                 raise
         return engine
+
+    def _compiling(self, version: str) -> contextlib.AbstractContextManager[None]:
+        """A block in which vLLM may fill its compile cache, some files of which it writes in place."""
+        settings = {key: value for key, value in self.settings.items() if key != "model"}
+        facts = json.dumps([version, devices.card(), settings, self.policy.config], sort_keys=True, default=str)
+        folder = Path(os.environ.get("VLLM_CACHE_ROOT", caches.cache_folder() / "vllm"))
+        return caches.compiling(folder / "torch_compile_cache", hashlib.sha256(facts.encode()).hexdigest()[:16])
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
         """Loads another policy with the same `compatibility_key`; completions equal those of a new engine.

@@ -1,11 +1,19 @@
-"""The folder for the caches of engines and libraries."""
+"""The folder for the caches of engines and libraries, and who may write into one that all nodes see."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline.runtime import scratch
+from rloo_pipeline.runtime import progress, scratch
+
+OWN = ".rloo-"
+"""Prefix of the files of `compiling`."""
 
 
 def cache_folder() -> Path:
@@ -19,3 +27,48 @@ def cache_folder() -> Path:
         if os.access(folder, os.W_OK):
             return folder
     return scratch.user_folder() / f"rloo-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def compiling(folder: Path, key: str) -> Iterator[None]:
+    """Lets one process of all nodes compile into `folder` at a time, in the block; others wait.
+
+    For libraries that write files in place, of which another process could read half. Once a block with this key has
+    succeeded, nothing is compiled in a later one, and none waits. If a process was killed in its block, the next one
+    removes what it left. Where the file system has no locks, nobody waits.
+
+    Args:
+        folder: a folder that only such libraries write into.
+        key: tells what is compiled; a file name.
+    """
+    complete, begun = folder / f"{OWN}{key}", folder / f"{OWN}begun"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as until_compiled:
+        if not complete.exists():
+            lock = until_compiled.enter_context((folder / f"{OWN}lock").open("a"))
+            _wait_for(lock.fileno())
+        if complete.exists():
+            until_compiled.close()
+            yield
+            return
+        if begun.exists():
+            _remove_others(folder, {*json.loads(begun.read_text())})
+        temporary = folder / f"{OWN}new"
+        temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
+        temporary.replace(begun)
+        yield
+        complete.touch()
+        begun.unlink()
+
+
+def _wait_for(lock: int) -> None:
+    """Locks a file for this process; the kernel unlocks it when the process ends, and NFS knows such locks."""
+    with contextlib.suppress(OSError), progress.announcing("another job compiles, which this one waits for"):
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Removes all entries but these and our own."""
+    for entry in folder.iterdir():
+        if entry.name not in names and not entry.name.startswith(OWN):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -1,6 +1,5 @@
-"""The ranks of a training job: which one this process is, and how a rank reports a failure to its launcher.
-
-Ranks are started by `torchrun.launch` on one machine and by `cluster.nodes.launch` on several nodes.
+"""The ranks of a training job: which one this process is, how a rank reports a failure to its launcher, and torchrun,
+which starts the ranks on one machine. On several nodes `cluster.nodes.launch` starts them.
 """
 
 from __future__ import annotations
@@ -8,8 +7,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import progress
 
 RENDEZVOUS = "RLOO_MEETING"
 """Environment variable: path of the file through which ranks on several nodes find each other (cluster/nodes.py)."""
@@ -70,3 +76,40 @@ def why_failed(file: Path, exit_code: int) -> str:
     if file.exists() and file.stat().st_size:
         return file.read_text()
     return f"exit code {exit_code}; see the log"
+
+
+def torchrun(processes: int, arguments: Sequence[str]) -> None:
+    """Runs `rloo ARGUMENTS` as `processes` ranks on this machine and waits for them.
+
+    Rank 0 shows its progress on the terminal of this process (progress.TERMINAL); the others write to the log only.
+
+    Raises:
+        UserError: a rank failed.
+    """
+    terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
+    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:
+        failed = Path(scratch) / "failed"
+        outcome = subprocess.run(
+            torchrun_command(processes, arguments),
+            env=os.environ | torchrun_environment(Path(scratch), failed) | {progress.TERMINAL: terminal},
+            check=False,
+        )
+        why = why_failed(failed, outcome.returncode)
+    if outcome.returncode != 0:
+        raise UserError(f"one of the {processes} ranks failed: {why}")
+
+
+def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
+    """The command that runs `rloo ARGUMENTS` as `processes` ranks on this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*launcher, "-m", "rloo_pipeline", *arguments]
+
+
+def torchrun_environment(scratch: Path, failed: Path) -> dict[str, str]:
+    """Environment variables for `torchrun_command`.
+
+    Args:
+        scratch: TMPDIR of torchrun, which leaves folders there.
+        failed: file to which the first rank that fails writes its error.
+    """
+    return {"TMPDIR": str(scratch), FAILED: str(failed)}

@@ -119,13 +119,14 @@ class Controller:
         ancient_inputs.find_all_jobs()
         if self._workflow.workflow_settings.cache is not None:
             shared_cache.make_safe()
-        if self._workflow.dryrun and self._only_logger():
+        dry_run = self._workflow.output_settings.dryrun
+        if dry_run and self._only_logger():
             planning_speed.report_briefly()
         prepare_jobs()
         self._require_packages()
         if self._main:
             logger.addFilter(self._on_message)
-        if self._workflow.dryrun:
+        if dry_run:
             self._warn()
         elif self._main:
             self._hold_run()

@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.compute as pc
+
 from rloo_pipeline.artifacts import files, lineage, round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
-from rloo_pipeline.before_run import checkpointing
+from rloo_pipeline.before_run import checkpointing, peak_share
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import say
@@ -75,7 +77,7 @@ def update(
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
     metrics = round_metrics(config, round_, engine, sampled, trained)
     if engine.rank.first:
-        say(summary(metrics, trained.seconds))
+        say(summary(metrics, trained.seconds) + _share_of_peak(config, start, trained, engine.rank.world))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
     policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, start.folder, digest, cards))
@@ -86,6 +88,16 @@ def update(
         _write(trained, metrics, outputs, about | {"run": config.run, **tokens, **of_metrics})
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
+
+
+def _share_of_peak(config: Config, policy: Policy, trained: TrainedRound, cards: int) -> str:
+    """How much of the cards' peak the optimizer steps reached, as a clause."""
+    if not trained.steps:
+        return ""
+    names, masked = ("prompt_ids", "completion_ids"), trained.batch.masked.tolist()
+    prompts, completions = (pc.list_value_length(trained.rollouts[name]).to_pylist() for name in names)
+    passed = [0 if without else length for without, length in zip(masked, completions, strict=True)]
+    return peak_share.of_update(config, policy, prompts, passed, trained.seconds, cards)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import guard
+from rloo_pipeline.runtime import devices, guard
 from rloo_pipeline.runtime.import_shims import hidden_packages
 
 if TYPE_CHECKING:
@@ -48,6 +48,14 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
     return zero_stage if dtype == "float32" else max(zero_stage, 1)
 
 
+def overlaps(settings: TrainerSettings) -> bool:
+    """True if gradients are reduced beside the backward pass, in the same buckets and so to the same sums.
+
+    On CPUs there is nothing beside it, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch.
+    """
+    return settings.zero_stage >= 2 and settings.offload.optimizer is None and devices.device_type() == "cuda"
+
+
 def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSON:
     """DeepSpeed's configuration, merged with the user's own keys.
 
@@ -60,7 +68,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
     dtype, communication = settings.dtype, settings.communication_data_type
     zero: JSON = {
         "stage": effective_zero_stage(dtype, settings.zero_stage),
-        "overlap_comm": False,
+        "overlap_comm": overlaps(settings),
         "reduce_bucket_size": BUCKET,
     }
     if on_disk is not None:

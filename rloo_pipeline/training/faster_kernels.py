@@ -2,7 +2,8 @@
 
 Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), by the type of the model, and the head's loss in one
 pass (`one_pass`). The self-check's small copy of the model goes through each of them on the GPU, once per process and
-configuration, and is compared with plain transformers on the CPU. A kernel that fails is left out, and a line says so.
+configuration, and is compared with plain transformers on the CPU. FlashAttention 3 has a check of its own, in 16 bits
+(`kernels/flash_attention_3.py`). A kernel that fails is left out, and a line says so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rloo_pipeline.errors import one_line
 from rloo_pipeline.runtime import devices, guard
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import self_check
+from rloo_pipeline.training.kernels import flash_attention_3
 from rloo_pipeline.training.self_check import SelfCheck
 
 ROTARY = "rotary_pos_emb"
@@ -38,6 +40,8 @@ def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
     """
     if (device := devices.device_type()) == "cpu":
         return
+    if why := flash_attention_3.install(device):
+        say(f"{checked.model} trains without FlashAttention 3 ({why})")
     source = policy.transformers_config, policy.trust_remote_code
     for name, use in KERNELS.items():
         if (name, checked.digest) not in _problems:

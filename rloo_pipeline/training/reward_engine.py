@@ -50,8 +50,7 @@ class RewardHead(nn.Module):
                 states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
         else:
             states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
-        last = states.flatten(0, 1).index_select(0, inputs.predicting)
-        rewards = linear(last.float(), self.model.score.weight.float()).squeeze(-1)
+        rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, inputs.predicting)).squeeze(-1)
         if loss_of is None:
             return rewards
         values, mask = pack.unpack(rewards)
@@ -61,8 +60,8 @@ class RewardHead(nn.Module):
 class RewardEngine(Engine):
     """A reward model in training on this rank; rows 2i and 2i + 1 of its sequences are a pair, which stays together."""
 
-    def load(self, configuration: JSON) -> tuple[Any, Any]:  # noqa: ARG002, ZeRO 3 is refused
-        """Loads the causal language model with a new head."""
+    def load(self, configuration: JSON) -> tuple[Any, Any]:  # noqa: ARG002, DeepSpeed splits the whole model
+        """Loads the causal language model with a new head, on each rank; under ZeRO 3 it is split afterwards."""
         model, form = load_with_head(self.policy, self.settings.dtype)
         if self.settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -116,6 +115,8 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     output = {name for name in loading_info["unexpected_keys"] if name.rpartition(".")[0] in ("lm_head", "embed_out")}
     known = {"missing_keys": {HEAD}, "unexpected_keys": output}
     check_loading_info(policy.base, {**loading_info, **{key: set(loading_info[key]) - of for key, of in known.items()}})
+    # in float32 whatever the model's format, and called as a module, so that ZeRO 3 puts its weight together
+    head.forward = lambda states: linear(states.float(), head.weight.float())
     settings = model.config.get_text_config()
     settings.pad_token_id = pad_of(policy)
     dropout.remove(model)

@@ -135,6 +135,24 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
     return instance
 
 
+def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:
+    """A class of environments with further tools, whose schemas are known.
+
+    Args:
+        kind: class with the other methods.
+        tools: methods by name, each with the JSON schema of a function: `name`, `description`, `parameters`.
+        attributes: further attributes of the class.
+
+    Raises:
+        UserError: a tool has the name of an attribute, or one that begins with `_`.
+    """
+    for name, (method, function) in tools.items():
+        if name in dir(kind()) or name.startswith("_"):
+            raise UserError(f"rollout.environment: a tool is called {name}, which an episode needs itself; rename it")
+        method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
+    return type(kind.__name__, (kind,), {**{name: method for name, (method, _) in tools.items()}, **attributes})
+
+
 def tool_methods(kind: type) -> list[str]:
     """Names of the methods of an environment that are tools, as in TRL: public functions of the class, by name."""
     members = inspect.getmembers(kind, predicate=inspect.isfunction)

@@ -26,25 +26,35 @@ from rloo_pipeline.stages.table import ROWS
 FOLDER = "RLOO_WORKERS"
 ROLES = {row.stage: row.worker for row in ROWS if row.worker}
 """Worker role of each stage that can run in a worker."""
+OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
+"""Environment variables of ranks (`runtime.ranks.is_rank`)."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
 """Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
 doubles that time.
 """
 
 
-def run_stage(argv: Sequence[str]) -> int | None:
+def run_stage(
+    argv: Sequence[str], terminal: int = 2, connected: Callable[[socket.socket], object] = lambda _: None
+) -> int | None:
     """Runs `rloo ARGV` on a worker.
+
+    Args:
+        argv: after `rloo`.
+        terminal: descriptor of the stage's terminal.
+        connected: gets the connection, whose end ends the stage.
 
     Returns:
         The exit status; None where no worker ran it, so that this process has to.
     """
     role = ROLES.get(argv[0]) if argv else None
-    if role is None or FOLDER not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+    if role is None or FOLDER not in os.environ or any(name in os.environ for name in OF_A_RANK):
         return None
-    connected = _connect(role, argv)
-    if connected is None:
+    chosen = _connect(role, argv, terminal)
+    if chosen is None:
         return None
-    lock, connection = connected
+    lock, connection = chosen
+    connected(connection)
     try:
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     except OSError:
@@ -57,7 +67,7 @@ def run_stage(argv: Sequence[str]) -> int | None:
     return int(json.loads(answer)["code"]) if answer else None
 
 
-def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None:
+def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket.socket] | None:
     """Sends a request to a worker of a role.
 
     Returns:
@@ -73,7 +83,7 @@ def _connect(role: str, argv: Sequence[str]) -> tuple[int, socket.socket] | None
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, run.encode(), 0)
-                return lock, _request(f"{name}.sock", argv)
+                return lock, _request(f"{name}.sock", argv, terminal)
             except OSError as error:  # BlockingIOError: the worker is busy; any other: it is gone
                 os.close(lock)
                 busy = busy or isinstance(error, BlockingIOError)
@@ -117,13 +127,13 @@ def _listening(folder: str, role: str, shard: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _request(path: str, argv: Sequence[str]) -> socket.socket:
+def _request(path: str, argv: Sequence[str], terminal: int) -> socket.socket:
     """Connects to a worker and sends the request."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         with_short_path(connection.connect, path)
         text = json.dumps({"words": list(argv), "folder": os.getcwd(), "started": time.time()})
-        socket.send_fds(connection, [text.encode() + b"\n"], [2])
+        socket.send_fds(connection, [text.encode() + b"\n"], [terminal])
     except OSError:
         connection.close()
         raise

@@ -24,16 +24,22 @@ def role_of(stage: str) -> str:
 
 
 def can_keep(role: str, config: Config, on_gpus: bool) -> bool:
-    """True if a worker can keep the engine of a role. With several ranks, they have to be on one node, and the engine
-    must be able to leave the GPUs; with one process, a worker tries.
+    """True if a worker can keep the engine of a role. With several ranks, the engine must be able to leave the GPUs;
+    with one process, a worker tries.
     """
     section = config.deepspeed
     leaves_gpus = section.zero_stage < 3 and section.offload.optimizer is None
-    return ranks_of(role, config) == 1 or (section.nodes == 1 and (leaves_gpus or not on_gpus))
+    return ranks_of(role, config) == 1 or leaves_gpus or not on_gpus
+
+
+def over_nodes(config: Config) -> frozenset[str]:
+    """Roles whose ranks are on several nodes."""
+    roles = ("logprobs", "trainer") if config.deepspeed.nodes > 1 else ()
+    return frozenset(role for role in roles if ranks_of(role, config) > 1)
 
 
 def ranks_of(role: str, config: Config) -> int:
-    """Number of ranks that torchrun starts for a role's stages; vLLM starts its own."""
+    """Number of ranks that torchrun or srun starts for a role's stages; vLLM starts its own."""
     return of_role(role, config) if role in ("logprobs", "trainer") else 1
 
 

@@ -1,10 +1,11 @@
 """The ranks of a worker whose stages have several: one torchrun starts them, and they stay for the next stage.
 
 The worker runs a stage as it would without ranks, up to where it would start them. Each rank has a connection to the
-worker. A request is a line of JSON with two descriptors, of the log and of the terminal: {"words", "folder", "fence",
-"started"} for a stage, or {"write": true} for the trainer state that the last stage has left to write, which all ranks
-write together. The answer is {"code", "kept", "later"}: the exit status (null if the engine does not fit the stage),
-whether the rank keeps an engine and has left the GPU, and the state that it can write.
+worker (over several nodes, all have that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
+descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or {"write": true} for
+the trainer state that the last stage has left to write, which all ranks write together. The answer is {"code", "kept",
+"later"}: the exit status (null if the engine does not fit the stage), whether the rank keeps an engine and has left the
+GPU, and the state that it can write.
 
 If a rank dies, all end, and the stage does its work itself. If one fails, all end, since the others may wait for it in
 a collective operation. A rank ends with its worker.
@@ -29,7 +30,7 @@ import psutil
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.runtime import controller_watch, cost, devices, output, process_end, progress, ranks, torchrun
+from rloo_pipeline.runtime import controller_watch, cost, devices, output, process_end, progress, ranks
 from rloo_pipeline.workers import client, engine_cache
 
 START_SECONDS = 300.0
@@ -44,8 +45,13 @@ GRACE = 1.0
 _kept: KeptRanks | None = None
 
 
-def run(count: int, words: Sequence[str]) -> None:
+def run(count: int, words: Sequence[str], start: Callable[[], KeptRanks] | None = None) -> None:
     """Runs `rloo WORDS` on the ranks that this worker keeps, and starts them if there are none.
+
+    Args:
+        count: number of ranks.
+        words: the stage's arguments.
+        start: starts the ranks, by default on this machine.
 
     Raises:
         UserError: a rank failed.
@@ -54,7 +60,7 @@ def run(count: int, words: Sequence[str]) -> None:
     global _kept
     if _kept is not None and _kept.count != count:
         close()
-    _kept = _kept or KeptRanks(count)
+    _kept = _kept or (start() if start else KeptRanks(count))
     try:
         answers = _kept.run(words)
     except BaseException:
@@ -103,7 +109,7 @@ class KeptRanks:
         """
         self.count = count
         self._folder = tempfile.TemporaryDirectory(prefix="rloo-ranks-", ignore_cleanup_errors=True)
-        self._failed = Path(self._folder.name) / "failed"
+        self.failed = Path(self._folder.name) / "failed"
         self._connections: list[socket.socket] = []
         path = Path(self._folder.name) / "ranks.sock"
         arguments = ["worker", "--rank", "--socket", str(path), "--controller", str(os.getpid())]
@@ -112,8 +118,8 @@ class KeptRanks:
             listener.listen(count)
             listener.settimeout(0.2)
             self._torchrun = subprocess.Popen(
-                torchrun.command(count, arguments),
-                env=os.environ | torchrun.environment(Path(self._folder.name), self._failed),
+                ranks.torchrun_command(count, arguments),
+                env=os.environ | ranks.torchrun_environment(Path(self._folder.name), self.failed),
                 stdin=subprocess.DEVNULL,
             )
             self._processes = [psutil.Process(self._torchrun.pid)]
@@ -150,24 +156,34 @@ class KeptRanks:
             UserError: a rank failed.
             IncompatibleEngine: a rank died, or keeps an engine that does not fit.
         """
-        self._failed.unlink(missing_ok=True)
+        self.failed.unlink(missing_ok=True)
         stage = {"words": list(words), "folder": os.getcwd(), "fence": os.environ.get(fence.VARIABLE)}
         return self.ask(stage | {"started": time.time()}, (1, progress.console.file.fileno()))
 
     def ask(self, request: JSON, descriptors: tuple[int, int]) -> list[RankAnswer]:
         """Sends a request to all ranks and waits for their answers; raises as `run`."""
-        text = json.dumps(request).encode() + b"\n"
         try:
-            for connection in self._connections:
-                socket.send_fds(connection, [text], descriptors)
+            self._send(json.dumps(request).encode() + b"\n", descriptors)
         except OSError:
             raise IncompatibleEngine("a rank that has died") from None
         answers = self._answers()
         if any(answer.code is None for answer in answers):
             raise IncompatibleEngine("ranks with another engine")
         if code := max(answer.code or 0 for answer in answers):
-            raise UserError(f"one of the {self.count} ranks failed: {ranks.why_failed(self._failed, code)}")
+            raise UserError(f"one of the {self.count} ranks failed: {ranks.why_failed(self.failed, code)}")
         return answers
+
+    def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:
+        """Sends a line to all ranks."""
+        for connection in self._connections:
+            socket.send_fds(connection, [text], descriptors)
+        self._waiting = list(self._connections)
+
+    def _next(self, patience: float | None) -> list[bytes]:
+        """Answers that arrive next, or none within that many seconds; an empty one if a rank has died."""
+        ready, _, _ = select.select(self._waiting, [], [], patience)
+        self._waiting = [connection for connection in self._waiting if connection not in ready]
+        return [client.receive(connection)[0] for connection in ready]
 
     def _answers(self) -> list[RankAnswer]:
         """The answers of all ranks, the first rank's first; where one has failed, not all.
@@ -176,22 +192,19 @@ class KeptRanks:
             IncompatibleEngine: a rank has died, or does not answer.
         """
         answers = dict[int, RankAnswer]()
-        waiting = list(self._connections)
-        while waiting:
+        while len(answers) < self.count:
             failed = any(answer.code != 0 for answer in answers.values())
             patience = GRACE if failed else BEHIND_SECONDS if answers else None
-            ready, _, _ = select.select(waiting, [], [], patience)
-            if not ready and failed:
+            arrived = self._next(patience)
+            if not arrived and failed:
                 break
-            if not ready:
+            if not arrived:
                 raise IncompatibleEngine("a rank that does not answer")
-            for connection in ready:
-                text, _ = client.receive(connection)
+            for text in arrived:
                 if not text:
                     raise IncompatibleEngine("a rank that has died")
                 number, *answer = json.loads(text)
                 answers[number] = RankAnswer(*answer)
-                waiting.remove(connection)
         return [answers[number] for number in sorted(answers)]
 
     def close(self) -> None:
@@ -227,23 +240,36 @@ def serve(run_command: Callable[[list[str]], int], path: Path, worker: int) -> N
         worker: process id of the worker.
     """
     controller_watch.end_with(worker, lambda: os._exit(1))
-    engine_cache.enable()
-    number = ranks.current().number
     with socket.socket(socket.AF_UNIX) as connection:
         client.with_short_path(connection.connect, str(path))
-        while True:
-            text, descriptors = client.receive(connection)
-            if not text:
-                return
-            request = json.loads(text)
-            answer = _write_state(*descriptors) if "write" in request else _run(run_command, request, *descriptors)
-            connection.sendall(json.dumps([number, *answer]).encode() + b"\n")
+        answer_all(run_command, lambda: client.receive(connection), connection.sendall)
+
+
+def answer_all(
+    run_command: Callable[[list[str]], int],
+    receive: Callable[[], tuple[bytes, list[int]]],
+    send: Callable[[bytes], object],
+) -> None:
+    """Answers requests until an empty one.
+
+    Args:
+        run_command: as of `serve`.
+        receive: returns the next request with its descriptors.
+        send: sends an answer.
+    """
+    engine_cache.enable()
+    while (request := receive())[0]:
+        text, descriptors = request
+        stage = json.loads(text)
+        answer = _write_state(*descriptors) if "write" in stage else _run(run_command, stage, *descriptors)
+        send(json.dumps([ranks.current().number, *answer]).encode() + b"\n")
 
 
 def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, terminal: int) -> RankAnswer:
     """Runs a stage on this rank."""
     os.chdir(request["folder"])
-    os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
+    if ranks.RENDEZVOUS not in os.environ:  # else it is a descriptor of another node
+        os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
     os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
     engine_cache.forget_pending()  # the worker found that it was not due
     try:

@@ -77,11 +77,6 @@ def serve(
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
 
 
-def serve_rank(run: Callable[[list[str]], None], path: Path, worker: int) -> None:
-    """Serves the worker that listens on `path`, as one of its ranks; the arguments are those of `serve`."""
-    kept_ranks.serve(lambda argv: _status(run, argv), path, worker)
-
-
 def _has_request(listener: socket.socket) -> bool:
     """True if a client connects within 0.2 s."""
     return bool(select.select([listener], [], [], 0.2)[0])
@@ -105,7 +100,7 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
     try:
         with output.standard_output_to(descriptors[0]):
             cost.begin(request["started"])
-            code = _status(run, request["words"])
+            code = status_of(run, request["words"])
     except IncompatibleEngine as error:
         print(f"{command}: runs outside this worker, which holds {error}", flush=True)
         answered.set()
@@ -122,7 +117,7 @@ def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool
     return fit
 
 
-def _status(run: Callable[[list[str]], None], argv: list[str]) -> int:
+def status_of(run: Callable[[list[str]], None], argv: list[str]) -> int:
     """The exit status of `rloo ARGV`."""
     try:
         run(argv)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PLAIN, ROOT, Project, mini
+from helpers import PLAIN, ROOT, Project, executable, mini
 
 
 def missing(requirement: str) -> None:
@@ -140,6 +140,13 @@ class Cluster(Project):
             return wait_until(read_outcome, seconds, "the submitted run ends")
         finally:
             print("".join(file.read_text() for file in folder.glob("*log.out")))
+
+    def count_steps(self) -> Path:
+        """Has submitted jobs write each call of srun into the file that is returned, a line each."""
+        steps, programs = self.folder / "steps", self.folder / "programs"
+        executable(programs, "srun", f'echo srun "$*" >>{steps}\nexec {shutil.which("srun")} "$@"')
+        self.environment["PATH"] = f"{programs}:{self.environment['PATH']}"
+        return steps
 
     def end(self) -> None:
         """Ends the command that was started, and its jobs."""

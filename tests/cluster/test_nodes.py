@@ -6,24 +6,46 @@ from slurm_project import GO_ON
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("stage", "placement"), [(2, "job"), (3, "allocation")])
-def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(
-    cluster, finished, stage, placement
-) -> None:
-    """As a SLURM job of its own, and as a step in `rloo submit --nodes 2`."""
-    cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
-    target = "results/mini/policies/00001"
-    ranks = {"processes": 2, "zero_stage": stage}
-    outcome = cluster.snakemake("--cores=2", "--sdm=apptainer", *GO_ON, "--", target, deepspeed=ranks)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    expected = cluster.files("policies/00001/*")
-    ranks["nodes"] = 2
-    again = (*GO_ON, "--forcerun=update", "--", target)
-    if placement == "job":
-        cluster.finish(cluster.start(*again, deepspeed=ranks))
-    else:
-        job = cluster.submit("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, deepspeed=ranks)
-        assert cluster.outcome(job)["outcome"] == "done"
-    log = (cluster.folder / "results/mini/logs/update/00001.log").read_text()
-    assert "2 ranks on node1, node2" in log
+def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(cluster, finished) -> None:
+    """As a SLURM job of its own."""
+    expected = on_one_node(cluster, finished, "00001", stage=2)
+    again = (*GO_ON, "--forcerun=update", "--", "results/mini/policies/00001")
+    cluster.finish(cluster.start(*again, deepspeed=RANKS | {"zero_stage": 2, "nodes": 2}))
+    assert "2 ranks on node1, node2" in log(cluster, "00001")
     assert cluster.files("policies/00001/*") == expected
+
+
+def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished) -> None:
+    """In `rloo submit --nodes 2`. srun is called for the two nodes and for the ranks."""
+    expected = on_one_node(cluster, finished, "00002", stage=3)
+    updates = ("update", "update_last")
+    again = (*GO_ON, "--retries=0", "--forcerun", *updates, "--allowed-rules", *updates, "gate")
+    steps = cluster.count_steps()
+    job = cluster.submit(
+        *("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, "--", "results/mini/policies/00002"),
+        deepspeed=RANKS | {"zero_stage": 3, "nodes": 2},
+        workers="always",
+    )
+    assert cluster.outcome(job)["outcome"] == "done"
+    assert "2 ranks on node1, node2" in log(cluster, "00001")
+    assert len(steps.read_text().splitlines()) == 3
+    assert "2 ranks on" not in log(cluster, "00002"), "they had met"
+    assert cluster.files("policies/*/*") == expected
+
+
+RANKS = {"processes": 2}
+
+
+def on_one_node(cluster, finished, last: str, stage: int) -> dict[str, bytes]:
+    """The policies up to round `last`, by two ranks of this machine."""
+    cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
+    target = f"results/mini/policies/{last}"
+    outcome = cluster.snakemake(
+        "--cores=2", "--sdm=apptainer", *GO_ON, "--", target, deepspeed=RANKS | {"zero_stage": stage}
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    return cluster.files("policies/*/*" if last != "00001" else "policies/00001/*")
+
+
+def log(cluster, number: str) -> str:
+    return (cluster.folder / f"results/mini/logs/update/{number}.log").read_text()

@@ -68,11 +68,15 @@ def test_shards_of_a_job_of_two_nodes_run_on_both(cluster, finished) -> None:
 
 
 def test_the_nodes_of_a_job_keep_their_engines_between_rounds(cluster, finished) -> None:
-    """Updates run on one node, whose trainer has made the policy before."""
+    """Updates run on one node, whose trainer has made the policy before.
+    srun is called for the nodes, not for stages.
+    """
     cluster.at_round_1(finished, "policies/00001", "rounds", "logs")
     target = ("--retries=0", *GO_ON, "--", "results/mini/policies/00002")
+    steps = cluster.count_steps()
     job = cluster.submit("--nodes=2", "--time=30", "--", "--sdm=apptainer", *target, workers="always")
     assert cluster.outcome(job)["outcome"] == "done"
+    assert len(steps.read_text().splitlines()) == 2
     logs = cluster.folder / "results/mini/logs/workers"
     done = [line.split()[1] for log in logs.glob("*/*.log") for line in log.read_text().splitlines() if ": 0" in line]
     assert [done.count(stage) for stage in ("rollout", "reference", "update")] == [4, 4, 2]

@@ -125,21 +125,11 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     run = project.folder / "results" / "mini"
     shard, again = run / "rounds/00001/rollouts/000.parquet", tmp_path / "again.parquet"
     table = pq.read_table(shard)
-    assert any(calls > failures for calls, failures in zip(table["tool_calls"], table["tool_failures"], strict=True))
+    assert sum(table["tool_calls"].to_pylist()) > sum(table["tool_failures"].to_pylist())
     assert set(table["environment_reward"].to_pylist()) == {0.0}
     assert "scores/environment_reward" in pq.read_schema(run / "rounds/00001/scores/000.parquet").names
-    arguments = [
-        "rollout",
-        "--prompts",
-        run / "prompts",
-        "--policy",
-        run / "policies/00000",
-        "--round",
-        1,
-        "--shard",
-        0,
-    ]
-    arguments += ["--output", again, "--configfile", run / "config.yaml"]
+    arguments = ["rollout", "--prompts", run / "prompts", "--policy", run / "policies/00000", "--round", 1]
+    arguments += ["--shard", 0, "--output", again, "--configfile", run / "config.yaml"]
     command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT) as job:
         wait_until(lambda: "connection open" in Path(log.name).read_text() or job.poll() is not None)

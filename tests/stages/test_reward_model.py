@@ -4,13 +4,16 @@ import json
 import random
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 import yaml
 from helpers import done, mini, rloo
+from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from trainers import trainer_settings
 
+from rloo_pipeline.artifacts import fence
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import RewardModel
 from rloo_pipeline.data.preferences import preferences
@@ -98,6 +101,28 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(tmp_
     assert loss == pytest.approx(scores, rel=1e-5)
     assert engine.grad_norm == pytest.approx(slope, rel=1e-4)
     engine.close()
+
+
+def test_two_ranks_that_share_the_weights_train_the_reward_model_of_one(tmp_path) -> None:
+    run = prepared(tmp_path / "run", pairs(70))
+    assert trained(run, "one").returncode == 0
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"deepspeed": {"processes": 2, "zero_stage": 3}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = ["reward-model", "--assets", run / "assets", "--prompts", run / "prompts"]
+    arguments += ["--model", run / "two" / "model", "--output", run / "two" / "checks.json"]
+    token = run / fence.FOLDER / "of the launcher"
+    token.write_text("token")
+    for outcome in forks.run_ranks("rloo_pipeline", list(map(str, arguments)), 2, **{fence.VARIABLE: f"token {token}"}):
+        assert outcome.returncode == 0, outcome.stderr[-2000:]
+    one, two = (json.loads((run / name / "checks.json").read_text()) for name in ("one", "two"))
+    assert two["steps"] == one["steps"] > 2
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    start = load_file(run / "assets" / "model" / "model.safetensors")
+    expected, written = (load_file(run / name / "model" / "model.safetensors") for name in ("one", "two"))
+    assert written.keys() == expected.keys() > {"score.weight"}
+    for name, value in expected.items():
+        length = (value - start.get(name, 0)).norm()
+        assert (written[name] - value).norm() < 1e-2 * length, name
 
 
 def by_transformers(folder: Path, data) -> tuple[float, float]:

@@ -52,3 +52,10 @@ def test_sums_in_the_models_format_are_different(output) -> None:
     exact, rounded = (two_ranks.name(1, dtype) for dtype in ("float32", "model"))
     assert of_rank(output, 0, exact)[0] != of_rank(output, 0, rounded)[0]
     assert contents(output / exact) != contents(output / rounded)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_sums_that_are_taken_beside_the_backward_pass_are_the_same(output, stage) -> None:
+    beside, after = (two_ranks.name(stage, way) for way in ("overlap", "float32"))
+    assert of_rank(output, 0, beside)[0] == of_rank(output, 0, after)[0]
+    assert contents(output / beside) == contents(output / after)

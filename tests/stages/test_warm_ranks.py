@@ -9,7 +9,7 @@ from helpers import Round, wait_until
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import torchrun
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.workers import engine_cache, kept_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not forks.use_forks, reason="two ranks need two GPUs")]
@@ -38,7 +38,7 @@ def warm(tmp_path, tiny_model, monkeypatch) -> Round:
         threading.Thread(target=forks.run_ranks, args=("rloo_pipeline", arguments, count), name=RANKS).start()
         return ["sleep", "600"]
 
-    monkeypatch.setattr(torchrun, "command", start)
+    monkeypatch.setattr(ranks, "torchrun_command", start)
     monkeypatch.setattr(engine_cache, "_pending", None)
     monkeypatch.setattr(engine_cache, "_wrote", 0.0)
     yield Round(tmp_path / "run", tiny_model, **CHANGES)

@@ -1,7 +1,8 @@
 """Optimizer steps in bfloat16 on two ranks (`torchrun two_ranks.py MODEL OUTPUT`) or, without torchrun, on one.
 
 Writes policies to OUTPUT, by ZeRO stage and dtype of communication, each rank also OUTPUT/RANK.json: by the same names
-the gradient norms, and the files of weights that the rank has written.
+the gradient norms, and the files of weights that the rank has written. In a case of `overlap`, sums in float32 are
+taken beside the backward pass.
 """
 
 import json
@@ -14,17 +15,20 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training import weight_files
+from rloo_pipeline.training import deepspeed_config, weight_files
 from rloo_pipeline.training.engine import Engine
 
 STEPS = 2
-CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model")]
+CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model"), (2, "overlap"), (3, "overlap")]
 
 
 def steps(model: Path, zero_stage: int, communication: str, output: Path) -> tuple[list[float], list[str]]:
     """Two steps on rows that are one micro-batch each, so that ranks only divide them among themselves."""
-    formats = {"dtype": "bfloat16", "communication_data_type": communication}
-    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
+    overlap = communication == "overlap"
+    formats = {"dtype": "bfloat16", "communication_data_type": "float32" if overlap else communication}
+    with mock.patch.object(deepspeed_config, "overlaps", return_value=overlap):
+        engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=zero_stage, **formats), 0)
+    assert engine.engine.zero_overlap_comm() == overlap
     norms = []
     for _ in range(STEPS):
         step(engine)

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import shapes
 
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run import peak_share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from rloo_pipeline.config.section import Dtype
 
 RATE = 1e-6
-PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
-"""FLOPs a second of dense bfloat16 products by the makers' data sheets, by a part of the device's name."""
 
 
 class Size(NamedTuple):
@@ -109,15 +108,9 @@ class Task(NamedTuple):
 
 def flops(size: Size, prompts: Sequence[int], completions: Sequence[int]) -> int:
     """That a step needs, from the lengths of its prompts and of the completions, K neighbours a prompt."""
-    tokens = sum(prompts) + sum(completions)
-    groups = [(prompts[place // shapes.K], length) for place, length in enumerate(completions)]
-    attended = sum(map(_triangle, prompts)) + sum(_triangle(a + b) - _triangle(a) for a, b in groups)
-    layers = 6 * size.layer_weights * tokens + 12 * size.layers * size.heads * size.head_dim * attended
-    return layers + 6 * size.vocabulary * size.hidden * sum(completions)
-
-
-def _triangle(length: int) -> int:
-    return length * (length + 1) // 2
+    of_each = [prompts[place // shapes.K] for place in range(len(completions))]
+    attention, head = size.layers * size.heads * size.head_dim, size.vocabulary * size.hidden
+    return 3 * peak_share.forward(size.layer_weights, attention, head, of_each, completions, shapes.K)
 
 
 def model(size: Size, device: str, dtype: str, attention: str) -> Any:
@@ -252,9 +245,8 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
     import torch
 
     name = torch.cuda.get_device_name(0) if device == "cuda" else "CPU"
-    for part, peak in PEAKS.items():
-        if part in name and dtype in ("bfloat16", "float16"):
-            return peak, f"data sheet of {part}"
+    if dtype != "float32" and (peak := peak_share.peak(name)):
+        return peak, f"data sheet of {name}"
     width = 8192 if device == "cuda" else 512
     left, right = (torch.randn(width, width, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
 

@@ -156,9 +156,12 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
-    """Makes a token attend to only some tokens: by position, or by an index that chooses (`index_topk`)."""
+    """Makes a token attend to only some tokens: by position, or by an index that chooses (`index_topk`). Scores that
+    are scaled by position are, from the first tokens on (`floor_scale` of Llama 4).
+    """
+    shortened = {"index_topk", "floor_scale"}
     for name, value in list(vars(config).items()):
-        if (model_support.is_window(name) or name == "index_topk") and type(value) is int and value > WINDOW:
+        if (model_support.is_window(name) or name in shortened) and type(value) is int and value > WINDOW:
             setattr(config, name, WINDOW)
 
 

@@ -69,8 +69,10 @@ def test_hosts_run_stages_on_nodes_with_room_and_no_step_is_started(steps, job) 
     said = [process.communicate()[1] for process in three]
     assert [process.returncode for process in three] == [3, 3, 3]
     assert {*said} == {"node1 1 node1\n", "node2 1 node2\n"}
-    scored = shell(f"exec {shlex.join(PROGRAM)} score --help", "--nodelist=node2")
+    scored = shell("set -euo pipefail;  rloo score --help", "--nodelist=node2")
     assert "Score one shard" in scored.communicate()[1]
+    by_shell = shell(f"{shlex.join(PROGRAM)} score --help", "--nodelist=node1")
+    assert "Score one shard" in by_shell.communicate()[1]
     assert (job / "logs" / "node2" / "scorer-0.log").read_text() == "rloo score --help: 0\n", "by the node's worker"
     assert started(job) == 2, "the hosts"
 
@@ -81,6 +83,13 @@ def test_a_stage_that_is_killed_ends_on_its_node_and_leaves_its_place(steps, job
     process = int((job / "process").read_text())
     killed.kill()
     wait_until(lambda: has_ended(process))
+    assert shell("exit 4", "--nodelist=node1").wait() == 4
+    (worker,) = (child for child in steps["node1"].children(recursive=True) if "worker" in child.cmdline())
+    worker.suspend()
+    by_worker = shell("set -euo pipefail;  rloo score --help", "--nodelist=node1")
+    wait_until(lambda: (job / "logs/node1/scorer-0.log").exists() and worker.net_connections("unix"))
+    by_worker.kill()
+    worker.resume()
     assert shell("exit 4", "--nodelist=node1").wait() == 4
 
 

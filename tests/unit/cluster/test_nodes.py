@@ -27,7 +27,7 @@ def test_the_error_of_a_lone_rank_names_the_missing_ranks_and_the_nodes(tmp_path
 def test_several_nodes_need_a_slurm_job(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="rloo submit --nodes 2"):
-        nodes.launch(2, 2, 1, tmp_path / "policy", ["update"])
+        nodes.launch(nodes.RankLayout(2, 2, 1), tmp_path / "policy", ["update"])
 
 
 def test_the_number_of_nodes_reruns_nothing_and_must_divide_the_processes() -> None:

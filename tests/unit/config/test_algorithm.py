@@ -145,6 +145,27 @@ REFUSED = {
     "a soft gate of completions": ({"clip": "sapo"}, {}, ["clip: sapo", "importance_sampling_level: token"]),
     "a gate's temperature without the gate": ({"sapo_temperature_pos": 2}, {}, ["sapo_temperature_pos", "clip: ppo"]),
     "a smooth weight of completions": ({"clip": "vespo"}, {}, ["clip: vespo", "importance_sampling_level: token"]),
+    "tokens of high covariance in a completion": (
+        {"clip": "kl_cov"},
+        {},
+        ["clip: kl_cov", "importance_sampling_level: token"],
+    ),
+    "a share of tokens without its clip": ({"clip_cov_ratio": 0.1}, {}, ["clip_cov_ratio works with clip: clip_cov"]),
+    "bounds the wrong way around": (
+        {"preset": "clip_cov", "clip_cov_lb": 9},
+        {},
+        ["clip_cov_lb (9)", "clip_cov_ub (5)"],
+    ),
+    "tokens of high entropy in a completion": (
+        {"top_entropy_quantile": 0.2},
+        {},
+        ["top_entropy_quantile", "importance_sampling_level: token"],
+    ),
+    "entropies of the sampler": (
+        {"preset": "top_entropy", "old_logps": "sampler"},
+        {},
+        ["top_entropy_quantile needs entropies", "old_logps: trainer"],
+    ),
     "a smooth weight's k without it": ({"vespo_k_neg": 2}, {}, ["vespo_k_neg", "clip: vespo", "clip: ppo"]),
     "two weights of the sampler's policy": (
         {"preset": "vespo", "old_logps": "trainer", "mismatch": {"correction": "token_tis"}},

@@ -20,7 +20,6 @@ REFUSED = {
     "reward_model: no reward uses it": {"rewards": [USED | {"options": {"model": "x"}}, *mini()["rewards"]]},
     "reward_model is trained without output": {"rewards": [USED | {"options": {"output": 1}}, *mini()["rewards"]]},
     "give at most one of name_or_path and build": {"reward_model": {"name_or_path": "a", "build": "b:c"}},
-    "with deepspeed.zero_stage: 3": {"deepspeed": {"zero_stage": 3}},
     "with deepspeed.sequence_parallel yet": {"deepspeed": {"processes": 2, "sequence_parallel": 2}},
 }
 

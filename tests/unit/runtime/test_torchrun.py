@@ -3,7 +3,7 @@
 import pytest
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import ranks, torchrun
+from rloo_pipeline.runtime import ranks
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,6 @@ from rloo_pipeline.runtime import ranks, torchrun
     ],
 )
 def test_the_error_of_the_first_rank_that_fails_is_the_stages(monkeypatch, script, why) -> None:
-    monkeypatch.setattr(torchrun, "command", lambda *_: ["sh", "-c", script])
+    monkeypatch.setattr(ranks, "torchrun_command", lambda *_: ["sh", "-c", script])
     with pytest.raises(UserError, match=f"^one of the 2 ranks failed: {why}"):
-        torchrun.launch(2, ["update"])
+        ranks.torchrun(2, ["update"])

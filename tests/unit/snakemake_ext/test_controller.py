@@ -121,6 +121,25 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     assert not module.is_finished(run, config)
 
 
+def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
+    """Its option says so: while the Snakefile is read, Snakemake has no executor that would."""
+    said = list[str]()
+    for part, name in (("scratch", "claim"), ("ancient_inputs", "find_all_jobs")):
+        monkeypatch.setattr(getattr(module, part), name, lambda *_: None)
+    for name in ("prepare_jobs", "_allow_many_rounds"):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(module, "logger", SimpleNamespace(addFilter=lambda _: None, warning=said.append))
+    monkeypatch.setattr(module.locks, "hold", lambda *_: pytest.fail("the lock was taken"))
+    workflow, run = starting._workflow, Path("results/mini")
+    workflow.output_settings, workflow.dryrun = SimpleNamespace(dryrun=True), False
+    workflow.logger_manager, workflow.snakemake_tmp_dir = SimpleNamespace(get_log_handlers=list), Path("tmp")
+    starting._in_image = False
+    (run / "evaluation" / "final").mkdir(parents=True)
+    write_json(run / "summary.json", {"rounds": starting.runs.first.rounds + 1})
+    starting.prepare()
+    assert ["evaluation and report of round" in sentence for sentence in said] == [True]
+
+
 def test_only_a_finished_run_lacks_a_policy(starting) -> None:
     """Who takes the workflow as a module, or says --until, may want no evaluation."""
     run, config = Path("results/mini"), starting.runs.first

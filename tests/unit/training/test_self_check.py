@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import SIZES
-from transformers import LlamaConfig
+from transformers import Llama4TextConfig, LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -128,6 +128,16 @@ def _see_the_batch(monkeypatch) -> None:
 def _see_the_end(monkeypatch) -> None:
     plain = modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: plain(self, x + x.mean(1, keepdim=True)))
+
+
+def test_a_model_that_counts_positions_along_the_row_is_trained_in_padded_batches() -> None:
+    """Llama 4 scales queries in layers without rotary embedding, from `floor_scale` tokens on."""
+    of_layers = {"no_rope_layers": [1, 0], "layer_types": ["chunked_attention", "full_attention"]}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}
+    config = Llama4TextConfig(**{**SIZES, **of_layers, **experts, "attn_implementation": None}, attention_chunk_size=8)
+    assert self_check.run(config, trust_remote_code=False).form == "padded"
+    config.attn_temperature_tuning = False
+    assert self_check.run(config, trust_remote_code=False).form == "packed"
 
 
 def test_a_model_whose_sequences_see_each_other_in_a_batch_is_trained_one_at_a_time(

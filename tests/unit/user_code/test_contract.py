@@ -133,6 +133,15 @@ def test_two_documented_environments_of_trl_run_unchanged(tmp_path) -> None:
         assert schema["function"]["parameters"]["required"] == ["guess"]
 
 
+def test_a_tool_of_another_library_must_not_hide_what_an_episode_needs() -> None:
+    class Session:
+        def __init__(self) -> None:
+            self.steps = 0
+
+    with pytest.raises(UserError, match="a tool is called steps, which an episode needs itself; rename it"):
+        contract.with_tools(Session, {"steps": (lambda self: "", {"name": "steps"})})
+
+
 JUDGED = """
 class Judged:
     def reset(self, **row): pass

@@ -12,7 +12,7 @@ import rank_processes
 from helpers import has_ended, wait_until
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.runtime import torchrun
+from rloo_pipeline.runtime import ranks
 from rloo_pipeline.workers import engine_cache, kept_ranks
 
 
@@ -24,7 +24,7 @@ def command(count: int, arguments: list[str]) -> list[str]:
 @pytest.fixture
 def ask(monkeypatch, capfd):
     """Runs a stage on two ranks; returns the process of each, by the lines that they print."""
-    monkeypatch.setattr(torchrun, "command", command)
+    monkeypatch.setattr(ranks, "torchrun_command", command)
     monkeypatch.setattr(engine_cache, "_pending", None)
     monkeypatch.setattr(engine_cache, "SHARE", 1e9)
     BEFORE.update(child.pid for child in psutil.Process().children(recursive=True))
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_leaves_the_stage_to_its_own_process(ask, tmp_path) -> 
 
 
 def test_ranks_that_do_not_start_leave_the_stage_to_its_own_process(monkeypatch) -> None:
-    monkeypatch.setattr(torchrun, "command", lambda *_: ["false"])
+    monkeypatch.setattr(ranks, "torchrun_command", lambda *_: ["false"])
     with pytest.raises(IncompatibleEngine, match="did not start"):
         kept_ranks.run(2, ["keep"])
 
@@ -100,8 +100,8 @@ def test_ranks_that_do_not_start_leave_the_stage_to_its_own_process(monkeypatch)
 def test_ranks_end_with_their_worker(tmp_path) -> None:
     code = (
         "import sys, time; sys.path[:] = sys.argv[1:]\n"
-        "from test_kept_ranks import command, kept_ranks, torchrun\n"
-        f"torchrun.command = command; kept_ranks.run(2, ['keep', {str(tmp_path)!r}]); time.sleep(600)"
+        "from test_kept_ranks import command, kept_ranks, ranks\n"
+        f"ranks.torchrun_command = command; kept_ranks.run(2, ['keep', {str(tmp_path)!r}]); time.sleep(600)"
     )
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(

@@ -255,7 +255,6 @@ def test_a_stage_ends_with_the_snakemake_that_started_it(silent) -> None:
 
 def test_workers_that_could_not_be_used_are_not_started() -> None:
     assert manager.worker_counts(config(workers="never"), 2, ALL) == {}
-    assert "trainer" not in manager.worker_counts(config(deepspeed={"processes": 2, "nodes": 2}), 2, ALL)
     assert manager.worker_counts(config(algorithm={"beta": 0}), 2, ALL)["logprobs"] == 1
     assert manager.worker_counts(config(), 2, {"report", "gate"}) == {"scorer": 2}, "those that have something to do"
 

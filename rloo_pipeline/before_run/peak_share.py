@@ -1,0 +1,82 @@
+"""The share of a card's peak that an update reaches: FLOPs that its model needs, by seconds and by the vendor's FLOPs.
+
+Needed are the products with the weights of all layers for each token, attention of each token to the earlier ones of
+its sequence, and the head for each completion token: 2 FLOPs per weight and token in a forward pass, and as many for
+the gradients of activations and of weights. The samples of a prompt share its tokens. Recomputed activations and
+padding do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run.estimate import CARDS
+from rloo_pipeline.config import Config
+from rloo_pipeline.runtime import devices
+
+
+def of_update(
+    config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int], seconds: float, cards: int
+) -> str:
+    """A clause for the line of an update, such as ", 0.31 of the peak of 1 NVIDIA H200"; empty where it is not known.
+
+    Args:
+        config: the run's configuration.
+        policy: the policy, or an adapter with its base.
+        prompts: tokens of the prompt of each completion.
+        completions: tokens of each completion that goes through the model, K neighbours a prompt; 0 for others.
+        seconds: of the update's optimizer steps.
+        cards: number of cards.
+    """
+    if config.model.dtype == "float32" or not (flops := peak(card := devices.card())):
+        return ""
+    needed = _needed(config, policy, prompts, completions)
+    return f", {needed / seconds / flops / cards:.2f} of the peak of {cards} {card}" if needed else ""
+
+
+def peak(card: str) -> float | None:
+    """Dense 16-bit FLOPs per second of a card, by the vendor's data sheet; None if unknown, or for a slice of it."""
+    words = re.split(r"[^a-z0-9.]+", card.lower().replace("rtx ", "rtx"))
+    is_slice = any(re.match(r"\dg\.", word) for word in words)
+    return next((CARDS[word].teraflops * 1e12 for word in words if word in CARDS and not is_slice), None)
+
+
+def forward(
+    layers: int, attention: int, head: int, prompts: Sequence[int], completions: Sequence[int], samples: int
+) -> int:
+    """FLOPs of a forward pass.
+
+    Args:
+        layers: weights in the matrices of all layers.
+        attention: width of all query heads, times the number of layers.
+        head: weights in the vocabulary projection.
+        prompts: tokens of the prompt of each completion.
+        completions: tokens of each completion, neighbours of one prompt in turn.
+        samples: number of completions that share a prompt's tokens.
+    """
+    firsts = range(0, len(prompts), samples)
+    shared = [prompts[first] for first in firsts if any(completions[first : first + samples])]
+    tokens, pairs = sum(shared) + sum(completions), sum(map(_triangle, shared))
+    pairs += sum(_triangle(a + b) - _triangle(a) for a, b in zip(prompts, completions, strict=True))
+    return 2 * layers * tokens + 4 * attention * pairs + 2 * head * sum(completions)
+
+
+def _triangle(length: int) -> int:
+    return length * (length + 1) // 2
+
+
+def _needed(config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int]) -> int | None:
+    """FLOPs of an update; None for models of which this module does not know what a token needs."""
+    described, dims = policy.config, policy.dimensions
+    unknown = vision.takes_images(described) or model_dims.experts_key(described) or model_dims.is_recurrent(described)
+    if dims is None or unknown:
+        return None
+    head = dims.vocabulary * dims.hidden
+    layers = dims.parameters - head * (1 if model_dims.is_tied(described) else 2)
+    algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2  # no gradients of a base's weights
+    passes = algorithm.num_iterations * passes + algorithm.needs_old_pass
+    shared = config.rollout.num_generations
+    return passes * forward(layers, dims.layers * dims.heads, head, prompts, completions, shared)

@@ -1,0 +1,78 @@
+"""Jobs of several nodes compile into one folder: one at a time, and what a killed one leaves is removed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rloo_pipeline.runtime import caches
+
+COMPILES = """
+import sys, time
+from pathlib import Path
+from rloo_pipeline.runtime import caches
+
+folder, key = Path(sys.argv[1]), sys.argv[2]
+with caches.compiling(folder, key):
+    if not (folder / key).exists():
+        (folder / key).write_text("half")
+        print("compiles", flush=True)
+        sys.stdin.readline()
+        (folder / key).write_text("half and half")
+    print((folder / key).read_text(), flush=True)
+"""
+
+
+def job(folder: Path, key: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", COMPILES, str(folder), key]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_of_two_jobs_the_second_waits_and_reads_what_the_first_has_compiled(tmp_path) -> None:
+    first = job(tmp_path / "cache", "model")
+    assert first.stdout.readline() == "compiles\n"
+    second, lines = job(tmp_path / "cache", "model"), []
+    reader = threading.Thread(target=lambda: lines.append(second.stdout.read()))
+    reader.start()
+    reader.join(1)
+    assert not lines, "it waits"
+    assert first.communicate("go\n")[0] == "half and half\n"
+    reader.join()
+    assert lines == ["half and half\n"]
+    with job(tmp_path / "cache", "another model") as third:
+        assert third.stdout.readline() == "compiles\n"
+        with caches.compiling(tmp_path / "cache", "model"):  # which is complete, so this waits for no one
+            third.communicate("go\n")
+
+
+def test_what_a_killed_job_has_half_written_is_removed_and_all_else_stays(tmp_path) -> None:
+    (tmp_path / "earlier").mkdir()
+    killed = job(tmp_path, "model")
+    assert killed.stdout.readline() == "compiles\n"
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert job(tmp_path, "model").communicate("go\n")[0] == "compiles\nhalf and half\n"
+    assert (tmp_path / "earlier").is_dir()
+
+
+def test_an_engine_that_does_not_start_leaves_nothing_that_counts_as_compiled(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError), caches.compiling(tmp_path, "model"):
+        (tmp_path / "model").write_text((tmp_path / "weights").read_text())
+    assert job(tmp_path, "model").communicate("go\n")[0] == "compiles\nhalf and half\n"
+
+
+def test_inductor_writes_aside_and_renames(tmp_path) -> None:
+    """So does Triton (`FileCacheManager.put`), which is not installed for CPUs."""
+    from torch._inductor.codecache import write_atomic
+
+    file = tmp_path / "kernel"
+    file.write_text("old")
+    with file.open() as reader:
+        write_atomic(str(file), "new")
+        assert reader.read() == "old", "who has it open reads it to its end"
+    assert [entry.read_text() for entry in tmp_path.iterdir()] == ["new"]
