@@ -19,16 +19,27 @@ from rloo_pipeline.runtime import cost, environment, progress, ranks
 
 def _worker(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.cluster import node_ranks
-    from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.workers import kept_ranks, server
 
     if not arguments.rank:
         warm = arguments.socket, arguments.controller, arguments.preload, arguments.after
-        server.serve(main, vllm_import.import_engine, *warm)
+        server.serve(main, _import_engine, *warm)
     elif arguments.socket:
         kept_ranks.serve(partial(server.status_of, main), arguments.socket, arguments.controller)
     else:
         node_ranks.serve(partial(server.status_of, main))
+
+
+def _import_engine(role: str) -> None:
+    """Imports what the first stage of a warm worker of this role needs, ahead of it."""
+    if role == "sampler":
+        from rloo_pipeline.rollout import vllm_import
+
+        vllm_import.import_engine()
+    else:
+        from rloo_pipeline.training import engine
+
+        engine.import_libraries()
 
 
 WORKER = Command(  # without --log: the stages that it runs have logs of their own

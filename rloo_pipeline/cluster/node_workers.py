@@ -31,7 +31,7 @@ from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.workers import client, gpu_shares, manager
 
 PATIENCE = 90.0
-"""Seconds to wait until the workers of all nodes listen; stages before that start engines of their own."""
+"""Seconds to wait until the workers of all nodes listen; later, a stage waits for the host of its node."""
 LISTENING = "the workers listen"
 
 _steps: dict[str, subprocess.Popen[bytes]] = {}

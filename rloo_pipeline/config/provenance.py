@@ -24,10 +24,10 @@ from rloo_pipeline.frozen_functions import source
 
 PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
-    *("config", "errors", "frozen_functions", "import_string", "runtime", "workers", "planning", "preflight"),
+    *("before_run", "config", "errors", "frozen_functions", "import_string", "runtime", "version", "workers"),
     *("artifacts.files", "artifacts.fence", "artifacts.function_copies", "artifacts.lineage", "artifacts.manifest"),
     *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.rollout_proof"),
-    *("training.sampler_proof", "training.lora_support", "training.model_support", "training.self_check", "version"),
+    *("training.sampler_proof", "training.lora_support", "training.model_support", "training.self_check"),
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """

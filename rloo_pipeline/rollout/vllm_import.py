@@ -82,12 +82,7 @@ def _empty_modules() -> Iterator[None]:
             del sys.modules[name]
 
 
-def import_engine(role: str) -> None:
-    """Imports what the first stage of a warm worker of this role needs, ahead of it."""
-    if role == "sampler":
-        import_vllm()
-        import_module("vllm.entrypoints.llm")
-    else:
-        from rloo_pipeline.training import engine
-
-        engine.import_libraries()
+def import_engine() -> None:
+    """Imports all that an engine needs, ahead of it."""
+    import_vllm()
+    import_module("vllm.entrypoints.llm")

@@ -206,6 +206,14 @@ def test_the_digest_of_a_stage_has_no_code_without_effect_on_its_result() -> Non
         assert "rollout/cpu_kernels.py" in closure(stage), "replaced kernels decide values"
     assert closure("reference") >= {"training/kernels/attention.py", "training/layout.py", "training/policy_model.py"}
     assert {stage for stage in STAGES if "trackers/events.py" in closure(stage)} == set()
+    assert {stage for stage in STAGES if any(name.startswith("before_run/") for name in closure(stage))} == set()
+
+
+def test_modules_without_effect_exist() -> None:
+    missing = [
+        name for name in provenance.WITHOUT_EFFECT if not provenance._file_of(provenance.PACKAGE, name.split("."))
+    ]
+    assert missing == [], "a module that moved counts again"
 
 
 def test_what_was_read_of_a_file_is_kept_for_its_content_and_read_anew_where_that_is_damaged(tmp_path, monkeypatch):
