@@ -40,7 +40,7 @@ def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
     errors = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(errors) == 2 * len(CASES)
     for error in errors:
-        bound = 1e-6 if error.pop("dtype") == "float32" else 1e-2  # a gradient of the logits is rounded to bfloat16
+        bound = 1e-5 if error.pop("dtype") == "float32" else 1e-2  # a gradient of the logits is rounded to bfloat16
         assert all(value <= bound for value in error.values()), error
 
 
@@ -67,7 +67,7 @@ def run(model: torch.nn.Module, temperature: float, never: tuple[int, ...], top:
         for each in others:
             known = each[..., :-2] * mask.unsqueeze(-1)
             # where they are all tokens, their probability is 1 together, so the gradients of the second sum cancel
-            of_others = (known.exp() * known).sum() + 0.5 * (known.logsumexp(-1) * mask).sum()
+            of_others = (known.exp() * known).sum() + (known.logsumexp(-1) * mask).sum()
         return (logps.exp() * weights * mask).sum() + of_others
 
     loss = module(pack, loss_of)
