@@ -60,6 +60,8 @@ def start(
     cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     logs.mkdir(parents=True, exist_ok=True)
     names, over_nodes = slurm.node_names(), gpu_shares.over_nodes(load(config))
+    if devices.has_gpu():
+        environment[devices.WARM] = " ".join(sorted(over_nodes - without))
     for name in names:
         # an update goes where the trainer of the last one is: to the first node
         here = plan | {"without": sorted({*without, *over_nodes, *(["trainer"] if name != names[0] else [])})}

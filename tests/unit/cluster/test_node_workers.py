@@ -13,6 +13,7 @@ import yaml
 from helpers import executable, has_ended, mini, wait_until
 
 from rloo_pipeline.cluster import node_workers, step_client
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.workers import client
 
 SRUN = """
@@ -129,6 +130,16 @@ def test_a_host_that_listens_late_runs_stages(job, monkeypatch) -> None:
     node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
     assert [shell("exit 4", f"--nodelist={node}").wait(60) for node in ("node1", "node2")] == [4, 4]
     assert started(job) == 2, "the hosts"
+    node_workers.end()
+
+
+def test_stages_on_a_node_leave_room_for_ranks_that_stay_on_its_gpus(job, monkeypatch) -> None:
+    ranks = {"nodes": 2, "processes": 2}
+    (job / "config.yaml").write_text(yaml.safe_dump(mini(workers="always", deepspeed=ranks)))
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
+    assert shell(f"echo ${devices.WARM} >&2", "--nodelist=node2").communicate()[1] == "trainer\n"
     node_workers.end()
 
 
