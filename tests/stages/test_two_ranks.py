@@ -7,6 +7,7 @@ import forks
 import pytest
 import two_ranks
 
+from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.demo.character_model import tiny_qwen3
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
@@ -33,7 +34,8 @@ def of_rank(output: Path, number: int, case: str) -> tuple[list[float], list[str
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    """Of all files of a policy but its manifest, which has its name."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != manifest.MANIFEST}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
