@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -55,8 +55,11 @@ class Router:
         assert node.step.stdout
         lines = await _reader(node.step.stdout)
         while line := await lines.readline():
+            if not line.startswith(b"{"):  # that it listens, if it does so late
+                continue
             message = json.loads(line)
-            node.messages[message.pop("id")].put_nowait(message)
+            if queue := node.messages.get(message.pop("id")):
+                queue.put_nowait(message)
         node.alive = False
         for queue in node.messages.values():
             queue.put_nowait({"code": None})
@@ -134,8 +137,10 @@ class _Node:
             self.step.stdin.write(_line(message))
 
 
-STAGE = re.compile(r"set -euo pipefail;\s+rloo ([\w\s./:=,@%+'-]*)")
-"""Matches the command of a stage that means to a shell what it says."""
+STAGE = re.compile(r"set -euo pipefail;\s+rloo ([\w ./:=,@%+'-]*)")
+"""Matches the command of a stage that means to a shell what it says, on one line."""
+LAST_WORDS = 1.0
+"""Seconds to wait for output after a stage has ended, since a process that it left may have it open."""
 
 
 class Host:
@@ -166,47 +171,66 @@ class Host:
         """Has a worker run a command if it can, without a process for it; else a shell."""
         stage, code = STAGE.fullmatch(request["command"]), None
         self._ends[number] = lambda: None
-        if stage:
-            code = await self._by_worker(number, shlex.split(stage[1]))
-        if code is None and number in self._ends:
-            code = await self._by_shell(number, request)
+        try:
+            if stage:
+                code = await self._by_worker(number, shlex.split(stage[1]))
+            if code is None and number in self._ends:
+                code = await self._by_shell(number, request)
+        except OSError as error:
+            _say({"id": number, "text": f"{os.environ.get('SLURMD_NODENAME')}: {error}\n"})
         self._ends.pop(number, None)
         _say({"id": number, "code": 1 if code is None else code})
 
+    def _end_by(self, number: int, end: Callable[[], object]) -> None:
+        """Notes what ends a running command, or ends it if it was killed before."""
+        killed = number not in self._ends
+        self._ends[number] = end
+        if killed:
+            self._kill(number)
+
     async def _by_worker(self, number: int, words: Sequence[str]) -> int | None:
         """The exit status of a stage; None if no worker ran it."""
-        reading, writing = os.pipe()
+        loop = asyncio.get_running_loop()
 
         def connected(connection: socket.socket) -> None:
-            killed = number not in self._ends
-            self._ends[number] = partial(connection.shutdown, socket.SHUT_RDWR)
-            if killed:
-                self._kill(number)
+            loop.call_soon_threadsafe(self._end_by, number, partial(connection.shutdown, socket.SHUT_RDWR))
 
-        said = asyncio.create_task(_pass_on(number, await _reader(os.fdopen(reading, "rb"))))
-        code = await asyncio.to_thread(client.run_stage, words, writing, connected)
-        os.close(writing)
-        await said
-        return code
+        async with _output(number) as output:
+            return await asyncio.to_thread(client.run_stage, words, output, connected)
 
     async def _by_shell(self, number: int, request: JSON) -> int:
-        """The exit status of a command."""
+        """The exit status of a command, as a shell says it: 128 more than the signal that killed it."""
         variables = request["variables"]
         if temporary := variables.get("TMPDIR"):  # Snakemake has made it on the first node, perhaps on that node's disk
             Path(temporary).mkdir(parents=True, exist_ok=True)
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-c", request["command"]),
-            env=os.environ | variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            limit=LIMIT,
-        )
-        self._ends[number] = partial(os.killpg, process.pid, signal.SIGKILL)
-        assert process.stdout
-        await _pass_on(number, process.stdout)
-        return await process.wait()
+        async with _output(number) as output:
+            process = await asyncio.create_subprocess_exec(
+                *("bash", "-c", request["command"]),
+                env=os.environ | variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+            kill = partial(os.killpg, process.pid, signal.SIGKILL)
+            self._end_by(number, kill)
+            code = await process.wait()
+            with contextlib.suppress(OSError):
+                kill()  # what it has left running, as SLURM does at the end of a step
+        return code if code >= 0 else 128 - code
+
+
+@contextlib.asynccontextmanager
+async def _output(number: int) -> AsyncIterator[int]:
+    """A descriptor for a command's output, which goes to the router."""
+    reading, writing = os.pipe()
+    passing_on = asyncio.create_task(_pass_on(number, await _reader(os.fdopen(reading, "rb"))))
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        await asyncio.wait([passing_on], timeout=LAST_WORDS)
+        passing_on.cancel()
 
 
 async def _pass_on(number: int, lines: asyncio.StreamReader) -> None:

@@ -31,7 +31,7 @@ from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.workers import client, gpu_shares, manager
 
 PATIENCE = 90.0
-"""Seconds to wait until the workers of all nodes listen; stages before that start engines of their own."""
+"""Seconds to wait until the workers of all nodes listen; later, a stage waits for the host of its node."""
 LISTENING = "the workers listen"
 
 _steps: dict[str, subprocess.Popen[bytes]] = {}
@@ -60,6 +60,8 @@ def start(
     cpus = os.environ.get("SLURM_CPUS_PER_TASK", "1")
     logs.mkdir(parents=True, exist_ok=True)
     names, over_nodes = slurm.node_names(), gpu_shares.over_nodes(load(config))
+    if devices.has_gpu():
+        environment[devices.WARM] = " ".join(sorted(over_nodes - without))
     for name in names:
         # an update goes where the trainer of the last one is: to the first node
         here = plan | {"without": sorted({*without, *over_nodes, *(["trainer"] if name != names[0] else [])})}

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rloo_pipeline.runtime import progress, scratch
 
 OWN = ".rloo-"
 """Prefix of the files of `compiling`."""
+PATIENCE = 1800.0
+"""Seconds to wait for another job that compiles; a node that died may leave its lock on a server."""
 
 
 def cache_folder() -> Path:
@@ -35,7 +38,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
 
     For libraries that write files in place, of which another process could read half. Once a block with this key has
     succeeded, nothing is compiled in a later one, and none waits. If a process was killed in its block, the next one
-    removes what it left. Where the file system has no locks, nobody waits.
+    removes what it left. Where the file system has no locks, or after PATIENCE, nobody waits and nothing is removed.
 
     Args:
         folder: a folder that only such libraries write into.
@@ -44,10 +47,10 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
     complete, begun = folder / f"{OWN}{key}", folder / f"{OWN}begun"
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as until_compiled:
+        alone = False
         if not complete.exists():
-            lock = until_compiled.enter_context((folder / f"{OWN}lock").open("a"))
-            _wait_for(lock.fileno())
-        if complete.exists():
+            alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
+        if complete.exists() or not alone:
             until_compiled.close()
             yield
             return
@@ -61,10 +64,22 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         begun.unlink()
 
 
-def _wait_for(lock: int) -> None:
-    """Locks a file for this process; the kernel unlocks it when the process ends, and NFS knows such locks."""
-    with contextlib.suppress(OSError), progress.announcing("another job compiles, which this one waits for"):
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+def _locks(file: int) -> bool:
+    """Locks a file for this process; the kernel unlocks it when the process ends, and NFS knows such locks. False where
+    that does not work.
+    """
+    end = time.monotonic() + PATIENCE
+    with progress.announcing("another job compiles, which this one waits for"):
+        while time.monotonic() < end:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # another process has it
+                time.sleep(0.1)
+            except OSError:
+                return False
+            else:
+                return True
+    return False
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:

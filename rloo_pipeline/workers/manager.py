@@ -90,7 +90,8 @@ def start(
     if not roles:
         return
     if devices.has_gpu():
-        os.environ[devices.WARM] = " ".join(sorted(roles.keys() & devices.IDLE.keys()))
+        others = os.environ.get(devices.WARM, "").split()  # ranks over several nodes, on whose GPUs these workers are
+        os.environ[devices.WARM] = " ".join(sorted({*others, *roles.keys() & devices.IDLE.keys()}))
         atexit.register(os.environ.pop, devices.WARM, None)
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
     preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}

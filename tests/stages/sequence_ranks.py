@@ -29,7 +29,6 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dense over 2": ("qwen3", 2, {}),
     "windows, sinks and experts over 4": ("gpt_oss", 4, {}),
     "soft caps over 2": ("gemma2", 2, {}),
-    "chunks over 4": ("llama4_text", 4, {}),
     "an adapter over 2": ("qwen3", 2, ADAPTER),
     "split weights over 2": ("qwen3", 2, {"zero_stage": 3, "gradient_checkpointing": True}),
 }

@@ -58,4 +58,6 @@ def test_sums_in_the_models_format_are_different(output) -> None:
 def test_sums_that_are_taken_beside_the_backward_pass_are_the_same(output, stage) -> None:
     beside, after = (two_ranks.name(stage, way) for way in ("overlap", "float32"))
     assert of_rank(output, 0, beside)[0] == of_rank(output, 0, after)[0]
-    assert contents(output / beside) == contents(output / after)
+    ours, theirs = contents(output / beside), contents(output / after)
+    weights = [file for file in theirs if file.endswith(".safetensors")]
+    assert [ours[file] for file in weights] == [theirs[file] for file in weights] != []

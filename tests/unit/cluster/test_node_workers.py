@@ -13,6 +13,7 @@ import yaml
 from helpers import executable, has_ended, mini, wait_until
 
 from rloo_pipeline.cluster import node_workers, step_client
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.workers import client
 
 SRUN = """
@@ -105,6 +106,41 @@ def test_a_host_that_is_killed_fails_no_stage(steps, job) -> None:
     assert started(job) == 3
     assert "node2" in shell("echo $SLURMD_NODENAME >&2").communicate()[1]
     assert started(job) == 3
+
+
+def test_a_stage_ends_as_its_command_does_whatever_it_leaves_running(steps, job) -> None:
+    """As a step of SLURM does: a signal is 128 + n, and neither output that stays open nor what a host cannot do, such
+    as making a folder for temporary files, keeps the stage waiting.
+    """
+    assert shell("kill -9 $$").wait() == 137
+    assert shell(f"sleep 600 & echo $! >{job}/left; exit 3").wait(60) == 3
+    wait_until(lambda: has_ended(int((job / "left").read_text())))
+    assert shell(f"setsid sleep 600 & echo $! >{job}/left; exit 3").wait(60) == 3
+    os.kill(int((job / "left").read_text()), 9)
+    os.environ["TMPDIR"] = f"{job}/config.yaml/folder"
+    refused = shell("exit 4")
+    assert "config.yaml/folder" in refused.communicate(timeout=60)[1]
+    assert refused.returncode == 1
+    two_commands = shell("set -euo pipefail;  rloo score --help\n exit 5")
+    assert two_commands.wait(60) == 1, "the folder again: a shell runs it, and no worker"
+
+
+def test_a_host_that_listens_late_runs_stages(job, monkeypatch) -> None:
+    monkeypatch.setattr(node_workers, "PATIENCE", 0.0)
+    node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
+    assert [shell("exit 4", f"--nodelist={node}").wait(60) for node in ("node1", "node2")] == [4, 4]
+    assert started(job) == 2, "the hosts"
+    node_workers.end()
+
+
+def test_stages_on_a_node_leave_room_for_ranks_that_stay_on_its_gpus(job, monkeypatch) -> None:
+    ranks = {"nodes": 2, "processes": 2}
+    (job / "config.yaml").write_text(yaml.safe_dump(mini(workers="always", deepspeed=ranks)))
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
+    assert shell(f"echo ${devices.WARM} >&2", "--nodelist=node2").communicate()[1] == "trainer\n"
+    node_workers.end()
 
 
 def test_a_command_in_another_image_is_a_step() -> None:

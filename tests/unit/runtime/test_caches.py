@@ -1,5 +1,7 @@
 """Jobs of several nodes compile into one folder: one at a time, and what a killed one leaves is removed."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -64,6 +66,17 @@ def test_an_engine_that_does_not_start_leaves_nothing_that_counts_as_compiled(tm
     with pytest.raises(FileNotFoundError), caches.compiling(tmp_path, "model"):
         (tmp_path / "model").write_text((tmp_path / "weights").read_text())
     assert job(tmp_path, "model").communicate("go\n")[0] == "compiles\nhalf and half\n"
+
+
+def test_without_locks_two_jobs_compile_and_neither_removes_what_the_other_writes(tmp_path, monkeypatch) -> None:
+    def no_locks(*_: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    with caches.compiling(tmp_path, "model"):
+        (tmp_path / "half").touch()
+        with caches.compiling(tmp_path, "model"):
+            assert (tmp_path / "half").exists()
 
 
 def test_inductor_writes_aside_and_renames(tmp_path) -> None:
