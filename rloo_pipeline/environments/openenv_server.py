@@ -21,6 +21,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -41,6 +42,8 @@ STEP = "step"
 """The tool of an environment whose actions are not calls of tools."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
 """Errors that answer a call: the environment raised, or the arguments do not fit."""
+_claims: list[socket.socket] = []
+"""Abstract sockets with the numbers of our ports, which the kernel frees with this process."""
 
 
 class OpenEnvSession:
@@ -146,9 +149,7 @@ def _start(command: str) -> str:
             f"rollout.environment: 'openenv:{command}' is neither an http:// address nor a command with {{port}}; "
             "write the port that the server shall listen on as {port}"
         )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     argv = [part.replace("{port}", str(port)) for part in shlex.split(command)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
     parent = os.getpid()
@@ -175,6 +176,22 @@ def _start(command: str) -> str:
     )
 
 
+def _free_port() -> int:
+    """A port that is free, and that no other process of ours chooses while the server starts: its health would be taken
+    for that of our server.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        claim = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            claim.bind(f"\0rloo-port-{port}")
+            _claims.append(claim)
+            return port
+        claim.close()
+
+
 def _get(url: str, path: str) -> dict[str, Any]:
     """The JSON object at a path of the server.
 
@@ -184,7 +201,7 @@ def _get(url: str, path: str) -> dict[str, Any]:
     try:
         with build_opener(ProxyHandler({})).open(url + path, timeout=30.0) as response:
             answer = json.load(response)
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise UserError(f"rollout.environment: {url}{path} cannot be read ({error}); start the server there") from None
     except ValueError as error:
         raise _unfit(url, error) from None

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.user_code import contract
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def environment(argument: str) -> type:
         UserError: it does not exist, or needs what an episode here does not have.
     """
     name = argument.partition(" ")[0]
-    taskset, single = _load(argument)
-    tasks = {task.key: task for task in taskset} if taskset.bounded else {}
+    taskset, tasks, single = _load(argument)
     kind = type(taskset).task_type()
     if not tasks:
         raise UserError(f"rollout.environment: 'verifiers:{argument}' has no tasks, or no end of them")
@@ -181,8 +180,8 @@ def _needed(kind: Any, task: Any, single: bool) -> str | None:
     return next((thing for thing, needed in needs.items() if needed), None)
 
 
-def _load(argument: str) -> tuple[Any, bool]:
-    """A taskset, and whether one agent plays its tasks."""
+def _load(argument: str) -> tuple[Any, dict[str, Any], bool]:
+    """A taskset, its tasks by key (none if they have no end), and True if one agent plays them."""
     name, _, options = argument.partition(" ")
     try:
         import verifiers.v1 as vf
@@ -193,9 +192,11 @@ def _load(argument: str) -> tuple[Any, bool]:
         ) from None
     try:
         taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name, **json.loads(options or "{}")))
-        return taskset, vf.environment_class(name) is vf.SingleAgentEnv
-    except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"rollout.environment: 'verifiers:{argument}' cannot be loaded: {error}") from None
+        tasks = {task.key: task for task in taskset} if taskset.bounded else {}
+        return taskset, tasks, vf.environment_class(name) is vf.SingleAgentEnv
+    except Exception as error:  # of any kind, such as a data set that is not on this machine
+        reason = one_line(error) or type(error).__name__
+        raise UserError(f"rollout.environment: 'verifiers:{argument}' cannot be loaded: {reason}") from error
 
 
 def _toolsets(taskset: Any) -> Iterator[tuple[Any, bool]]:

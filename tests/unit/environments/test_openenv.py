@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -119,6 +120,20 @@ def test_what_is_no_server_of_openenv_is_a_sentence(tmp_path) -> None:
     assert "write the port that the server shall listen on as {port}" in refusal("uvicorn app:app")
     assert "none cannot be started (No such file or directory)" in refusal(f"{tmp_path}/none --port {{port}}")
     assert "ended with exit code 4" in refusal(f"{sys.executable} -c 'import sys; sys.exit(4)' {{port}}")
+
+
+def test_two_processes_choose_different_ports_for_their_servers(monkeypatch) -> None:
+    """The second is offered the port that the first has chosen, and whose server does not listen yet."""
+    taken = openenv_server._free_port()
+
+    class Offered(socket.socket):
+        offers = iter([taken])
+
+        def getsockname(self) -> Any:
+            return "127.0.0.1", next(self.offers, None) or super().getsockname()[1]
+
+    monkeypatch.setattr(openenv_server.socket, "socket", Offered)
+    assert openenv_server._free_port() != taken
 
 
 def servers(process: int) -> list[psutil.Process]:

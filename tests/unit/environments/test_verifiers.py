@@ -79,6 +79,7 @@ def test_an_episode_that_was_only_reset_is_not_scored(pool, rows) -> None:
 REFUSALS = {
     "no_such_tasks": "'verifiers:no_such_tasks' cannot be loaded: taskset 'no_such_tasks' not found",
     'word_tasks {"size": 3}': "cannot be loaded: .*size",
+    'word_tasks {"offline": true}': "cannot be loaded: the data set is not on this machine",
     'word_tasks {"count": 0}': "has no tasks",
     'word_tasks {"stops": true}': "needs stops or intercepts, which episodes here do not have",
     "openenv": "cannot be loaded: .*base_url",

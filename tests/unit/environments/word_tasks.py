@@ -50,6 +50,7 @@ class WordTask(vf.Task[WordData, Looks]):
 class WordsConfig(vf.TasksetConfig):
     count: int = 4
     stops: bool = False
+    offline: bool = False
 
 
 class StoppedTask(WordTask):
@@ -60,6 +61,8 @@ class StoppedTask(WordTask):
 
 class Words(vf.Taskset[WordTask, WordsConfig]):
     def load(self) -> Iterator[WordTask]:
+        if self.config.offline:
+            raise ConnectionError("the data set is not on this machine")
         kind = StoppedTask if self.config.stops else WordTask
         for word in ["hat", "sun", "cup", "fox"][: self.config.count]:
             prompt = f"Which word of {len(word)} letters do I think of?"
