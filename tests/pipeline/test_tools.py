@@ -1,12 +1,15 @@
 """Two rounds with a tool and an environment: from the configuration to the page."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers import ROOT, Project, merged, rloo
+from helpers import ROOT, Project, merged, rloo, wait_until
 from other_pythons import python_of
 
 from rloo_pipeline.user_code.sandbox import sandbox
@@ -106,7 +109,7 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
 
 
 @pytest.mark.long
-def test_a_run_with_a_server_of_openenv_goes_from_its_configuration_to_its_page(tmp_path) -> None:
+def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> None:
     project = Project(tmp_path / "project")
     apps = ROOT / "tests" / "unit" / "environments"
     server = f"{python_of('openenv')} -m uvicorn openenv_apps:calculating --app-dir {apps} --port {{port}}"
@@ -122,5 +125,18 @@ def test_a_run_with_a_server_of_openenv_goes_from_its_configuration_to_its_page(
     outcome = project.snakemake("--cores", "2", **changes)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini"
-    table = pq.read_table(run / "rounds/00001/rollouts/000.parquet")
+    shard, again = run / "rounds/00001/rollouts/000.parquet", tmp_path / "again.parquet"
+    table = pq.read_table(shard)
     assert sum(table["tool_calls"].to_pylist()) > 0
+    assert set(table["environment_reward"].to_pylist()) == {0.0}
+    assert "scores/environment_reward" in pq.read_schema(run / "rounds/00001/scores/000.parquet").names
+    arguments = ["rollout", "--prompts", run / "prompts", "--policy", run / "policies/00000", "--round", 1]
+    arguments += ["--shard", 0, "--output", again, "--configfile", run / "config.yaml"]
+    command = [sys.executable, "-m", "rloo_pipeline", *map(str, arguments)]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT) as job:
+        wait_until(lambda: "connection open" in Path(log.name).read_text() or job.poll() is not None)
+        job.kill()
+    assert not again.exists(), "killed in the middle"
+    repeated = rloo(*arguments)
+    assert repeated.returncode == 0, repeated.stderr
+    assert pq.read_table(again).drop_columns("sampling_logps").equals(table.drop_columns("sampling_logps"))
