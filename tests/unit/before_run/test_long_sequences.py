@@ -34,6 +34,10 @@ REFUSED = {
         "rollout": {"router_replay": True},
     },
     "sequence_parallel cannot be used with model.dtype: float16": {"deepspeed": SHARED, "model": {"dtype": "float16"}},
+    "gradient_checkpointing: offload cannot be used with model.dtype: float16": {
+        "deepspeed": {"gradient_checkpointing": "offload"},
+        "model": {"dtype": "float16"},
+    },
 }
 
 
