@@ -138,6 +138,7 @@ MODEL_KINDS = (
 """The keys of `two_rounds.KINDS`; those with a window or sinks first."""
 RECURRENT = ("falcon_h1", "granitemoehybrid", "qwen3_next")
 """Their cache is all memory that vLLM may have."""
+OVERLAP = "tests/stages/test_two_ranks.py::test_sums_that_are_taken_beside_the_backward_pass_are_the_same"
 ELSEWHERE = "each kind runs on CPUs in `make kinds`, three of them in `make test`"
 
 ROWS = (
@@ -306,6 +307,15 @@ ROWS = (
         "whole_runs:warm_ranks",
         minutes=12,
         rehearse=DRY,
+        needs=("2 gpus",),
+    ),
+    Row(
+        "two-ranks-overlap",
+        "gradients of two GPUs that are added up beside the backward pass, against after it",
+        "machine:suite",
+        minutes=8,
+        options={"paths": [OVERLAP]},
+        rehearse="`make test` runs this test on CPUs",
         needs=("2 gpus",),
     ),
     _mini("two-gpus-lag", "`rollout.lag: 1` with a GPU for each side", "2 gpus", changes={"rollout": {"lag": 1}}),
