@@ -40,7 +40,7 @@ def of_update(
 def peak(card: str) -> float | None:
     """Dense 16-bit FLOPs per second of a card, by the vendor's data sheet; None if unknown, or for a slice of it.
 
-    Hopper cards for PCIe ("H100 PCIe", "H200 NVL") are slower than those of the same name on SXM boards, which CARDS has.
+    Hopper cards for PCIe ("H100 PCIe", "H200 NVL") are slower than those on SXM boards, which CARDS has.
     """
     words = re.split(r"[^a-z0-9.]+", card.lower().replace("rtx ", "rtx"))
     if any(re.match(r"\dg\.", word) for word in words) or "nvl" in words or {"h100", "pcie"} <= {*words}:
