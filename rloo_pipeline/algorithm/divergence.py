@@ -30,11 +30,12 @@ def of_top(
     """The divergence at each position in nats, with its gradient with respect to the student's log-probs.
 
     Args:
-        logps: the student's, of the teacher's likeliest tokens.
-        teacher_logps: the teacher's; −inf for a token that the student does not have, which then is one of the rest.
+        logps: the student's, of the teacher's likeliest tokens; one that it never samples is one of the rest.
+        teacher_logps: the teacher's; −inf for a token that the student does not have, which is one of the rest too.
         beta: kind of divergence, see above.
     """
-    student, teacher = (_with_rest(values, teacher_logps > -math.inf) for values in (logps, teacher_logps))
+    known = (teacher_logps > -math.inf) & (logps > _ABSENT)
+    student, teacher = (_with_rest(values, known) for values in (logps, teacher_logps))
     if beta == 1:
         result = _kl(student, teacher)
     elif beta == 0:

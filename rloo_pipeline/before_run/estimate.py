@@ -231,7 +231,9 @@ def hours(
     starts = {stage: 0.0 if warm else speeds.at(start, pace) for stage, start in speeds.STARTS.items()}
     starts["update"] += speeds.at(speeds.BETWEEN, pace)
     flops = card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
-    work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds * _passes(config) / flops
+    trained = config.rounds * config.rollout.generation_batch_size
+    work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds + _attention(config, shape, trained)
+    work *= _passes(config) / flops
     seconds = {
         "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * engines * config.rounds,
         "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
@@ -239,7 +241,7 @@ def hours(
     seconds["rollout"] *= sampler_gpus(config) / engines
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
     for stage, dims in _scorers(config, shape, teacher).items():
-        seconds[stage] = 2.0 * dims.parameters * scored / flops
+        seconds[stage] = (2.0 * dims.parameters * scored + _attention(config, dims, counts["completions"])) / flops
         seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}
 
@@ -251,6 +253,12 @@ def _passes(config: Config) -> float:
     """
     each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
+
+
+def _attention(config: Config, shape: ModelDims, completions: float) -> float:
+    """Floating-point operations of attention in a forward pass over completions, which see all earlier tokens."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    return 2.0 * completions * shape.layers * shape.heads * longest**2
 
 
 def _packed_tokens(config: Config) -> float:

@@ -70,6 +70,7 @@ class NodeRanks(kept_ranks.KeptRanks):
         """Ends the ranks and waits until they have ended."""
         assert self._srun.stdin
         self._srun.stdin.close()
+        self._srun.terminate()  # which srun passes on, for ranks that are at work
         try:
             self._srun.wait(kept_ranks.KILL_SECONDS)
         except subprocess.TimeoutExpired:

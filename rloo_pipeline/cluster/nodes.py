@@ -39,7 +39,7 @@ def program(apptainer_options: Sequence[str] = ()) -> list[str]:
 
 
 class RankLayout(NamedTuple):
-    """Where ranks run."""
+    """Nodes and processors of the ranks of a job."""
 
     nodes: int
     processes: int

@@ -203,8 +203,12 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
 def _offload(config: RunKeys) -> Iterator[str]:
     """Limits of number formats. DeepSpeed's offload to disk would hold weights in bfloat16, whatever their format."""
     offload, dtype = config.deepspeed.offload, config.model.dtype
-    if config.deepspeed.sequence_parallel > 1 and dtype == "float16":
-        yield "deepspeed.sequence_parallel cannot be used with model.dtype: float16; set bfloat16"
+    in_bfloat16 = {  # in float16 the whole model, with its head, runs as one
+        "sequence_parallel": config.deepspeed.sequence_parallel > 1,
+        "gradient_checkpointing: offload": config.deepspeed.gradient_checkpointing == "offload",
+    }
+    for key in (key for key, is_set in in_bfloat16.items() if is_set and dtype == "float16"):
+        yield f"deepspeed.{key} cannot be used with model.dtype: float16; set bfloat16"
     if offload.parameters == "nvme" and dtype != "bfloat16":
         yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     if offload.on_disk and dtype == "float16":

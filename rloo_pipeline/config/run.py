@@ -55,6 +55,7 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("rollout", "token_budget", None),
     ("rollout", "environment_python", None),
     ("rollout", "generation_kwargs", None),
+    ("generation_kwargs", "repetition_detection", None),
     ("lora", "use_rslora", False),
     ("limits", "pair_accuracy", [0.55, 0.5]),
     ("limits", "reward_length", [0.8, None]),
@@ -199,6 +200,7 @@ class Config(RunKeys):
             "lora": params.get("update", {}).get("lora") or {},
             "mismatch": params.get("algorithm", {}).get("mismatch", {}),
             "teacher": params.get("algorithm", {}).get("teacher") or {},
+            "generation_kwargs": params.get("rollout", {}).get("generation_kwargs") or {},
             "limits": params.get("checks", {}).get("limits") or {},
         }
         for section, key, default in LATER:  # a run without the key stays as it was before there was one

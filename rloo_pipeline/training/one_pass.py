@@ -89,12 +89,22 @@ class OnePassProjection(Projection):
     def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
         if not self._applies:
             return super()._d_logits(part, rows, scale)
-        logits = self.probs[rows]
-        scales = scale[:, 0].contiguous(), scale.sum(-1)
-        columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], *scales
+        logits, total = self.probs[rows], scale.sum(-1)
+        of_candidates = self._of_candidates(part, rows, scale, total)
+        columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], scale[:, 0].contiguous(), total
         grid = len(logits), triton.cdiv(logits.shape[1], BLOCK)
         _differentiate[grid](logits, *columns, logits.shape[1], self.divisor, BLOCK, num_warps=8)
-        return logits.scatter_add_(-1, self.columns[part, 1:], scale[:, 1:].to(logits.dtype))
+        return logits.scatter_(-1, self.columns[part, 1:], of_candidates)
+
+    def _of_candidates(self, part: slice, rows: slice, scale: Tensor, total: Tensor) -> Tensor:
+        """The gradient of the candidates' logits, whose summands can be large and cancel: it is rounded only once."""
+        ids, given = self.columns[part, 1:], scale[:, 1:]
+        # tokens that the student lacks stand as token 0 too, with a gradient of 0
+        given = given.where(ids != 0, given.where(ids == 0, 0).sum(-1, keepdim=True))
+        given = given + scale[:, :1] * (ids == self.inputs.pack.targets[part].unsqueeze(-1))
+        z = self.probs[rows].gather(-1, ids).float() / self.divisor
+        softmax = (z - self.largest[rows].unsqueeze(-1)).exp() / self.sums[rows]
+        return (given - total.unsqueeze(-1) * softmax).to(self.dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

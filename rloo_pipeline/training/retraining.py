@@ -120,7 +120,8 @@ def _compare(engine: Engine, before: Path, start: Path, states: Path) -> None:
                 f"{start}: not the policy that the tables of its rounds give (its distance from that is "
                 f"{distance:.3g}, and {length:.3g} from {before}); delete it and run again"
             )
-        say(f"the replayed policy differs from {start} by rounding: {distance / length:.2g} of the updates' length")
+        share = distance / length if length else 0.0
+        say(f"the replayed policy differs from {start} by rounding: {share:.2g} of the updates' length")
     finally:
         if engine.rank.first:
             shutil.rmtree(replayed, ignore_errors=True)

@@ -190,7 +190,7 @@ def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(
     assert killed_once(project, tmp_path, *target, **changes) == {"rollout", "score", "reference", "update"}
     for pattern in ("policies/*/*", "rounds/**/*", "trainer/*/state/*"):
         assert project.files(pattern) == undisturbed.files(pattern) != {}
-    assert lineage.facts_of(undisturbed.folder / "results" / "mini" / "trainer" / "00002")["world"] == 2
+    assert lineage.facts_of(undisturbed.folder / "results" / "mini" / "trainer" / "00002")["world"] == "2"
     by_one, by_two = (
         json.loads(one.files("rounds/00001/metrics.json").popitem()[1]) for one in (finished, undisturbed)
     )

@@ -113,7 +113,9 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     project = Project(tmp_path / "project")
     apps = ROOT / "tests" / "unit" / "environments"
     server = f"{python_of('openenv')} -m uvicorn openenv_apps:calculating --app-dir {apps} --port {{port}}"
-    rewards = [TOOLS["rewards"][0], {"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
+    (project.folder / "calls.py").write_text(CALLED)
+    functions = [f"{project.folder}/calls.py:called", "rloo_pipeline.rewards.from_environment:environment_reward"]
+    rewards = [TOOLS["rewards"][0], *({"function": function} for function in functions)]
     changes = merged(TOOLS, {"rounds": 1, "rewards": rewards, "rollout": {"environment": f"openenv:{server}"}})
     changes["rollout"]["tools"] = []
     checked = rloo("check", project.configure(**changes))
@@ -125,7 +127,7 @@ def test_a_round_with_a_server_of_openenv_is_the_same_after_a_kill(tmp_path) -> 
     run = project.folder / "results" / "mini"
     shard, again = run / "rounds/00001/rollouts/000.parquet", tmp_path / "again.parquet"
     table = pq.read_table(shard)
-    assert sum(table["tool_calls"].to_pylist()) > sum(table["tool_failures"].to_pylist())
+    assert sum(table["tool_calls"].to_pylist()) > 0
     assert set(table["environment_reward"].to_pylist()) == {0.0}
     assert "scores/environment_reward" in pq.read_schema(run / "rounds/00001/scores/000.parquet").names
     arguments = ["rollout", "--prompts", run / "prompts", "--policy", run / "policies/00000", "--round", 1]

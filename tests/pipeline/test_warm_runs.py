@@ -95,7 +95,7 @@ def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tm
         while process.poll() is None and not (warm.folder / "results/mini/rounds/00001/train.parquet").exists():
             time.sleep(0.05)
         running = [one for one in psutil.process_iter(["cmdline", "cwd"]) if one.info["cwd"] == str(warm.folder)]
-        ranks = [one for one in running if "--rank" in (words := one.info["cmdline"]) and TORCHRUN not in words]
+        ranks = [one for one in running if "--rank" in (words := one.info["cmdline"] or []) and TORCHRUN not in words]
         ranks[-1].kill()
         assert process.wait(600) == 0
     made = "policies/*/*", "rounds/*/metrics.json", "rounds/*/train.parquet", "trainer/00002/**/*", "tensorboard/*"

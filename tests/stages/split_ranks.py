@@ -53,7 +53,8 @@ def logps(folder: Path, split: bool) -> forward_only.TokenValues:
     module = TokenLogProbs(model, 0.7)
     top = forward_only.score(module, odd_count, LENGTH, "log-probs", top_k=TOP_K)
     values = forward_only.score(module, odd_count, LENGTH, "log-probs", entropies=True)
-    return values._replace(top_logps=top.top_logps, top_ids=top.top_ids)
+    top_logps, top_ids = ([row.tolist() for row in rows] for rows in (top.top_logps, top.top_ids))
+    return values._replace(top_logps=top_logps, top_ids=top_ids)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def parts(project: whole.Project, rounds: int) -> Figures:
     trained = [re.findall(r"trained in ([\d.]+) s", (logs / f"update/{name}.log").read_text()) for name in names]
     shares = [re.findall(r", ([\d.]+) of the peak", (logs / f"update/{name}.log").read_text()) for name in names]
     rest = [a - b for a, b in zip(project.seconds(rounds), project.worked(rounds), strict=True)]
-    of_peak = {"share of peak": median(float(found[-1]) for found in shares)} if all(shares) else {}
+    of_peak: Figures = {"share of peak": median(float(found[-1]) for found in shares)} if all(shares) else {}
     return of_peak | {
         "sampling s": median(float(found[-1][1]) for found in sampled),
         "tokens/s": round(median(float(found[-1][0]) for found in sampled)),

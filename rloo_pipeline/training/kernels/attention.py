@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
@@ -196,7 +197,10 @@ def _check_supported(
 def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """Attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
     tokens, group = query.shape[-2], query.shape[1] // key.shape[1]
-    mask = None if scores.local is None or tokens <= scores.local.size else mask_of(tokens, scores.local, query.device)
+    is_masked = scores.local is not None and tokens > scores.local.size
+    # a mask has torch take a kernel that drops scores, which FlashAttention 3 cannot
+    is_masked |= scores.dropout > 0 and current_flash_attention_impl() is not None
+    mask = mask_of(tokens, scores.local, query.device) if is_masked else None
     if query.is_cuda or not scores.plain:  # torch's memory-efficient CUDA kernels need as many key-value heads
         key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
     if not scores.plain:

@@ -13,6 +13,7 @@ from rloo_pipeline.before_run import advice, estimate, memory, speeds
 from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
+from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.loading import load, read_mapping
 from rloo_pipeline.errors import UserError
 
@@ -170,7 +171,7 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
 
 
 def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
-    teacher = {"algorithm.teacher": {"name_or_path": "teacher"}, "algorithm.beta": 0.0}
+    teacher = {"algorithm.teacher": Teacher(name_or_path="teacher"), "algorithm.beta": 0.0}
     teacher["algorithm.importance_sampling_level"] = "token"
     card, larger = estimate.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
     distilled = estimate.hours(gsm8k(**teacher), qwen, card, teacher=larger)

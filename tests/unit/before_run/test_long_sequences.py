@@ -34,6 +34,10 @@ REFUSED = {
         "rollout": {"router_replay": True},
     },
     "sequence_parallel cannot be used with model.dtype: float16": {"deepspeed": SHARED, "model": {"dtype": "float16"}},
+    "gradient_checkpointing: offload cannot be used with model.dtype: float16": {
+        "deepspeed": {"gradient_checkpointing": "offload"},
+        "model": {"dtype": "float16"},
+    },
 }
 
 
@@ -108,3 +112,10 @@ def test_a_plan_for_gpus_shares_sequences_where_they_do_not_fit_otherwise() -> N
 def test_advice_is_to_share_sequences_before_more_gpus_are_taken() -> None:
     alone = advice.override(LONG, {"deepspeed.sequence_parallel": 1})
     assert "deepspeed.sequence_parallel: 4" in advice.nearest_update(alone, QWQ, H100.gigabytes * 1e9 * memory.ROOM)
+
+
+def test_the_hours_of_long_sequences_are_those_of_attention_too() -> None:
+    """A token attends to 32,768 others on average, with 2 products of 5,120 numbers in each of 64 layers."""
+    hours, without = (estimate.hours(LONG, shape, H100, "fast")["update"] for shape in (QWQ, QWQ._replace(heads=0)))
+    products = 2 * 2 * 32768 * 5120 * 64 / (2 * QWQ.parameters)
+    assert hours / without == pytest.approx(1 + products, rel=0.1)

@@ -12,7 +12,7 @@ from helpers import mini
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.cli import main
 from rloo_pipeline.cluster import nodes
-from rloo_pipeline.runtime import gpu_claims, torchrun
+from rloo_pipeline.runtime import gpu_claims, ranks
 
 WORDS = {
     "rollout": ("--prompts", "p", "--policy", "p", "--round", "1", "--shard", "0"),
@@ -39,7 +39,7 @@ def run_stage(tmp_path, monkeypatch):
         monkeypatch.setattr(
             gpu_claims, "claim", lambda needed, from_the_end=False: claims.append((needed, from_the_end))
         )
-        monkeypatch.setattr(torchrun, "launch", lambda count, _: claims.append(f"{count} ranks"))
+        monkeypatch.setattr(ranks, "torchrun", lambda count, _: claims.append(f"{count} ranks"))
         config = tmp_path / "config.yaml"
         config.write_text(yaml.safe_dump(mini(**changes)))
         argv = [stage, "--configfile", str(config), "--output", str(tmp_path / "output"), *WORDS[stage]]

@@ -79,6 +79,9 @@ def test_keys_that_came_later_change_no_parameters_of_runs_without_them() -> Non
     assert not [key for key in later if f'"{key}"' in shown]
     teacher = {"beta": 0, "importance_sampling_level": "token", "teacher": {"name_or_path": "x"}}
     assert not {"beta", "top_k"} & Config(**mini(algorithm=teacher)).params("teacher")["algorithm"]["teacher"].keys()
+    stops = mini()
+    stops["rollout"] |= {"generation_kwargs": {"stop": ["#"]}}
+    assert "repetition_detection" not in Config(**stops).params("rollout")["rollout"]["generation_kwargs"]
     changed = Config(**mini(update={"lora": {"use_rslora": True}}, dataset={"split_special_tokens": False}))
     assert changed.params("update")["update"]["lora"]["use_rslora"] is True
     assert changed.params("prompts")["dataset"]["split_special_tokens"] is False

@@ -69,7 +69,7 @@ def test_the_divergence_and_its_gradient_are_those_of_a_loop_over_outcomes(beta)
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_a_token_that_the_student_lacks_is_one_of_the_rest_and_certainty_is_finite(beta) -> None:
+def test_a_token_that_the_student_lacks_or_never_samples_is_one_of_the_rest_and_certainty_is_finite(beta) -> None:
     teacher = torch.tensor([[0.6, 0.2, 0.1]]).double().log()
     lacking = teacher.clone()
     lacking[0, 1] = -math.inf
@@ -78,6 +78,9 @@ def test_a_token_that_the_student_lacks_is_one_of_the_rest_and_certainty_is_fini
     torch.testing.assert_close(value, divergence.of_top(student[:, [0, 2]], teacher[:, [0, 2]], beta))
     value.sum().backward()
     assert student.grad[0, 1] == 0
+    never = torch.tensor([[0.3, 1.0, 0.4]]).double().log()
+    never[0, 1] = lm_head.NEVER
+    assert divergence.of_top(never, teacher, beta) == value
     certain, sure = torch.tensor([[0.0, -200.0]]).double(), torch.tensor([[-200.0, 0.0]]).double().requires_grad_()
     bounded = divergence.of_top(sure, certain, beta)
     bounded.sum().backward()

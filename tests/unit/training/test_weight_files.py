@@ -1,7 +1,9 @@
 """The weights that ranks write together are those that transformers saves."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import model_folders
 import pytest
@@ -62,3 +64,16 @@ def test_tensors_that_a_checkpoint_has_joined_are_in_one_file(tmp_path, tiny_mod
     assert [file.name for file in Path(tmp_path).glob("*.safetensors")] == [WEIGHTS]
     weights = dict(model.named_parameters())
     assert torch.equal(load_file(tmp_path / WEIGHTS)["joined"], torch.cat([weights[name] for name in names]))
+
+
+def test_a_replay_without_a_step_is_the_policy_that_older_code_wrote_to_one_file(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    model = plain_model.load_plain(Policy(tiny_model), "float32")
+    for name, size in (("one", 10**9), ("several", 20_000)):
+        monkeypatch.setattr(weight_files, "SHARD", size)
+        (tmp_path / name).mkdir()
+        weight_files.write_together(model, tmp_path / name)
+    rank = SimpleNamespace(first=True)
+    engine = SimpleNamespace(save_policy=lambda target: shutil.copytree(tmp_path / "several", target), rank=rank)
+    retraining._compare(engine, tmp_path / "one", tmp_path / "one", tmp_path)

@@ -47,7 +47,7 @@ def test_ranks_on_several_nodes_stay_and_write_what_they_left(ask, tmp_path) -> 
     assert {file.name for file in (tmp_path / "state").iterdir()} == {"0", "1"}, "each its part"
     assert ask("keep", str(tmp_path / "state")) == first
     kept_ranks.close()
-    assert all(map(has_ended, first.values()))
+    wait_until(lambda: all(map(has_ended, first.values())))
 
 
 def test_the_error_of_a_rank_on_another_node_is_the_stages(ask) -> None:
@@ -65,7 +65,7 @@ def test_a_rank_that_dies_ends_the_others_and_leaves_the_stage_to_its_own_proces
     with pytest.raises(IncompatibleEngine):
         ask("die" if during else "keep", str(tmp_path))
     if not during:
-        assert all(map(has_ended, first.values()))
+        wait_until(lambda: all(map(has_ended, first.values())))
 
 
 def test_ranks_end_with_the_srun_of_their_worker(ask, tmp_path) -> None:

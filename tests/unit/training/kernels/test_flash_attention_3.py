@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from rloo_pipeline.training.kernels import flash_attention_3
+from rloo_pipeline.training.kernels import attention, flash_attention_3
 
 
 @pytest.fixture
@@ -49,3 +49,21 @@ def test_it_is_off_where_it_has_no_windows_or_fails(active, monkeypatch) -> None
 def test_without_the_package_torchs_kernels_stay_without_a_word(monkeypatch) -> None:
     assert flash_attention_3.PACKAGE not in sys.modules
     assert flash_attention_3.install("cuda") == ""
+
+
+def test_scores_are_dropped_by_a_kernel_that_can_do_so(monkeypatch) -> None:
+    masks, heads = list[torch.Tensor | None](), torch.zeros(1, 2, 5, 8)
+
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, *_, **__
+    ) -> torch.Tensor:
+        masks.append(mask)
+        return query
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
+    for active, dropout in ((None, 0.1), ("FA3", 0.0), ("FA3", 0.1)):
+        monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
+        attention._of_equal_lengths(heads, heads, heads, attention.Scores(1.0, dropout))
+    assert masks[:2] == [None, None]
+    assert masks[2] is not None
+    assert torch.equal(masks[2], torch.ones(5, 5).tril().bool())
