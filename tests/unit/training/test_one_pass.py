@@ -40,7 +40,9 @@ def test_loss_gradient_and_entropies_are_those_of_the_other_path() -> None:
     errors = [json.loads(line) for line in lines.stdout.splitlines()]
     assert len(errors) == 2 * len(CASES)
     for error in errors:
-        bound = 1e-5 if error.pop("dtype") == "float32" else 1e-2  # a gradient of the logits is rounded to bfloat16
+        top, dtype = error.pop("top"), error.pop("dtype")
+        # where gradients of candidates cancel, either path is off by 1e-6; bfloat16 rounds a gradient of the logits
+        bound = 1e-2 if dtype == "bfloat16" else 1e-5 if top else 1e-6
         assert all(value <= bound for value in error.values()), error
 
 
@@ -95,7 +97,7 @@ def main() -> None:
             expected = run(usual, *options)
             actual = run(fast, *options)
             distances = {name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()}
-            print(json.dumps({"dtype": str(dtype).removeprefix("torch."), **distances}))
+            print(json.dumps({"dtype": str(dtype).removeprefix("torch."), "top": case["top"], **distances}))
 
 
 if __name__ == "__main__":
