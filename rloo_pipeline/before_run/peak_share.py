@@ -38,10 +38,14 @@ def of_update(
 
 
 def peak(card: str) -> float | None:
-    """Dense 16-bit FLOPs per second of a card, by the vendor's data sheet; None if unknown, or for a slice of it."""
+    """Dense 16-bit FLOPs per second of a card, by the vendor's data sheet; None if unknown, or for a slice of it.
+
+    Hopper cards for PCIe ("H100 PCIe", "H200 NVL") are slower than those on SXM boards, which CARDS has.
+    """
     words = re.split(r"[^a-z0-9.]+", card.lower().replace("rtx ", "rtx"))
-    is_slice = any(re.match(r"\dg\.", word) for word in words)
-    return next((CARDS[word].teraflops * 1e12 for word in words if word in CARDS and not is_slice), None)
+    if any(re.match(r"\dg\.", word) for word in words) or "nvl" in words or {"h100", "pcie"} <= {*words}:
+        return None
+    return next((CARDS[word].teraflops * 1e12 for word in words if word in CARDS), None)
 
 
 def forward(

@@ -45,6 +45,8 @@ def test_the_weights_are_those_of_the_layers(tiny_model, monkeypatch) -> None:
         ("NVIDIA GeForce RTX 4090", 165),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA H100 80GB HBM3 1g.10gb", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
         ("NVIDIA RTX A1000", None),
         ("AMD EPYC 7B13", None),
     ],

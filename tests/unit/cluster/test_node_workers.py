@@ -113,22 +113,22 @@ def test_a_stage_ends_as_its_command_does_whatever_it_leaves_running(steps, job)
     as making a folder for temporary files, keeps the stage waiting.
     """
     assert shell("kill -9 $$").wait() == 137
-    assert shell(f"sleep 600 & echo $! >{job}/left; exit 3").wait(60) == 3
+    assert shell(f"sleep 600 & echo $! >{job}/left; exit 3").wait(300) == 3
     wait_until(lambda: has_ended(int((job / "left").read_text())))
-    assert shell(f"setsid sleep 600 & echo $! >{job}/left; exit 3").wait(60) == 3
+    assert shell(f"setsid sleep 600 & echo $! >{job}/left; exit 3").wait(300) == 3
     os.kill(int((job / "left").read_text()), 9)
     os.environ["TMPDIR"] = f"{job}/config.yaml/folder"
     refused = shell("exit 4")
-    assert "config.yaml/folder" in refused.communicate(timeout=60)[1]
+    assert "config.yaml/folder" in refused.communicate(timeout=300)[1]
     assert refused.returncode == 1
     two_commands = shell("set -euo pipefail;  rloo score --help\n exit 5")
-    assert two_commands.wait(60) == 1, "the folder again: a shell runs it, and no worker"
+    assert two_commands.wait(300) == 1, "the folder again: a shell runs it, and no worker"
 
 
 def test_a_host_that_listens_late_runs_stages(job, monkeypatch) -> None:
     monkeypatch.setattr(node_workers, "PATIENCE", 0.0)
     node_workers.start(job / "config.yaml", job / "logs", {"score"}, 1, set(), PROGRAM, 1)
-    assert [shell("exit 4", f"--nodelist={node}").wait(60) for node in ("node1", "node2")] == [4, 4]
+    assert [shell("exit 4", f"--nodelist={node}").wait(300) for node in ("node1", "node2")] == [4, 4]
     assert started(job) == 2, "the hosts"
     node_workers.end()
 
