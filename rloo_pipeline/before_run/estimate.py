@@ -6,52 +6,19 @@ the assumptions in `ASSUMED`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.before_run import advice, memory, speeds
+from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_size import VisibleGpu
 
-
-class Card(NamedTuple):
-    """A GPU."""
-
-    name: str
-    gigabytes: float
-    teraflops: float
-    """Dense bfloat16 from the vendor's data sheet; float16 for cards without bfloat16."""
-    bandwidth: float
-    """Memory bandwidth in TB/s."""
-
-    @property
-    def gpu(self) -> VisibleGpu:
-        """The GPU as vLLM sees it."""
-        return VisibleGpu(self.gigabytes * GB, self.name)
-
-
-CARDS = {
-    card.name: card
-    for card in (
-        Card("v100", 32, 125, 0.9),
-        Card("t4", 16, 65, 0.32),
-        Card("rtx3090", 24, 71, 0.94),
-        Card("rtx4090", 24, 165, 1.01),
-        Card("a40", 48, 150, 0.7),
-        Card("l40s", 48, 362, 0.86),
-        Card("a100", 80, 312, 2.0),
-        Card("h100", 80, 989, 3.35),
-        Card("h200", 141, 989, 4.8),
-        Card("b200", 180, 2250, 8.0),
-    )
-}
 ASSUMED = (
     f"every completion at its maximum length; training at {speeds.TRAINING.typical:.0%} of the card's peak "
     f"({speeds.TRAINING.slow:.0%} to {speeds.TRAINING.fast:.0%}), decoding at {speeds.DECODING.typical:.0%} of its "
@@ -72,20 +39,9 @@ class Fit(NamedTuple):
     """Nearest setting that would fit, if this one does not."""
 
 
-def card_of(argument: str) -> Card:
-    """Parses a card such as `h100` or `h100:80`, with its memory in GB.
-
-    Raises:
-        UserError: the card is unknown, or its memory is not a number above 0.
-    """
-    name, _, size = argument.lower().partition(":")
-    if name not in CARDS:
-        raise UserError(f"--cluster-gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
-    if not size:
-        return CARDS[name]
-    if not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
-        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
-    return CARDS[name]._replace(gigabytes=float(size))
+def _gpu(card: Card) -> VisibleGpu:
+    """The GPU as vLLM sees it."""
+    return VisibleGpu(card.gigabytes * GB, card.name)
 
 
 def jobs(config: Config) -> dict[str, int]:
@@ -192,9 +148,11 @@ def fits(
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
         yield Fit(stage, terms, fit, "" if fit else smaller)
-    terms = memory.rollout(config, shape, card.gpu)
+    terms = memory.rollout(config, shape, _gpu(card))
     fit = memory.concurrent_sequences(config, shape, terms) >= 1
-    yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, card.gpu))
+    yield Fit(
+        "rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, _gpu(card))
+    )
 
 
 def minutes(seconds: float) -> str:
@@ -274,9 +232,9 @@ def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
     """
     counts, parallel = tokens(config), config.vllm.tensor_parallel_size
     engines = config.rollout.shards * config.vllm.data_parallel_size
-    cache = memory.rollout(config, shape, card.gpu)
+    cache = memory.rollout(config, shape, _gpu(card))
     room = memory.concurrent_sequences(config, shape, cache)
-    batch = max(1.0, min(card.gpu.sequences, counts["completions per round"] / engines, room))
+    batch = max(1.0, min(_gpu(card).sequences, counts["completions per round"] / engines, room))
     context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
     weights = shape.in_sampler(config.model.dtype, config.rollout.quantization is not None)
     read_per_step = weights + batch * context * shape.cached(config.model.dtype)

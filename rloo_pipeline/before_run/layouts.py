@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, queueing, speeds
-from rloo_pipeline.before_run.estimate import Card
+from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Lora, Mismatch, Offload
 from rloo_pipeline.config import lag as lags

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import advice, checkpointing, dataset_inputs, memory, model_inputs, speeds
-from rloo_pipeline.before_run.estimate import Card
+from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.config import Config
 
 

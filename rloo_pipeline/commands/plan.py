@@ -21,6 +21,7 @@ from rloo_pipeline.before_run import (
     queueing,
     reward_model_cost,
 )
+from rloo_pipeline.before_run.cards import Card, card_of
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -42,7 +43,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         UserError: as `plan_run`, or queue or number of GPUs are asked for in an experiment.
     """
     if gpus is not None and runs.experiment is None:
-        plan_gpus(runs.first, model_inputs.shape(runs.first), estimate.card_of(gpu or DEFAULT_CARD), gpus)
+        plan_gpus(runs.first, model_inputs.shape(runs.first), card_of(gpu or DEFAULT_CARD), gpus)
         return
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait)
@@ -52,7 +53,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
-    card = estimate.card_of(gpu) if gpu else None
+    card = card_of(gpu) if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -83,7 +84,7 @@ def _difficulty_prompts(config: Config) -> int | None:
     return dataset_inputs.training_rows(config) if config.measures_difficulty else None
 
 
-def _costs(config: Config, card: estimate.Card | None, prompts: int) -> list[float]:
+def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
     """Jobs, completion tokens, GB on disk and, given a card, GPU-hours of one run.
 
     Args:
@@ -116,7 +117,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         UserError: the model is not on this machine, the GPU is unknown, or model or data cannot be used.
     """
     console = Terminal()
-    card = estimate.card_of(gpu) if gpu else None
+    card = card_of(gpu) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
     reward_model = reward_model_cost.estimated(config, shape, room, card)
@@ -174,9 +175,7 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     _print_rows(console, f"disk: {sum(disk.values()) / GB:,.1f} GB", sizes)
 
 
-def _print_difficulty(
-    config: Config, shape: model_dims.ModelDims, card: estimate.Card | None, console: Terminal
-) -> None:
+def _print_difficulty(config: Config, shape: model_dims.ModelDims, card: Card | None, console: Terminal) -> None:
     """Prints the samples that the stage `difficulty` takes, once."""
     prompts = _difficulty_prompts(config)
     if prompts is None:
@@ -191,7 +190,7 @@ def _print_difficulty(
     )
 
 
-def _print_reward_model(cost: RewardModelCost, card: estimate.Card | None, console: Terminal) -> None:
+def _print_reward_model(cost: RewardModelCost, card: Card | None, console: Terminal) -> None:
     """Prints what the stage `reward_model` takes, once."""
     tokens = "the preferences, which are not downloaded yet" if cost.tokens is None else f"{cost.tokens:,.0f} tokens"
     hours = "" if cost.hours is None else f", about {cost.hours:,.1f} GPU-hours"
@@ -200,7 +199,7 @@ def _print_reward_model(cost: RewardModelCost, card: estimate.Card | None, conso
 
 
 def _print_gpu(
-    config: Config, card: estimate.Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
+    config: Config, card: Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
 ) -> None:
     for fit in estimate.fits(config, shape, card, teacher=model_inputs.teacher_shape(config)):
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
-from rloo_pipeline.before_run.estimate import Card
+from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.layouts import GpuLayout
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.section import JSON, nest

@@ -7,7 +7,7 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, checkpointing, estimate, memory
+from rloo_pipeline.before_run import advice, cards, checkpointing, estimate, memory
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import devices
@@ -94,9 +94,9 @@ def test_70_billion_weights_fit_on_four_nodes_and_on_two_of_larger_cards(nodes, 
     config = advice.override(config, {"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
     resolved = checkpointing.resolve_for(config, LLAMA_70B, "cuda", 80e9)
     assert resolved.deepspeed.gradient_checkpointing is True
-    by_stage = {fit.stage: fit for fit in estimate.fits(resolved, LLAMA_70B, estimate.card_of(card))}
+    by_stage = {fit.stage: fit for fit in estimate.fits(resolved, LLAMA_70B, cards.card_of(card))}
     assert by_stage["update"].fits is fits
     assert by_stage["reference"].fits, "log-probs are computed by all processes"
     assert by_stage["rollout"].fits
     offload = advice.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
-    assert next(iter(estimate.fits(offload, LLAMA_70B, estimate.card_of(card)))).fits
+    assert next(iter(estimate.fits(offload, LLAMA_70B, cards.card_of(card)))).fits

@@ -9,7 +9,7 @@ from helpers import ROOT, Project, mini, printed, rloo
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, estimate, memory, speeds
+from rloo_pipeline.before_run import advice, cards, estimate, memory, speeds
 from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
@@ -85,7 +85,7 @@ def test_zero_splits_memory_over_processes(qwen) -> None:
 
 
 def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
-    card = estimate.card_of("h100:80")
+    card = cards.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     update = next(estimate.fits(config, qwen, card))
     assert not update.fits
@@ -98,7 +98,7 @@ def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
 
 
 def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen) -> None:
-    card = estimate.card_of("h100:80")
+    card = cards.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     update = next(estimate.fits(config, qwen, card))
     more, offload = update.advice.split("; or, without more GPUs, with ")
@@ -130,7 +130,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
 def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
     assert advice.is_allowed(config)
-    text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), estimate.card_of("h100"))).advice
+    text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100"))).advice
     advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
     assert advice.is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
     assert "deepspeed.processes" not in advised, "several processes are what they refuse"
@@ -148,7 +148,7 @@ def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
         parts = {"deepspeed.gradient_checkpointing": False, "deepspeed.processes": 1, **changes}
         algorithm = Algorithm.model_validate({"beta": 0, "steps_per_generation": parts.pop("steps", 1)})
         config = gsm8k(**parts).model_copy(update={"algorithm": algorithm})
-        work = estimate.hours(config, qwen, estimate.card_of("h100"))["update"]
+        work = estimate.hours(config, qwen, cards.card_of("h100"))["update"]
         return work - speeds.BETWEEN.typical * config.rounds / 3600
 
     assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
@@ -160,7 +160,7 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     def hours(**changes) -> tuple[float, float]:
         config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0, "rollout.shards": 2, **changes})
         jobs = config.rollout.shards * config.rounds
-        work = estimate.hours(config, qwen, estimate.card_of("h100"), warm=False)["reference"]
+        work = estimate.hours(config, qwen, cards.card_of("h100"), warm=False)["reference"]
         gpus = config.deepspeed.forward_processes
         return work - gpus * jobs * speeds.STARTS["reference"].typical / 3600, gpus
 
@@ -173,7 +173,7 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
 def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
     teacher = {"algorithm.teacher": Teacher(name_or_path="teacher"), "algorithm.beta": 0.0}
     teacher["algorithm.importance_sampling_level"] = "token"
-    card, larger = estimate.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
+    card, larger = cards.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
     distilled = estimate.hours(gsm8k(**teacher), qwen, card, teacher=larger)
     assert distilled["teacher"] == estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
     fits = {fit.stage: fit for fit in estimate.fits(gsm8k(**teacher), qwen, card, teacher=larger)}
@@ -184,7 +184,7 @@ def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
 def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_path, qwen, monkeypatch) -> None:
     config = gsm8k(**{"deepspeed.gradient_checkpointing": "auto", "deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
-    card = estimate.card_of("h100")
+    card = cards.card_of("h100")
     for size, checkpoints in ((1e6, False), (1.0, True)):
         decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
         expected = estimate.hours(decided, qwen, card._replace(gigabytes=size))
@@ -194,7 +194,7 @@ def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_pat
 def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
     large = qwen._replace(parameters=70_000_000_000)
     config = gsm8k(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3})
-    update = next(estimate.fits(config, large, estimate.card_of("a40")))
+    update = next(estimate.fits(config, large, cards.card_of("a40")))
     assert update.advice.startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
         update.advice
     )
@@ -203,14 +203,14 @@ def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(q
 def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
     config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
-    update = next(estimate.fits(config, qwen._replace(vocabulary=16000), estimate.card_of("h100")))
+    update = next(estimate.fits(config, qwen._replace(vocabulary=16000), cards.card_of("h100")))
     assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
 
 
 def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
     config = gsm8k(**{"vllm.tensor_parallel_size": 1})
-    rollout = list(estimate.fits(config, large, estimate.card_of("l40s")))[-1]
+    rollout = list(estimate.fits(config, large, cards.card_of("l40s")))[-1]
     assert not rollout.fits
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
 
@@ -237,7 +237,7 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
         printed_for(config, "h1000")
     for size in ("much", "0", "-80", "nan", "inf"):
         with pytest.raises(UserError, match=f"--cluster-gpu h100:{size}: '{size}' is not a number of GB"):
-            estimate.card_of(f"h100:{size}")
+            cards.card_of(f"h100:{size}")
 
 
 def test_an_unknown_model_is_one_line() -> None:

@@ -8,7 +8,7 @@ import yaml
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts import manifest, model_dims
-from rloo_pipeline.before_run import advice, estimate, exchange, layouts, queueing, speeds
+from rloo_pipeline.before_run import advice, cards, estimate, exchange, layouts, queueing, speeds
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -17,7 +17,7 @@ from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
 
-H100, H200 = estimate.card_of("h100"), estimate.card_of("h200")
+H100, H200 = cards.card_of("h100"), cards.card_of("h200")
 CONFIG = load(ROOT / "config" / "gsm8k-qwen3-4b.yaml")
 LARGE = load(ROOT / "config" / "llama-70b.yaml")
 FOUR = model_dims.ModelDims(2560, 36, 4096, 1024, 9728, 151936, 4_022_468_096)

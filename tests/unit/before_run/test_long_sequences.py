@@ -7,14 +7,14 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, checkpointing, estimate, layouts, memory, model_trial
+from rloo_pipeline.before_run import advice, cards, checkpointing, estimate, layouts, memory, model_trial
 from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.commands import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.training.self_check import SelfCheck
 
-H100 = estimate.card_of("h100")
+H100 = cards.card_of("h100")
 LONG = load(ROOT / "config" / "long-context.yaml")
 QWQ = ModelDims(5120, 64, 5120, 1024, 27648, 152064, 32_763_876_352, query_heads=40)
 SMALL = ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000, query_heads=16)

@@ -3,19 +3,19 @@
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import estimate, reward_model_cost
+from rloo_pipeline.before_run import cards, reward_model_cost
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Config, RewardModel
 from rloo_pipeline.config.loading import load
 
-H100 = estimate.card_of("h100")
+H100 = cards.card_of("h100")
 FOUR = ModelDims(2560, 36, 4096, 1024, 9728, 151936, 4_022_468_096)
 DEMO = load(ROOT / "config" / "preferences-demo.yaml")
 
 
-def cost(card: estimate.Card = H100, **changes: object) -> RewardModelCost:
+def cost(card: cards.Card = H100, **changes: object) -> RewardModelCost:
     """Of a model of four billion weights, which is the run's own."""
     assert DEMO.reward_model is not None
     section = DEMO.reward_model.model_copy(update={"build": None, "name_or_path": None, **changes})
@@ -43,7 +43,7 @@ def test_longer_conversations_take_memory_and_a_small_card_is_too_small() -> Non
     assert long.terms["activations"] > 10 * short.terms["activations"]
     assert short.terms["weights"] == long.terms["weights"] == FOUR.parameters * BYTES[DEMO.model.dtype]
     assert not short.problem
-    assert cost(estimate.card_of("t4")).problem.startswith("reward_model takes ")
+    assert cost(cards.card_of("t4")).problem.startswith("reward_model takes ")
 
 
 def test_the_plan_shows_it_where_there_is_one() -> None:

@@ -1,0 +1,52 @@
+"""GPUs by the vendors' data sheets."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from rloo_pipeline.errors import UserError
+
+
+class Card(NamedTuple):
+    """A GPU."""
+
+    name: str
+    gigabytes: float
+    teraflops: float
+    """Dense bfloat16 from the vendor's data sheet; float16 for cards without bfloat16."""
+    bandwidth: float
+    """Memory bandwidth in TB/s."""
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("v100", 32, 125, 0.9),
+        Card("t4", 16, 65, 0.32),
+        Card("rtx3090", 24, 71, 0.94),
+        Card("rtx4090", 24, 165, 1.01),
+        Card("a40", 48, 150, 0.7),
+        Card("l40s", 48, 362, 0.86),
+        Card("a100", 80, 312, 2.0),
+        Card("h100", 80, 989, 3.35),
+        Card("h200", 141, 989, 4.8),
+        Card("b200", 180, 2250, 8.0),
+    )
+}
+
+
+def card_of(argument: str) -> Card:
+    """Parses a card such as `h100` or `h100:80`, with its memory in GB.
+
+    Raises:
+        UserError: the card is unknown, or its memory is not a number above 0.
+    """
+    name, _, size = argument.lower().partition(":")
+    if name not in CARDS:
+        raise UserError(f"--cluster-gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
+    if not size:
+        return CARDS[name]
+    if not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
+        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
+    return CARDS[name]._replace(gigabytes=float(size))
