@@ -91,11 +91,11 @@ SPREAD_RESOURCES = (
     else {}
 )
 
-# Log-probs of a model or of sequences that are split run on the processes of an update, over the same nodes.
+# If the model or sequences are split, log-probs are computed by as many processes as an update has, over as many nodes.
 SPLIT = {config.deepspeed.splits_passes for config in RUNS.configs.values()}
 if SPREAD and len(SPLIT) > 1:
     raise WorkflowError(
-        "deepspeed: with several nodes either all runs have zero_stage: 3 or sequence_parallel, or none; set it in each run"
+        "deepspeed: with several nodes, zero_stage: 3 or sequence_parallel must be set in all runs or in none"
     )
 PASS_IMAGE = SPREAD_IMAGE if SPLIT == {True} else IMAGE
 PASS_RESOURCES = SPREAD_RESOURCES if SPLIT == {True} else {}
