@@ -192,7 +192,7 @@ def _print_difficulty(
 
 
 def _print_reward_model(cost: RewardModelCost, card: estimate.Card | None, console: Terminal) -> None:
-    """Prints what the stage `reward_model` takes, once."""
+    """Prints the one-time cost of the stage `reward_model`."""
     tokens = "the preferences, which are not downloaded yet" if cost.tokens is None else f"{cost.tokens:,.0f} tokens"
     hours = "" if cost.hours is None else f", about {cost.hours:,.1f} GPU-hours"
     console.print(f"reward model, once: at most {tokens}{hours}")
