@@ -20,7 +20,7 @@ DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
 READERS = 4
-"""Files that are read at once: a parallel file system gives one reader a small part of its bandwidth."""
+"""Number of files read in parallel: a parallel file system gives one reader only a small part of its bandwidth."""
 LARGE = 1 << 30
 """Bytes of a file above which its reading is announced, because it may take long."""
 
