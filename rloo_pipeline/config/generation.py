@@ -1,7 +1,7 @@
-"""The section `rollout.generation_kwargs`: vLLM's further parameters of sampling, and what they do to the update.
+"""The section `rollout.generation_kwargs`: vLLM's other sampling parameters, and their effect on the update.
 
-Where a completion stops does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
-`repetition_detection` can be used with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
+The end of a completion does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
+`repetition_detection` work with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
 which depends on the context, the sampler draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those
 of q (`processed_logprobs`). With the weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of
 samples of π, of which those that leave S have advantage 0; without them it has neither that gradient nor that of
@@ -23,11 +23,11 @@ STRUCTURES = ("json", "regex", "choice", "grammar")
 """Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
 _RESHAPES = (
     "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
-    "neither weigh the samples nor prove that they are of its policy; leave it out"
+    "neither weight the samples nor prove that they are from its policy; leave it out"
 )
 _PIPELINE = "is set by the pipeline"
-_ENGINE = "is of vLLM's own, and changes nothing that is sampled; leave it out"
-_BEAMS = "searches for likely completions, which are not samples of a distribution; leave it out"
+_ENGINE = "is internal to vLLM, and does not change the samples; leave it out"
+_BEAMS = "searches for likely completions, which are not samples from a distribution; leave it out"
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""
 REFUSED = {

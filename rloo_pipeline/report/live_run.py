@@ -91,7 +91,7 @@ class LiveRun:
         return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
 
     def rows(self, most: int) -> list[Row]:
-        """The latest rounds, at most so many, with policy 0 as round 0 where it was evaluated."""
+        """The latest rounds, at most `most` of them; round 0 is policy 0, if it was evaluated."""
         numbers = range(0 if 0 in self.accuracies else 1, len(self.run.rounds) + 1)
         return [self.row(number) for number in numbers[-most:]]
 

@@ -386,7 +386,7 @@ def _allow_many_rounds() -> None:
     # input functions name the previous round, which Snakemake resolves recursively: a few frames per round
     sys.setrecursionlimit(1_000_000)
     gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of long-lived objects
-    atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
+    atexit.register(gc.freeze)  # so that the process does not go through all of them when it ends
 
 
 def only_first_interrupt() -> None:

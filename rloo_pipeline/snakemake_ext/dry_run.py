@@ -194,11 +194,11 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
         else:
             unknown += 1
     if not known:
-        return "The time that takes is unknown: the run has finished no such job yet; `rloo plan` estimates it."
+        return "The time is unknown, since the run has not finished a similar job yet; `rloo plan` estimates it."
     gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""
     rest = f"; {unknown} of these jobs have no measurement yet" if unknown else ""
     hours = f"{seconds / 3600:.2f} hours{gpus}"
-    return f"About {clock(seconds)} of work ({hours}), judging by such jobs of this run{rest}."
+    return f"About {clock(seconds)} of work ({hours}), judging by similar jobs of this run{rest}."
 
 
 def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:

@@ -3,7 +3,7 @@
 An environment is a class without constructor arguments, or a function that returns an instance. `reset(**row)` begins
 an episode and returns text for the end of the last user message, or None. Public methods are tools; `get_reward()` is
 optional and returns a number or None. A tool in `tools` is a plain function. Tools have types and a Google docstring,
-from which `transformers.utils.get_json_schema` makes what the model is shown.
+from which `transformers.utils.get_json_schema` makes the schema that the model sees.
 """
 
 from __future__ import annotations
@@ -210,9 +210,9 @@ def schema_file() -> str:
 
 def load_schema_maker(file: str) -> None:
     """Makes `get_json_schema` of transformers importable without transformers, whose import takes a second and which
-    images may lack. Only the process that makes schemas calls this; those of episodes do not.
+    images may lack. Only the process that makes schemas calls this; processes of episodes do not.
 
-    Of what the file that defines it imports, schemas need the standard library alone, and the rest is replaced.
+    Schemas need only the standard library; the other imports of the file that defines it are replaced.
 
     Args:
         file: `transformers/utils/chat_template_utils.py`.

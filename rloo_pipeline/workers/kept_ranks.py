@@ -1,7 +1,7 @@
 """The ranks of a worker whose stages have several: one torchrun starts them, and they stay for the next stage.
 
 The worker runs a stage as it would without ranks, up to where it would start them. Each rank has a connection to the
-worker (over several nodes, all have that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
+worker (over several nodes, they share that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
 descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or {"write": true} for
 the trainer state that the last stage has left to write, which all ranks write together. The answer is {"code", "kept",
 "later"}: the exit status (null if the engine does not fit the stage), whether the rank keeps an engine and has left the

@@ -25,7 +25,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# Files of a finished experiment, besides those of its runs.
+# Files of a finished experiment, besides the files of its runs.
 EXPERIMENT_FILES = ["experiment.html", "experiment.json", "experiment.csv", "runs.csv", "experiment.tex"]
 
 # For keys that all runs of an experiment share. The rest of a configuration goes through `by_run`.
@@ -40,7 +40,7 @@ file = RUNS.file
 
 
 def decides(stage):
-    """The part of the configuration that decides the result of a stage."""
+    """The part of the configuration that affects the result of a stage."""
     return by_run(lambda config: config.params(stage))
 
 
@@ -76,7 +76,7 @@ def source_alone(wildcards):
 # True if any run has SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
-# An update over several nodes runs srun outside of the image; srun starts the image once for each rank.
+# An update over several nodes runs srun outside the image; srun starts the image once for each rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
 SPREAD_RESOURCES = (
