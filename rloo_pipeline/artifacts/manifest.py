@@ -101,7 +101,7 @@ def check_entries(
 ) -> None:
     """Checks the files of a folder, whose names now are `names`, against their entries.
 
-    Of a job with several ranks, each reads some of the files. They wait for each other before they load weights
+    In a job with several ranks, each rank reads some of the files. Ranks wait for each other before they load weights
     (`split_loading.start_ranks`).
 
     Raises:

@@ -172,7 +172,7 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
 
 
 def card_facts(config: Config, stage: str) -> dict[str, str]:
-    """The fact about the card of a stage's engine in a reproducible run, if it has an engine."""
+    """The card of the stage's engine, to be recorded in a reproducible run; empty without an engine."""
     role = gpu_shares.role_of(stage)
     return reproducible.card(config.reproducible, role) if role in ("sampler", "logprobs", "trainer") else {}
 

@@ -48,7 +48,7 @@ class TimedCall(NamedTuple):
     rows: range
     """Rows of the table."""
     seconds: float
-    """An async call stops itself then; a worker with any other call is killed by the parent."""
+    """Time limit, after which an async call stops itself; with other calls, the parent kills the worker."""
 
 
 class CallBatch(NamedTuple):
