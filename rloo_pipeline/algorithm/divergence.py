@@ -1,4 +1,4 @@
-"""Divergence of two distributions over a vocabulary, of which one is known on its K likeliest tokens.
+"""Divergence of two distributions over a vocabulary, one of which is known only on its K likeliest tokens.
 
 All other tokens count as one: with the teacher's p and the student's q on the K tokens and r = 1 − Σ of each, both are
 distributions over K + 1 outcomes (TRL's `loss_top_k` with `loss_add_tail`; the tokens are the teacher's, as in verl's
@@ -21,7 +21,7 @@ from torch import Tensor
 LEAST_REST = 1e-6
 """Lower bound of the probability of all other tokens, whose float32 value has an error near 1e-7."""
 _ABSENT = -1e4
-"""Log-prob whose exponential is 0, and which is finite, so that 0 times it is 0."""
+"""Log-prob whose exponential is 0; it is finite, so that 0 times it is 0."""
 
 
 def of_top(
@@ -30,9 +30,9 @@ def of_top(
     """The divergence at each position in nats, with its gradient with respect to the student's log-probs.
 
     Args:
-        logps: the student's, of the teacher's likeliest tokens; one that it never samples is one of the rest.
-        teacher_logps: the teacher's; −inf for a token that the student does not have, which is one of the rest too.
-        beta: kind of divergence, see above.
+        logps: the student's log-probs of the teacher's likeliest tokens. Any that it never samples belong to the rest.
+        teacher_logps: the teacher's log-probs; −inf for tokens that the student lacks, which belong to the rest too.
+        beta: β, the kind of divergence, as above.
     """
     known = (teacher_logps > -math.inf) & (logps > _ABSENT)
     student, teacher = (_with_rest(values, known) for values in (logps, teacher_logps))
@@ -47,7 +47,7 @@ def of_top(
 
 
 def _with_rest(logps: Tensor, known: Tensor) -> Tensor:
-    """Log-probs in float64 with that of all other tokens at the end."""
+    """Log-probs in float64, with the log-prob of all other tokens appended."""
     values = torch.where(known, logps.double(), _ABSENT)
     rest = (1 - values.exp().sum(-1, keepdim=True)).clamp(min=LEAST_REST).log()
     return torch.cat([values, rest], -1)

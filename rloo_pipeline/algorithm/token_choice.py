@@ -9,7 +9,7 @@ N is their number, H_t the entropy of π_old at token t, A_t its advantage, r an
     kl_cov        holds the max(1, ⌊rN⌋) tokens of largest C_t near π_old
 
 The last three are Clip-Cov and KL-Cov (Cui et al. 2025, arXiv 2505.22617) as in verl's core_algos.py. TRL and verl
-choose again in each micro-batch, by the policy of that moment; here the choice is one of the round, so it does not
+choose tokens in each micro-batch, by the current policy; here they are chosen once per round, so the choice does not
 depend on how a step is split. Before the first step both policies are the same.
 """
 
@@ -27,10 +27,10 @@ from torch import Tensor
 def top_entropy(
     entropies: Float[Tensor, "completions tokens"], mask: Bool[Tensor, "completions tokens"], share: float
 ) -> Bool[Tensor, "completions tokens"]:
-    """The tokens that are kept; a quantile between two entropies is interpolated linearly.
+    """True on the tokens that are kept. A quantile between two entropies is interpolated linearly.
 
     Args:
-        entropies: of π_old, in nats.
+        entropies: entropies of π_old, in nats.
         mask: true on the tokens to choose from.
         share: q, the share of tokens to keep.
     """
@@ -48,16 +48,16 @@ def clip_cov(
     high: float,
     seed: int,
 ) -> Bool[Tensor, "completions tokens"]:
-    """The tokens that are dropped.
+    """True on the tokens that are dropped.
 
     Args:
-        advantages: of completions or tokens.
+        advantages: advantages of completions or tokens.
         old_logps: log π_old.
         mask: true on the tokens to choose from.
-        share: r.
-        low: smallest covariance.
-        high: largest covariance.
-        seed: decides which of them are drawn.
+        share: r, the share of tokens to drop.
+        low: covariance above which tokens can be dropped.
+        high: covariance below which they can.
+        seed: seed of the draw.
     """
     values = _covariances(advantages, old_logps, mask)
     between = np.flatnonzero((values > low) & (values < high))
@@ -71,13 +71,13 @@ def kl_cov(
     mask: Bool[Tensor, "completions tokens"],
     share: float,
 ) -> Bool[Tensor, "completions tokens"]:
-    """The tokens that are held near π_old, of equal ones the first; the arguments are those of `clip_cov`."""
+    """True on the tokens that are held near π_old; on ties, the first. The arguments are those of `clip_cov`."""
     values = _covariances(advantages, old_logps, mask)
     return _at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
 
 
 def _covariances(advantages: Tensor, old_logps: Tensor, mask: Tensor) -> NDArray[np.float64]:
-    """C_t of the tokens of the mask, row by row."""
+    """C_t of the tokens in the mask, row by row."""
     each = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1).expand_as(mask)
     deviations = (values.double().numpy()[mask.numpy()] for values in (each, old_logps))
     of_advantages, of_logps = (values - values.mean() if len(values) else values for values in deviations)
@@ -90,7 +90,7 @@ def _count(share: float, values: NDArray[np.float64]) -> int:
 
 
 def _at(mask: Tensor, places: NDArray[np.int64]) -> Tensor:
-    """True at these places among the tokens of the mask."""
+    """A mask that is true at these positions among the tokens of `mask`."""
     chosen = torch.zeros(int(mask.sum()), dtype=torch.bool)
     chosen[torch.from_numpy(places)] = True
     return torch.zeros_like(mask).masked_scatter(mask, chosen)

@@ -20,7 +20,7 @@ DIGEST = "blake3"
 PIECE = 1 << 24
 """Bytes of a file that are read at once: enough for BLAKE3 to use several threads."""
 READERS = 4
-"""Files that are read at once: a parallel file system gives one reader a small part of its bandwidth."""
+"""Number of files read in parallel: a parallel file system gives one reader only a small part of its bandwidth."""
 LARGE = 1 << 30
 """Bytes of a file above which its reading is announced, because it may take long."""
 
@@ -101,7 +101,7 @@ def check_entries(
 ) -> None:
     """Checks the files of a folder, whose names now are `names`, against their entries.
 
-    Of a job with several ranks, each reads some of the files. They wait for each other before they load weights
+    In a job with several ranks, each rank reads some of the files. Ranks wait for each other before they load weights
     (`split_loading.start_ranks`).
 
     Raises:

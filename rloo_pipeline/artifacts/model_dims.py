@@ -57,7 +57,7 @@ class ModelDims(NamedTuple):
     vision: int = 0
     """Number of parameters in the vision encoder and its projector."""
     query_heads: int = 1
-    """Number of query heads, by which sequences can be split."""
+    """Number of query heads, which limits `deepspeed.sequence_parallel`."""
 
     def in_sampler(self, dtype: str, quantized: bool) -> int:
         """Bytes of the weights in vLLM. Quantized ones have a byte each; embeddings, head and vision encoder stay."""
@@ -101,7 +101,7 @@ def is_recurrent(hf_config: dict[str, Any]) -> bool:
 
 
 def is_tied(hf_config: Mapping[str, Any]) -> bool:
-    """True if a config.json says that embedding and vocabulary projection are the same weights."""
+    """True if a config.json says that embedding and vocabulary projection share their weights."""
     text = text_config(hf_config)
     return bool(text.get("tie_word_embeddings", hf_config.get("tie_word_embeddings", False)))
 

@@ -65,8 +65,8 @@ def _written(changes: dict[str, Any]) -> str:
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences that
-    processes share, then more cards.
+    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences split
+    over processes, then more cards.
     """
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]

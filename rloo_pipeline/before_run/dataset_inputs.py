@@ -67,7 +67,7 @@ def data_place(data_dir: str | None, key: str, source: Source) -> str | None:
 
 
 def training_rows(config: Config, key: str = "dataset.train") -> int | None:
-    """Number of rows of a source; None if they are not downloaded yet, or what reads them is not installed here.
+    """Number of rows of a source; None if they are not downloaded yet, or their reader is not installed here.
 
     Raises:
         UserError: they cannot be read.

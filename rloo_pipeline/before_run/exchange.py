@@ -1,4 +1,4 @@
-"""The way of a round's policy from the trainer to the samplers: files on the file system that all nodes share."""
+"""Time and bandwidth to pass a round's policy from the trainer to the samplers, as files on the shared file system."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rloo_pipeline.before_run import estimate, layouts, memory, speeds
 from rloo_pipeline.config import Config
 
 SHARE = 0.1
-"""Share of a round that waits for the file system should take at most."""
+"""Largest share of a round that should be spent waiting for the file system."""
 
 
 class Exchange(NamedTuple):
-    """The exchange of one policy, reckoned."""
+    """Estimated exchange of one policy."""
 
     policy: float
-    """Bytes of its weights."""
+    """Bytes of the policy's weights."""
     nodes: int
-    """Nodes that sample, at least."""
+    """Smallest number of nodes that sample."""
     written: float
-    """Seconds in which the ranks of an update write and digest it, without waits for the file system."""
+    """Seconds for the ranks of an update to write and digest it, without waiting for the file system."""
     read: float
-    """Seconds in which a node digests it and its engines load it, likewise."""
+    """Seconds for a node to digest it and its engines to load it, without waiting for the file system."""
 
     def bandwidth(self, round_seconds: float) -> float:
-        """Bytes per second that the file system must give to all nodes together, for waits of `SHARE` of a round: a
-        policy is written once, and read once by the update and by each node that samples.
+        """Bytes per second that the file system must give to all nodes together, so that waits take `SHARE` of a round.
+        A policy is written once, and read once by the update and by each node that samples.
         """
         return self.policy * (2 + self.nodes) / (SHARE * round_seconds)
 
 
 def reckoned(config: Config, shape: ModelDims) -> Exchange:
-    """The exchange of a policy between the update and the rollouts of a run."""
+    """Estimates the exchange of a policy between the update and the rollouts of a run."""
     policy = estimate.policy_bytes(config, shape)
     writers = config.deepspeed.processes if config.update.lora is None else 1
     nodes = -(-config.rollout.shards * estimate.sampler_gpus(config) // layouts.PER_NODE)
@@ -49,7 +49,7 @@ def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[st
     if found.policy >= memory.GB:
         yield (
             f"policy of a round: {found.policy / memory.GB:,.1f} GB; writing takes about {found.written:,.1f} s and "
-            f"reading {found.read:,.1f} s (reckoned from speeds of one CPU core),"
+            f"reading {found.read:,.1f} s (estimated from the speed of one CPU core),"
         )
         yield (
             f"  plus waits for the file system: {SHARE:.0%} of a round if it gives "

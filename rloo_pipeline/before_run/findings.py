@@ -1,4 +1,4 @@
-"""Checks before a run: what they find, how that is shown, and the inputs of a run that they pass on to later checks."""
+"""Checks before a run: their findings, how these are shown, and the inputs of the run that later checks use."""
 
 from __future__ import annotations
 

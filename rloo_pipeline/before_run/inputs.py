@@ -26,7 +26,7 @@ def model_finding(config: Config) -> Finding:
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """One finding for the model, and one for each dataset; the message is empty if there is no remark."""
+    """One finding for the model, and one for each dataset; the message is empty if there is nothing to note."""
     yield model_finding(config)
     for name, of_teacher in config.teachers.items():
         with problems_of("teacher") as problems:

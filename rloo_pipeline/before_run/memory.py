@@ -51,7 +51,7 @@ LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 
 
 class MicroBatch(NamedTuple):
-    """The part of the largest batch that goes through a model on one process at once."""
+    """The part of the largest batch that one process passes through a model at once."""
 
     tokens: int
     """Prompt and completion tokens."""

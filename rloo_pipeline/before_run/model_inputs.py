@@ -127,7 +127,7 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         student: the model to train.
 
     Raises:
-        UserError: as `check_model`, or a token of the student has another id in the teacher's tokenizer, or none, or
+        UserError: as `check_model`; or the teacher's tokenizer has no id or another id for a token of the student; or
             the teacher has fewer tokens than `top_k`.
     """
     if config.algorithm.teacher is not None:
@@ -163,8 +163,8 @@ def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None
     """
     if dataset.shows_images and not vision.takes_images(hf_config):
         raise UserError(
-            f"{path}: dataset.image_column is set, and {hf_config.get('model_type')} is not one of the models "
-            f"of images ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+            f"{path}: dataset.image_column is set, but {hf_config.get('model_type')} is not a supported image "
+            f"model ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
         )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 READ = 4 << 30
 """Bytes of weights up to which `check` reads them to look for values that are not finite."""
 STEP, TOLERANCE = 1e-6, 1e-5
-"""Step of finite differences in float64, and the error of a derivative that rounding explains."""
+"""Step of finite differences in float64, and the largest error of a derivative that rounding can explain."""
 PROVEN = "its gradient is the derivative of its value, in float64"
 
 
@@ -157,7 +157,7 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
 
 
 def own_loss(inputs: RunInputs) -> Iterator[Finding]:
-    """The user's loss works on random numbers in float64, and has the derivative of its value as gradient."""
+    """Calls the user's loss on random numbers in float64; compares its gradient with the derivative of its value."""
     name = inputs.config.algorithm.loss
     if name is None:
         return
@@ -182,7 +182,8 @@ def try_loss(name: str, function: OwnLoss) -> str:
         A sentence about its gradient.
 
     Raises:
-        UserError: it has no gradient or one that is not finite, or a completion or padding changes the loss of others.
+        UserError: it has no gradient, or value or gradient are not finite, or a completion or padding changes the loss
+            of others.
     """
     import torch
 
@@ -198,20 +199,20 @@ def try_loss(name: str, function: OwnLoss) -> str:
     leaf = logps.clone().requires_grad_()
     value = loss(leaf)
     if not value.requires_grad:
-        raise UserError(f"algorithm.loss: {name} does not depend on logps, so nothing is learned; use them undetached")
+        raise UserError(f"algorithm.loss: {name} does not depend on logps, so nothing is learned; do not detach them")
     [gradient] = torch.autograd.grad(value.sum(), leaf)
     if not bool(value.isfinite().all() and gradient.isfinite().all()):
-        raise UserError(f"algorithm.loss: {name} gives values that are not finite for ordinary log-probs; correct it")
+        raise UserError(f"algorithm.loss: {name} returns values that are not finite for ordinary log-probs; correct it")
     alone = torch.cat([loss(logps, slice(row, row + 1)) for row in range(4)])
     if not torch.allclose(alone, value.detach()) or not torch.allclose(
         loss(torch.where(mask, logps, -7.0)), value.detach()
     ):
         raise UserError(
-            f"algorithm.loss: in {name} a completion, or a token outside of the mask, changes the loss of others; "
+            f"algorithm.loss: in {name} a completion, or a token outside the mask, changes the loss of others; "
             "micro-batches split a step, so leave means over completions to loss_agg_mode, and use the mask"
         )
     steps = torch.eye(20, dtype=torch.float64).view(20, 4, 5) * STEP
     slopes = torch.stack([(loss(logps + step) - loss(logps - step)).sum() / (2 * STEP) for step in steps]).view(4, 5)
     if torch.allclose(slopes, gradient, rtol=TOLERANCE, atol=TOLERANCE):
         return PROVEN
-    return "its gradient is not the derivative of its value; that is right only if it detaches a factor on purpose"
+    return "its gradient is not the derivative of its value; this is right only if you detach a factor on purpose"

@@ -1,9 +1,9 @@
-"""The share of a card's peak that an update reaches: FLOPs that its model needs, by seconds and by the vendor's FLOPs.
+"""The share of a card's peak that an update reaches: the FLOPs that its model needs per second, over the vendor's.
 
-Needed are the products with the weights of all layers for each token, attention of each token to the earlier ones of
-its sequence, and the head for each completion token: 2 FLOPs per weight and token in a forward pass, and as many for
-the gradients of activations and of weights. The samples of a prompt share its tokens. Recomputed activations and
-padding do not count.
+The model needs, for each token, products with the weights of all layers and attention to the earlier tokens of its
+sequence, and for each completion token the head. That is 2 FLOPs per weight and token in a forward pass, as many for
+the gradients of activations, and as many for those of weights. The samples of a prompt share its tokens. Recomputed
+activations and padding do not count.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def of_update(
     config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int], seconds: float, cards: int
 ) -> str:
-    """A clause for the line of an update, such as ", 0.31 of the peak of 1 NVIDIA H200"; empty where it is not known.
+    """A clause for the line of an update, such as ", 0.31 of the peak of 1 NVIDIA H200"; empty if unknown.
 
     Args:
         config: the run's configuration.
         policy: the policy, or an adapter with its base.
         prompts: tokens of the prompt of each completion.
-        completions: tokens of each completion that goes through the model, K neighbours a prompt; 0 for others.
+        completions: tokens of each completion, K consecutive ones per prompt; 0 for those that skip the model.
         seconds: of the update's optimizer steps.
         cards: number of cards.
     """
@@ -41,7 +41,7 @@ def of_update(
 
 
 def peak(card: str) -> float | None:
-    """Dense 16-bit FLOPs per second of a card, by the vendor's data sheet; None if unknown, or for a slice of it.
+    """Dense 16-bit FLOPs per second of a card, from the vendor's data sheet; None if unknown, or for a MIG slice.
 
     Hopper cards for PCIe ("H100 PCIe", "H200 NVL") are slower than those on SXM boards, which CARDS has.
     """
@@ -61,7 +61,7 @@ def forward(
         attention: width of all query heads, times the number of layers.
         head: weights in the vocabulary projection.
         prompts: tokens of the prompt of each completion.
-        completions: tokens of each completion, neighbours of one prompt in turn.
+        completions: tokens of each completion, grouped by prompt.
         samples: number of completions that share a prompt's tokens.
     """
     firsts = range(0, len(prompts), samples)
@@ -76,14 +76,14 @@ def _triangle(length: int) -> int:
 
 
 def _needed(config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int]) -> int | None:
-    """FLOPs of an update; None for models of which this module does not know what a token needs."""
+    """FLOPs of an update; None for models whose cost per token this module does not know."""
     described, dims = policy.config, policy.dimensions
     unknown = vision.takes_images(described) or model_dims.experts_key(described) or model_dims.is_recurrent(described)
     if dims is None or unknown:
         return None
     head = dims.vocabulary * dims.hidden
     layers = dims.parameters - head * (1 if model_dims.is_tied(described) else 2)
-    algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2  # no gradients of a base's weights
+    algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2  # a base has no gradients
     passes = algorithm.num_iterations * passes + algorithm.needs_old_pass
     shared = config.rollout.num_generations
     return passes * forward(layers, dims.layers * dims.heads, head, prompts, completions, shared)

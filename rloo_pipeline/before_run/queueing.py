@@ -20,7 +20,7 @@ from rloo_pipeline.stages.table import ROWS
 SUBMISSION = 20.0
 """Seconds that a stage as a SLURM job takes besides its wait and its work (docs/cluster.md): submission, polling."""
 ON_SNAKEMAKES_MACHINE = {row.stage for row in ROWS if row.local}
-"""Stages that are no SLURM jobs."""
+"""Stages that are not SLURM jobs."""
 MUCH = 0.2
 """Share of the whole time from which the queue and starts of engines are a reason for one job."""
 
@@ -125,7 +125,7 @@ class SideSeconds(NamedTuple):
     """The update."""
 
     def round_seconds(self, lag: int) -> float:
-        """Seconds of a round, once the first ones are through: an update waits for rollouts that its lag + 1 allows."""
+        """Seconds of a round in steady state: at most lag + 1 rounds are in flight, so either side may wait."""
         both = self.sampling + self.training
         return max(self.sampling, self.training, both / (lag + 1)) if lag else both
 
@@ -138,7 +138,7 @@ def side_seconds(config: Config, hours: Mapping[str, float]) -> SideSeconds:
 
 
 def lag_lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:
-    """Lines of the plan about the gain of a lag.
+    """Lines of the plan about the speedup from a lag.
 
     Args:
         config: the run's configuration.

@@ -16,11 +16,11 @@ class RewardModelCost(NamedTuple):
     terms: memory.Terms
     """Memory of one process."""
     tokens: float | None
-    """Tokens that it trains on, at most; None if the preferences are not on this machine yet."""
+    """Largest number of tokens that it trains on; None if the preferences are not on this machine yet."""
     hours: float | None
     """GPU-hours; None without a card or without `tokens`."""
     problem: str
-    """Why it does not fit on the card; empty if it does, or on CPUs."""
+    """Why it does not fit on the card; empty if it fits, or on CPUs."""
 
 
 def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
@@ -44,7 +44,7 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
-    # a head of one output has next to no logits
+    # a head with one output has almost no logits
     terms = memory.update(config, dims, device, memory.MicroBatch(round(at_once * pair), 0, at_once < pairs))
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:

@@ -3,8 +3,8 @@
 A mixed group has right and wrong completions. The chance p that a completion is right differs from prompt to prompt.
 With p ~ Beta(a, b), the number of right completions among K has a beta-binomial distribution. A group is all right with
 chance B(a+K, b)/B(a, b) and all wrong with chance B(a, b+K)/B(a, b). Maximum likelihood fits a and b to the probe. The
-empirical share c/K of each prompt cannot replace p: it would treat every prompt as hopeless that was never solved in a
-few tries, and could name no K.
+empirical share c/K of each prompt cannot replace p: it would treat every prompt that was never solved in a
+few tries as hopeless, and could not suggest a K.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = 1024
-"""Largest K that is considered."""
+"""Largest K considered."""
 WANTED = 0.8
 """Share of mixed groups for which the check `mixed` names a K."""
 
@@ -118,7 +118,7 @@ def mixing_of(evidence: Evidence) -> Mixing | None:
 
 
 class Mixing(NamedTuple):
-    """Parameters of the Beta distribution of p."""
+    """The Beta distribution of p, by its parameters."""
 
     a: float
     b: float

@@ -108,7 +108,7 @@ def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[
 
 
 def verdict_of(value: float | None, warn: float | None, fail: float | None, bad: Side) -> str:
-    """Returns pass, warn or fail; a missing value is beyond any limit."""
+    """Returns pass, warn or fail; a missing value exceeds any limit."""
 
     def beyond(limit: float | None) -> bool:
         return limit is not None and (value is None or (value > limit if bad == "above" else value < limit))

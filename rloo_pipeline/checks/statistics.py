@@ -114,7 +114,7 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
 
 def share_interval(share: float, answers: float) -> tuple[float, float]:
-    """The 95% interval of Clopper and Pearson of a share of so many independent answers, which need not be whole."""
+    """The Clopper-Pearson 95% interval of a share of independent answers, whose numbers need not be whole."""
     from scipy.special import betaincinv
 
     right, wrong = share * answers, (1 - share) * answers

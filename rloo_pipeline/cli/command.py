@@ -1,4 +1,4 @@
-"""A command of `rloo` as data: its name, its function, its options; and the parser of tables of commands."""
+"""Commands of `rloo` as data (name, function, options), and the parser that is built from them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class RlooParser(Parser):
             "rloo",
             usage="rloo [--version] COMMAND …",
             description="RLOO post-training. `rloo init` makes a project, `rloo run` starts or continues a run. The "
-            "commands below prepare, watch and evaluate runs; the stages are what Snakemake runs.",
+            "commands below prepare, watch and evaluate runs; Snakemake runs the stages.",
             epilog="`rloo COMMAND --help` lists the options of a command.",
         )
         self.groups = groups

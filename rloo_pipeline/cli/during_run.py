@@ -17,7 +17,7 @@ from rloo_pipeline.runtime import installation
 
 
 def _snakemake(name: str, about: str, *options: str) -> Command:
-    """A command that becomes Snakemake, with the options of the user and these."""
+    """A command that calls Snakemake with the user's options and these."""
 
     def run(arguments: argparse.Namespace) -> None:
         from rloo_pipeline.commands import launch

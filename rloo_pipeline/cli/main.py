@@ -31,7 +31,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
 
 def _import_engine(role: str) -> None:
-    """Imports what the first stage of a warm worker of this role needs, ahead of it."""
+    """Imports in advance what the first stage of a warm worker with this role needs."""
     if role == "sampler":
         from rloo_pipeline.rollout import vllm_import
 

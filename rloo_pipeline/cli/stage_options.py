@@ -172,7 +172,7 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
 
 
 def card_facts(config: Config, stage: str) -> dict[str, str]:
-    """The fact about the card of a stage's engine in a reproducible run, if it has an engine."""
+    """The card of the stage's engine, to be recorded in a reproducible run; empty without an engine."""
     role = gpu_shares.role_of(stage)
     return reproducible.card(config.reproducible, role) if role in ("sampler", "logprobs", "trainer") else {}
 
@@ -182,7 +182,7 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     for name in INPUTS:
         value = getattr(arguments, name, None)
         yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
-    if isinstance(held_out := getattr(arguments, "held_out", None), list):  # of `score`: one file to read, one to write
+    if isinstance(held_out := getattr(arguments, "held_out", None), list):  # in `score`: one to read, one to write
         yield held_out[0]
 
 
@@ -195,7 +195,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     """The folder of the run: the nearest one above the output that has a config.yaml.
 
     Raises:
-        UserError: there is none.
+        UserError: no folder above the output has one.
     """
     output: Path = arguments.output
     for folder in output.absolute().parents:
@@ -205,7 +205,7 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """True if this process runs the stage: as its only process, or as one of its ranks.
+    """True if this process runs the stage, as its only process or as one of its ranks.
 
     Otherwise passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
 

@@ -33,9 +33,9 @@ COMPILED = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
 }
-"""Variables for the folders of what engines compile, and the subfolder of each in `compiled_folder`. Triton and
-Inductor rename finished files into place, so several nodes may write at once; vLLM compiles in `caches.compiling`, and
-AdamW for CPUs has a folder per host.
+"""Environment variables for the folders of code that engines compile, and the subfolder of each in `compiled_folder`.
+Triton and Inductor rename finished files into place, so several nodes may write at once; vLLM compiles inside
+`caches.compiling`, and AdamW for CPUs has a folder per host.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
 """All variables with cache folders, which are below the cache folder by default."""

@@ -1,9 +1,9 @@
-"""Ranks over several nodes of a SLURM job that stay for the next stage, as `kept_ranks` has them on one machine.
+"""Ranks over several nodes of a SLURM job that stay alive for the next stage, like `kept_ranks` on one machine.
 
-Their worker runs outside of the image, on the first node, and srun starts the image once per rank. srun passes the
-worker's requests on to the standard input of all ranks, and merges their output: an answer is a line's end after a null
-byte, and all else goes to the log of the stage. If a rank dies, srun ends the others; if the worker or srun dies, the
-input of the ranks ends, and so do they.
+Their worker runs outside the image, on the first node, and srun starts the image once per rank. srun passes the
+worker's requests to the standard input of all ranks, and merges their output: an answer is the rest of a line after a
+null byte, and everything else goes to the stage's log. If a rank dies, srun ends the others; if the worker or srun
+dies, the input of the ranks ends, and they exit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.workers import kept_ranks
 
 MARK = b"\0"
-"""Begins an answer."""
+"""Marks the start of an answer in the merged output."""
 
 
 class NodeRanks(kept_ranks.KeptRanks):
     """Ranks on several nodes that wait for stages."""
 
     def __init__(self, layout: nodes.RankLayout, output: Path) -> None:
-        """Starts the ranks; arguments as `nodes.prepare`.
+        """Starts the ranks; the arguments are those of `nodes.prepare`.
 
         Raises:
-            UserError: this is no SLURM job.
+            UserError: this is not a SLURM job.
             IncompatibleEngine: there is no srun.
         """
         self.count = layout.processes
@@ -46,14 +46,14 @@ class NodeRanks(kept_ranks.KeptRanks):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                bufsize=0,  # `select` does not see lines in a buffer
+                bufsize=0,  # `select` would not see lines in a buffer
             )
         except FileNotFoundError:
             self._step.remove_files()
             raise IncompatibleEngine("ranks that did not start") from None
         print(f"{layout.processes} ranks on {layout.nodes} nodes start", flush=True)
 
-    def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:  # noqa: ARG002 - they have srun's output
+    def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:  # noqa: ARG002 - ranks have srun's output
         assert self._srun.stdin
         self._srun.stdin.write(text)
 
@@ -70,7 +70,7 @@ class NodeRanks(kept_ranks.KeptRanks):
         """Ends the ranks and waits until they have ended."""
         assert self._srun.stdin
         self._srun.stdin.close()
-        self._srun.terminate()  # which srun passes on, for ranks that are at work
+        self._srun.terminate()  # srun passes the signal on, for ranks that are busy
         try:
             self._srun.wait(kept_ranks.KILL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -80,19 +80,19 @@ class NodeRanks(kept_ranks.KeptRanks):
 
 
 def serve(run_command: Callable[[list[str]], int]) -> None:
-    """Serves the requests on standard input, as a rank that `NodeRanks` started; ends with it.
+    """Serves the requests on standard input, in a rank that `NodeRanks` started; exits when the input ends.
 
     Args:
         run_command: runs `rloo` with these arguments and returns its exit status.
     """
     requests = queue.SimpleQueue[bytes]()
     answers = os.dup(1)
-    os.dup2(1, 2)  # srun merges one stream of each rank
+    os.dup2(1, 2)  # srun merges one stream per rank
 
     def read() -> None:
         while line := sys.stdin.buffer.readline():
             requests.put(line)
-        os._exit(0)  # also in the middle of a stage, whose result nobody waits for
+        os._exit(0)  # even in the middle of a stage, since nobody waits for its result
 
     threading.Thread(target=read, daemon=True).start()
 

@@ -1,13 +1,14 @@
-"""Runs the stages of a job of several nodes without a step of SLURM for each: a host on each node starts them.
+"""Runs the stages of a multi-node job without a SLURM step for each: a host process on each node starts them.
 
-With a step, srun and the image start anew in each stage, which takes half a second. The hosts are steps that stay
-(`node_workers.py`), in the image, each with a pipe to Snakemake's process through its srun. There the router chooses a
-node with free cores for each stage, sends its command to that node's host, and passes on the stage's messages and exit
-status. If the host cannot run the command, or ends before it has, the stage's own process (`step_client.py`) runs srun.
+With steps, each stage would start srun and the image anew, which takes half a second. The hosts are steps that stay
+alive (`node_workers.py`), in the image, each connected to Snakemake's process by a pipe through its srun. In that
+process, the router chooses a node with free cores for each stage, sends the command to that node's host, and passes on
+the stage's output and exit status. If the host cannot run the command, or dies first, the stage's own process
+(`step_client.py`) runs srun.
 
-Messages are lines of JSON. To the router: {"command", "variables", "threads", "gpu", "node"}, and the end of the
-connection when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill": id}. From a host:
-{"id", "text"}, and {"id", "code"} at the end.
+Messages are lines of JSON. To the router: {"command", "variables", "threads", "gpu", "node"}; the connection is closed
+when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill": id}. From a host: {"id", "text"}, and
+{"id", "code"} at the end.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.workers import client
 
 LIMIT = 1 << 24
-"""Longest message in bytes; a command with very many shards takes a million."""
+"""Longest message in bytes; a command with very many shards takes about a million."""
 
 
 class Router:
     """Places stages on the nodes of a job."""
 
     def __init__(self, hosts: Mapping[str, subprocess.Popen[bytes]], cores: int, gpu_stages: int) -> None:
-        """Args: the hosts' steps by node, and what each node has room for."""
+        """Args: the steps of the hosts by node, and the cores and GPU stages that each node has room for."""
         self._nodes = [_Node(name, step, cores, gpu_stages) for name, step in hosts.items()]
         self._changed = asyncio.Condition()
         self._numbers = itertools.count()
@@ -51,11 +52,11 @@ class Router:
             await asyncio.gather(server.serve_forever(), *listening)
 
     async def _listen(self, node: _Node) -> None:
-        """Passes on the messages of a host, until it has ended."""
+        """Passes on the messages of a host until it ends."""
         assert node.step.stdout
         lines = await _reader(node.step.stdout)
         while line := await lines.readline():
-            if not line.startswith(b"{"):  # that it listens, if it does so late
+            if not line.startswith(b"{"):  # the line that it listens, if it came late
                 continue
             message = json.loads(line)
             if queue := node.messages.get(message.pop("id")):
@@ -67,7 +68,7 @@ class Router:
             self._changed.notify_all()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Has a stage run, and tells its process the exit status, or that it should run srun."""
+        """Runs a stage, and tells its process the exit status, or to run srun itself."""
         if not (line := await reader.readline()):
             return
         request = json.loads(line)
@@ -76,7 +77,7 @@ class Router:
         with contextlib.suppress(ConnectionError):
             code = await self._run(node, request, ended, writer) if node and request["command"] else None
             writer.write(_line({"code": code, "node": node.name if node and node.alive else None}))
-            await ended  # the process, or its srun
+            await ended  # the process or its srun has ended
         writer.close()
         if node:
             async with self._changed:
@@ -84,7 +85,7 @@ class Router:
                 self._changed.notify_all()
 
     async def _placed(self, request: JSON) -> _Node | None:
-        """The node for a stage, when it has room; None if there is no node with a host."""
+        """Waits for a node with room for a stage; None if no node has a host."""
         async with self._changed:
             while nodes := [node for node in self._nodes if node.alive and request["node"] in (None, node.name)]:
                 if fitting := [node for node in nodes if node.has_room(request)]:
@@ -95,7 +96,7 @@ class Router:
     async def _run(
         self, node: _Node, request: JSON, ended: asyncio.Future[bytes], writer: asyncio.StreamWriter
     ) -> int | None:
-        """The exit status of a stage on a node; None if its host has ended. Kills it when its process has `ended`."""
+        """Exit status of a stage on a node; None if the host has ended. Kills the stage if its process has `ended`."""
         number = next(self._numbers)
         messages = node.messages[number] = asyncio.Queue[JSON]()
         node.send({"id": number, "command": request["command"], "variables": request["variables"]})
@@ -112,7 +113,7 @@ class Router:
 
 
 class _Node:
-    """A node, and what is free there."""
+    """A node and its free cores and GPU stages."""
 
     def __init__(self, name: str, step: subprocess.Popen[bytes], cores: int, gpu_stages: int) -> None:
         self.name, self.step, self.cores, self.gpu_stages = name, step, cores, gpu_stages
@@ -133,22 +134,22 @@ class _Node:
 
     def send(self, message: JSON) -> None:
         assert self.step.stdin
-        with contextlib.suppress(OSError):  # the host has ended, as the end of its output will say
+        with contextlib.suppress(OSError):  # the host has ended; `_listen` will notice
             self.step.stdin.write(_line(message))
 
 
 STAGE = re.compile(r"set -euo pipefail;\s+rloo ([\w ./:=,@%+'-]*)")
-"""Matches the command of a stage that means to a shell what it says, on one line."""
+"""Matches a one-line command of a stage without anything that a shell would expand."""
 LAST_WORDS = 1.0
-"""Seconds to wait for output after a stage has ended, since a process that it left may have it open."""
+"""Seconds to wait for output after a stage has ended: a process that it left behind may keep the pipe open."""
 
 
 class Host:
-    """Runs the commands that arrive on standard input on this node, until it ends."""
+    """Runs commands from standard input on this node, until the input ends."""
 
     def __init__(self) -> None:
         self._ends: dict[int, Callable[[], object]] = {}
-        """Ends a command, by the command's id; empty of those that were killed or are done."""
+        """Functions that kill running commands, by id; those of killed or finished commands are removed."""
 
     async def serve(self) -> None:
         """Serves standard input."""
@@ -168,7 +169,7 @@ class Host:
             self._ends.pop(number, lambda: None)()
 
     async def _run(self, number: int, request: JSON) -> None:
-        """Has a worker run a command if it can, without a process for it; else a shell."""
+        """Runs a command: by a worker if one can, which needs no new process, else by a shell."""
         stage, code = STAGE.fullmatch(request["command"]), None
         self._ends[number] = lambda: None
         try:
@@ -182,7 +183,7 @@ class Host:
         _say({"id": number, "code": 1 if code is None else code})
 
     def _end_by(self, number: int, end: Callable[[], object]) -> None:
-        """Notes what ends a running command, or ends it if it was killed before."""
+        """Stores the function that kills a running command; calls it if the command was killed before."""
         killed = number not in self._ends
         self._ends[number] = end
         if killed:
@@ -199,9 +200,9 @@ class Host:
             return await asyncio.to_thread(client.run_stage, words, output, connected)
 
     async def _by_shell(self, number: int, request: JSON) -> int:
-        """The exit status of a command, as a shell says it: 128 more than the signal that killed it."""
+        """The exit status of a command as a shell reports it: 128 plus the signal that killed it."""
         variables = request["variables"]
-        if temporary := variables.get("TMPDIR"):  # Snakemake has made it on the first node, perhaps on that node's disk
+        if temporary := variables.get("TMPDIR"):  # Snakemake made it on the first node, perhaps on a local disk
             Path(temporary).mkdir(parents=True, exist_ok=True)
         async with _output(number) as output:
             process = await asyncio.create_subprocess_exec(
@@ -216,13 +217,13 @@ class Host:
             self._end_by(number, kill)
             code = await process.wait()
             with contextlib.suppress(OSError):
-                kill()  # what it has left running, as SLURM does at the end of a step
+                kill()  # kills processes that it left, as SLURM does at the end of a step
         return code if code >= 0 else 128 - code
 
 
 @contextlib.asynccontextmanager
 async def _output(number: int) -> AsyncIterator[int]:
-    """A descriptor for a command's output, which goes to the router."""
+    """A descriptor to which a command writes its output; it is sent to the router."""
     reading, writing = os.pipe()
     passing_on = asyncio.create_task(_pass_on(number, await _reader(os.fdopen(reading, "rb"))))
     try:
@@ -234,7 +235,7 @@ async def _output(number: int) -> AsyncIterator[int]:
 
 
 async def _pass_on(number: int, lines: asyncio.StreamReader) -> None:
-    """Sends what a command says to the router, until its output ends."""
+    """Sends a command's output to the router until it ends."""
     async for text in lines:
         _say({"id": number, "text": text.decode(errors="replace")})
 
@@ -249,7 +250,7 @@ def _line(message: JSON) -> bytes:
 
 
 async def _reader(pipe: IO[Any]) -> asyncio.StreamReader:
-    """Reads a pipe of this process."""
+    """A stream that reads a pipe of this process."""
     reader = asyncio.StreamReader(limit=LIMIT)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     return reader

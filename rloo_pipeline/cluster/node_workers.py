@@ -1,9 +1,9 @@
-"""Warm workers on the nodes of a SLURM job: `rloo submit --nodes N`, whose stages run on any of its nodes.
+"""Warm workers on the nodes of a SLURM job, for `rloo submit --nodes N`, whose stages run on any node of the job.
 
 Snakemake starts a step on each node (`start`) that shares the node's resources with all other steps. It starts the
 workers there (`host`), as `manager.start` does on Snakemake's machine, runs the node's stages (`node_stages.py`), and
-ends when its standard input ends, however Snakemake ends. The sockets are in a folder `NAME@NODE` of the node. A stage
-that srun runs puts the name of its own node into RLOO_WORKERS (`snakemake_ext/steps.py`).
+ends when its standard input ends, however Snakemake ends. The sockets are in a folder `NAME@NODE` on each node. A stage
+that srun runs puts the name of its node into RLOO_WORKERS (`snakemake_ext/steps.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.workers import client, gpu_shares, manager
 
 PATIENCE = 90.0
-"""Seconds to wait until the workers of all nodes listen; later, a stage waits for the host of its node."""
+"""Seconds to wait until the workers of all nodes listen; after that, each stage waits for its node's host."""
 LISTENING = "the workers listen"
 
 _steps: dict[str, subprocess.Popen[bytes]] = {}
@@ -52,7 +52,7 @@ def start(
         runs: number of concurrent runs.
         without: roles that get no worker.
         program: command that runs `rloo`, for example in an image.
-        gpu_stages: number of stages with `gpu_stages` that a node has room for.
+        gpu_stages: number of GPU stages that a node has room for.
     """
     folder = f"{tempfile.gettempdir()}/rloo-workers-{slurm.own_job()}-{uuid.uuid4().hex[:8]}"
     plan = {"config": str(config), "folder": folder, "logs": str(logs), "stages": sorted(stages), "runs": runs}
@@ -63,7 +63,7 @@ def start(
     if devices.has_gpu():
         environment[devices.WARM] = " ".join(sorted(over_nodes - without))
     for name in names:
-        # an update goes where the trainer of the last one is: to the first node
+        # an update runs where the trainer of the last one is: on the first node
         here = plan | {"without": sorted({*without, *over_nodes, *(["trainer"] if name != names[0] else [])})}
         sizes = ["--nodes=1", "--ntasks=1", f"--nodelist={name}", f"--cpus-per-task={cpus}", "--mem=0"]
         with (logs / f"{name}.log").open("a") as log:
@@ -73,18 +73,18 @@ def start(
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                bufsize=0,  # `select` does not see lines in a buffer
+                bufsize=0,  # `select` would not see lines in a buffer
                 start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
             )
     atexit.register(end)
     _wait()
-    if devices.has_gpu():  # for stages by themselves, which share a GPU with what the workers keep there
+    if devices.has_gpu():  # for stages without a worker, which share the GPU with idle engines
         os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
         atexit.register(os.environ.pop, devices.WARM, None)
     first = Path(f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}")
     os.environ[client.FOLDER] = str(first)
     atexit.register(os.environ.pop, client.FOLDER, None)
-    if over_nodes and first.is_dir():  # their workers run where srun is, beside this process
+    if over_nodes and first.is_dir():  # their workers run beside this process, where srun is
         without = without | {*client.ROLES.values()} - over_nodes
         manager.start(load(config), int(cpus) * len(names), logs, stages, runs, without, folder=first)
     _start_router(int(cpus), gpu_stages)
@@ -92,7 +92,7 @@ def start(
 
 def _start_router(cores: int, gpu_stages: int) -> None:
     """Starts the router in a thread of this process."""
-    folder = Path(tempfile.mkdtemp(prefix="rloo-router-"))  # which only this user can enter
+    folder = Path(tempfile.mkdtemp(prefix="rloo-router-"))  # only this user can enter it
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     listener = socket.socket(socket.AF_UNIX)
     client.with_short_path(listener.bind, str(folder / "router.sock"))
@@ -104,7 +104,7 @@ def _start_router(cores: int, gpu_stages: int) -> None:
 
 
 def _wait() -> None:
-    """Waits until the workers of each node listen, or their step has ended."""
+    """Waits until the workers on each node listen, or their step has ended."""
     deadline = time.monotonic() + PATIENCE
     for step in _steps.values():
         assert step.stdout
@@ -126,16 +126,16 @@ def end() -> None:
 
 
 def host(text: str) -> None:
-    """Starts the workers of this node and runs its stages until standard input ends.
+    """Starts the workers of this node, and runs its stages until standard input ends.
 
     Args:
-        text: a plan of `start`, in JSON.
+        text: the plan that `start` made, as JSON.
     """
     plan = json.loads(text)
     name = os.environ["SLURMD_NODENAME"]
     folder = Path(f"{plan['folder']}@{name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700)  # fails if there is one, which could be another user's
+    folder.mkdir(mode=0o700)  # fails if the folder exists: it could be another user's
     scratch.claim(folder)
     cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     program = [sys.executable, "-m", "rloo_pipeline"]

@@ -39,7 +39,7 @@ def program(apptainer_options: Sequence[str] = ()) -> list[str]:
 
 
 class RankLayout(NamedTuple):
-    """Nodes and processors of the ranks of a job."""
+    """Number of nodes, ranks, and CPUs per rank."""
 
     nodes: int
     processes: int
@@ -49,7 +49,7 @@ class RankLayout(NamedTuple):
 
 
 class RankStep(NamedTuple):
-    """A step of this SLURM job that runs ranks."""
+    """A step of this SLURM job that runs ranks, and its files."""
 
     command: list[str]
     environment: dict[str, str]
@@ -68,19 +68,19 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     """The step that runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job.
 
     Args:
-        layout: where.
+        layout: nodes, ranks and CPUs.
         output: the stage's output; ranks meet through a file in its folder.
         arguments: arguments of `rloo`.
         options: further options of srun.
 
     Raises:
-        UserError: this is no SLURM job.
+        UserError: this is not a SLURM job.
     """
     nodes, processes, threads = layout
     if slurm.own_job() is None:
         raise UserError(
-            f"deepspeed.nodes is {nodes}, and this is no SLURM job: use `snakemake --profile slurm`, or `rloo submit "
-            f"--nodes {nodes}`"
+            f"deepspeed.nodes is {nodes}, but this is not a SLURM job: use `snakemake --profile slurm`, or `rloo "
+            f"submit --nodes {nodes}`"
         )
     rendezvous = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
     rendezvous.parent.mkdir(parents=True, exist_ok=True)
@@ -94,10 +94,10 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
 
 
 def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
-    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits for them; arguments as `prepare`.
+    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits; arguments as for `prepare`.
 
     Raises:
-        UserError: this is no SLURM job, or a rank failed.
+        UserError: this is not a SLURM job, or a rank failed.
     """
     step = prepare(layout, output, arguments)
     try:
@@ -142,7 +142,7 @@ def join(patience: float = PATIENCE) -> None:
         return
     import torch
 
-    if torch.distributed.is_initialized():  # by an earlier stage of ranks that stay
+    if torch.distributed.is_initialized():  # by an earlier stage, if these ranks stay alive
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     deadline = time.monotonic() + patience

@@ -1,8 +1,8 @@
-"""The shell of stages in a job of several nodes: a node's host runs the command, or srun does if no host can.
+"""The shell of stages in a multi-node job: the host of a node runs the command, or srun if no host can.
 
 Called as `python step_client.py srun OPTIONS sh -c SCRIPT sh -c COMMAND`, or with `bash -c COMMAND` for a short stage,
 which stays on this node (`snakemake_ext/steps.py` writes the scripts that do so). It asks the router in Snakemake's
-process (`node_stages.py`) for a node. Each stage starts it, so it imports only the standard library.
+process (`node_stages.py`) for a node. It starts with each stage, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROUTER = "RLOO_ROUTER"
-"""Environment variable: socket of the router. Without it, srun runs all commands."""
+"""Environment variable: the router's socket. Without it, srun runs all commands."""
 IMAGE = "RLOO_IMAGE"
-"""Environment variable: the image of the run, in which the hosts are."""
+"""Environment variable: the image of the run, in which the hosts run."""
 PASSED = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""Variables that Snakemake sets for a job, besides the numbers of threads."""
+"""Variables that Snakemake sets for a job, besides those for the number of threads."""
 
 
 def main(shell: Sequence[str]) -> None:
-    """Runs the command of a stage, and exits as it does.
+    """Runs the command of a stage, and exits with its status.
 
     Args:
-        shell: srun with its options and the command, or a shell of this node with it for a stage of a moment.
+        shell: srun with its options and the command; for a short stage, a shell on this node with the command.
     """
     options = {name: value for name, _, value in (word.partition("=") for word in shell) if name.startswith("--")}
     by_srun = shell[0] == "srun"
@@ -46,12 +46,12 @@ def main(shell: Sequence[str]) -> None:
         if answer["code"] is not None:
             raise SystemExit(answer["code"])
         place = [f"--nodelist={answer['node']}"] if answer["node"] and by_srun else []
-        os.set_inheritable(connection.detach(), True)  # what follows has its place on the node until it ends
+        os.set_inheritable(connection.detach(), True)  # keeps the place on the node until the exec'ed program ends
     os.execvp(shell[0], [shell[0], *place, *shell[1:]])
 
 
 def _connected(path: str) -> socket.socket:
-    """A connection to a socket; a Unix socket's own path may have 107 characters."""
+    """A connection to a Unix socket, by a short path: the kernel allows at most 107 characters."""
     folder = os.open(os.path.dirname(path), os.O_PATH)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
@@ -60,7 +60,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def inner(command: str, image: str | None) -> str | None:
-    """The part of a command that runs in the image, or all of it without an image; None if it has another image."""
+    """The part of a command that runs in the image; without an image all of it; None if it runs in another image."""
     if image is None:
         return command
     words = shlex.split(command)
@@ -68,10 +68,10 @@ def inner(command: str, image: str | None) -> str | None:
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    """The router's answer, {"code", "node"}; prints what the stage writes to the terminal until then.
+    """The router's answer, {"code", "node"}; until it arrives, prints the stage's output to the terminal.
 
     Raises:
-        SystemExit: with 1 if Snakemake has ended, so that nobody waits for the stage.
+        SystemExit: with status 1 if Snakemake has ended, since nobody waits for the stage then.
     """
     with connection.makefile() as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""compare, experiment: the folders of finished runs → a page that compares them, and its data as files."""
+"""compare, experiment: folders of finished runs → a page that compares them, and its data as files."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     """
     console = Terminal()
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: a file, not a folder for a project; name another one")
+        raise UserError(f"{folder} is a file, not a project folder; name another one")
     asks = _asks(choices)
     model = _chosen("model", choices.model, asks, lambda name: _model(name, folder))
     columns = choices.prompt, choices.answer
@@ -146,7 +146,7 @@ def _model(name: str, folder: Path) -> ProjectModel:
     if not name or not path.is_dir():
         if HUB_ID.fullmatch(name):
             return ProjectModel({"name_or_path": name, **dtype}, True, None)
-        raise UserError(f"--model {name}: neither a folder nor an id on the Hub such as Qwen/Qwen3-0.6B")
+        raise UserError(f"--model {name}: neither a folder nor a Hub id such as Qwen/Qwen3-0.6B")
     if not (path / "config.json").is_file():
         raise UserError(f"--model {name}: no config.json, so this is not the folder of a model")
     tokenizer = path / "tokenizer_config.json"

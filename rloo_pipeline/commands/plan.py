@@ -191,7 +191,7 @@ def _print_difficulty(config: Config, shape: model_dims.ModelDims, card: Card | 
 
 
 def _print_reward_model(cost: RewardModelCost, card: Card | None, console: Terminal) -> None:
-    """Prints what the stage `reward_model` takes, once."""
+    """Prints the one-time cost of the stage `reward_model`."""
     tokens = "the preferences, which are not downloaded yet" if cost.tokens is None else f"{cost.tokens:,.0f} tokens"
     hours = "" if cost.hours is None else f", about {cost.hours:,.1f} GPU-hours"
     console.print(f"reward model, once: at most {tokens}{hours}")

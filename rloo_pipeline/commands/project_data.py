@@ -56,8 +56,8 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
     Args:
         name: a file, a folder with train and test files, or an id on the Hub.
         held_out: a file with held-out rows.
-        prompt: column with the prompt, if it is not to be guessed.
-        answer: column with the right answer, if it is not to be guessed.
+        prompt: column with the prompt; by default it is guessed.
+        answer: column with the right answer; by default it is guessed.
         folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:

@@ -246,7 +246,7 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
     """`--max_steps 400 --use_vllm` → {max_steps: 400, use_vllm: True}; the file of `--config` comes first.
 
     Raises:
-        UserError: a word belongs to no option, or the file cannot be read.
+        UserError: a word does not belong to an option, or the file cannot be read.
     """
     found: dict[str, Any] = {}
     name = None
@@ -256,7 +256,7 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
             name = name.replace("-", "_")
             found[name] = _number(value) if equals else True
         elif name is None:
-            raise UserError(f"--from-trl: '{word}' belongs to no option; write the options of the script as for python")
+            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
         elif found[name] is True:
             found[name] = _number(word)
         else:

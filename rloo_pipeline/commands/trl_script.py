@@ -143,7 +143,7 @@ class TrlScript:
         return node
 
     def argument(self, name: str) -> ast.expr | None:
-        """The expression that an argument of the trainer stands for; None if it is not given, or is None."""
+        """The expression that a script passes as an argument of the trainer; None if it passes none, or None."""
         node = self.arguments.get(name)
         target = None if node is None else self.resolved(node)
         return None if isinstance(target, ast.Constant) and target.value is None else target

@@ -103,7 +103,7 @@ REWARDS = {
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""Arguments of the trainers that may be given without their names."""
+"""Arguments of the trainers that may be positional."""
 KNOWN = {*POSITIONAL, "peft_config", "tools", "environment_factory"}
 """Arguments of the trainers that a project takes over."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

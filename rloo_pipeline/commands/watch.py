@@ -125,13 +125,13 @@ def diagnose(run: Path) -> None:
 
 
 def _why_no_round(run: Path) -> str:
-    """Why no round is done: the failed checks with their advice, if policy 0 did not pass them."""
+    """Why no round is done: the failed checks with their advice, if policy 0 failed any."""
     file = run / "warmstart" / "checks.failed.json"
     if not file.exists():
         return "no round is done yet"
     failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
     lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
-    return "\n".join(["policy 0 did not pass its checks, so no round began:", *lines])
+    return "\n".join(["policy 0 did not pass its checks, so no round has started:", *lines])
 
 
 def _table(symptoms: list[Symptom], done: int) -> Table:

@@ -95,18 +95,18 @@ class Algorithm(Section):
     vespo_lambda_neg: float = Field(2.0, gt=0)
     """λ if the advantage is negative."""
     clip_cov_ratio: float = Field(2e-4, gt=0, le=1)
-    """Share of a round's tokens that `clip: clip_cov` drops (verl's key, as the next three)."""
+    """Share of a round's tokens that `clip: clip_cov` drops (verl's key, like the next three)."""
     clip_cov_lb: float = 1.0
     """Only tokens with a covariance of advantage and log-prob above this are dropped."""
     clip_cov_ub: float = 5.0
     """Only tokens with a covariance below this are dropped."""
     kl_cov_ratio: float = Field(2e-4, gt=0, le=1)
-    """Share of a round's tokens that `clip: kl_cov` holds back, those of highest covariance."""
+    """Share of a round's tokens, those of highest covariance, that `clip: kl_cov` holds near the old policy."""
     kl_cov_coef: float = Field(1.0, gt=0)
-    """Factor of the distance of their log-probs from the old ones in the loss (verl's `ppo_kl_coef`)."""
+    """Weight in the loss of the distance between their log-probs and the old ones (verl's `ppo_kl_coef`)."""
     top_entropy_quantile: float = Field(1.0, gt=0, le=1)
-    """Share of a round's tokens in the policy loss: those at which the policy before the update has the highest
-    entropy. 0.2 is that of "Beyond the 80/20 rule". Needs `old_logps: trainer`.
+    """Share of a round's tokens that are in the policy loss: those at which the policy before the update has the
+    highest entropy. The paper, "Beyond the 80/20 Rule", uses 0.2. Needs `old_logps: trainer`.
     """
     loss_agg_mode: Literal[
         "sequence",
@@ -235,7 +235,7 @@ class Algorithm(Section):
         if self.clip_cov_lb >= self.clip_cov_ub:
             yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
         if self.top_entropy_quantile < 1 and not self.acts_on_tokens:
-            yield "top_entropy_quantile leaves tokens out, each of them an action; set importance_sampling_level: token"
+            yield "top_entropy_quantile selects tokens, so each must be an action; set importance_sampling_level: token"
         if self.top_entropy_quantile < 1 and self.old_logps == "sampler":
             yield (
                 "top_entropy_quantile needs entropies, which the trainer computes before the update; set "
@@ -274,8 +274,8 @@ class Algorithm(Section):
     def needs_old_pass(self) -> bool:
         """True if the trainer computes log-probs of π_old before the first step.
 
-        It does so for a KL in the reward or to a teacher, where several steps compare themselves with π_old, and to
-        choose tokens.
+        It does so for a KL in the reward or to a teacher, if several steps compare themselves with π_old, and to
+        select tokens.
         """
         if self.old_logps == "sampler":
             return False

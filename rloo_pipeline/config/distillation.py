@@ -34,13 +34,13 @@ class Teacher(ModelSource):
     with 1, the KL of the rest of the completion.
     """
     top_k: int | None = Field(None, ge=1, le=1024)
-    """Compare whole distributions instead of the sampled token: the `top_k` likeliest tokens of the teacher at each
-    position, and the sum of all others as one. `weight` times this divergence is then in the loss, with its exact
-    gradient, and not in the advantage. Writes 8 bytes times `top_k` for each sampled token.
+    """Compare distributions instead of single sampled tokens: the teacher's `top_k` likeliest tokens at each position,
+    and all others together. `weight` times this divergence is then added to the loss, with its exact gradient, and
+    not to the advantage. Writes 8 · `top_k` bytes for each sampled token.
     """
     beta: float = Field(1.0, ge=0, le=1)
     """Divergence of `top_k` (GKD's β, as in TRL): 1 is the reverse KL(student‖teacher), 0 the forward
-    KL(teacher‖student), and a number between them the generalized Jensen–Shannon divergence.
+    KL(teacher‖student), and a value between them the generalized Jensen–Shannon divergence.
     """
 
     def _problems(self) -> Iterator[str]:

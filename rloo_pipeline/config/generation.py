@@ -1,7 +1,7 @@
-"""The section `rollout.generation_kwargs`: vLLM's further parameters of sampling, and what they do to the update.
+"""The section `rollout.generation_kwargs`: vLLM's other sampling parameters, and their effect on the update.
 
-Where a completion stops does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
-`repetition_detection` can be used with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
+The end of a completion does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
+`repetition_detection` work with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
 which depends on the context, the sampler draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those
 of q (`processed_logprobs`). With the weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of
 samples of π, of which those that leave S have advantage 0; without them it has neither that gradient nor that of
@@ -23,11 +23,11 @@ STRUCTURES = ("json", "regex", "choice", "grammar")
 """Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
 _RESHAPES = (
     "changes the probabilities of tokens by the text so far, which the trainer cannot compute, so an update could "
-    "neither weigh the samples nor prove that they are of its policy; leave it out"
+    "neither weight the samples nor prove that they are from its policy; leave it out"
 )
 _PIPELINE = "is set by the pipeline"
-_ENGINE = "is of vLLM's own, and changes nothing that is sampled; leave it out"
-_BEAMS = "searches for likely completions, which are not samples of a distribution; leave it out"
+_ENGINE = "is internal to vLLM, and does not change the samples; leave it out"
+_BEAMS = "searches for likely completions, which are not samples from a distribution; leave it out"
 STOPS = ("stop", "stop_token_ids", "repetition_detection")
 """Keys that end a completion; all others mask tokens."""
 REFUSED = {
@@ -39,15 +39,15 @@ REFUSED = {
     "n": f"{_PIPELINE}; set rollout.num_generations",
     "seed": f"{_PIPELINE}; set `seed`",
     **{key: f"{_PIPELINE}; set rollout.{key}" for key in ("temperature", "top_p", "top_k", "min_p")},
-    "best_of": "keeps the likeliest of several samples, which is not a sample of the policy; set "
-    "rollout.num_generations, of which a reward chooses",
+    "best_of": "keeps the likeliest of several samples, which is not a sample from the policy; set "
+    "rollout.num_generations, and let rewards choose",
     **dict.fromkeys(("beam_width", "use_beam_search", "length_penalty"), _BEAMS),
-    "trace_decode_token_ids": "replaces samples by given tokens; leave it out",
+    "trace_decode_token_ids": "replaces samples with given tokens; leave it out",
     "thinking_token_budget": "needs an engine with a reasoning parser, which the pipeline does not start, and forces "
     "tokens; set rollout.max_completion_length, or rollout.token_budget",
-    "watermarking": "draws tokens by a key instead of at random, from an engine with a watermark, which the pipeline "
-    "does not start; leave it out",
-    "extra_args": "goes to plugins of vLLM, whose effect on the probabilities of tokens is not known; leave it out",
+    "watermarking": "draws tokens by a key instead of at random, and needs an engine with a watermark, which the "
+    "pipeline does not start; leave it out",
+    "extra_args": "goes to vLLM plugins, whose effect on token probabilities is unknown; leave it out",
     **dict.fromkeys(
         (
             *("prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval", "skip_clone"),
@@ -69,11 +69,11 @@ class RepetitionDetection(Section):
     """Ends a completion whose last tokens repeat a pattern. It counts as truncated."""
 
     max_pattern_size: int = Field(ge=1)
-    """Largest number of tokens of a pattern."""
+    """Length of the longest pattern, in tokens."""
     min_pattern_size: int = Field(1, ge=1)
-    """Smallest number of tokens of a pattern."""
+    """Length of the shortest pattern, in tokens."""
     min_count: int = Field(ge=2)
-    """Number of times that the pattern must occur, one after the other."""
+    """Number of consecutive occurrences of the pattern that end the completion."""
 
     def _problems(self) -> Iterator[str]:
         if self.min_pattern_size > self.max_pattern_size:
@@ -81,7 +81,7 @@ class RepetitionDetection(Section):
 
 
 class GenerationKwargs(Section):
-    """Further parameters of vLLM's `SamplingParams`, for rollouts and evaluations without tools. All but `stop`,
+    """Other parameters of vLLM's `SamplingParams`, for rollouts and evaluations without tools. All but `stop`,
     `stop_token_ids` and `repetition_detection` mask tokens and need importance weights. See docs/algorithms.md.
     """
 

@@ -93,8 +93,8 @@ class Rollout(Section):
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
     gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
-    names to such classes; then the column `environment` of the data has the name for each row. Environments of other
-    libraries are `openenv:URL`, `openenv:COMMAND` and `verifiers:TASKSET`. See docs/environments.md.
+    names to such classes; then the column `environment` of the data has the name for each row. For other
+    libraries, write `openenv:URL`, `openenv:COMMAND` or `verifiers:TASKSET`. See docs/environments.md.
     """
     tools: list[str] = []
     """`module:function` or `file.py:function` of functions that the model may call, in addition to those of its
@@ -163,8 +163,8 @@ class Rollout(Section):
             yield "environment_gpus: the sandbox has no GPUs; leave out environment_sandbox or this key"
         if self.environment_sandbox and any(name.startswith("openenv:") for name in self.environments.values()):
             yield (
-                "environment_sandbox: the sandbox has no network, through which OpenEnv's server is asked; leave out "
-                "this key"
+                "environment_sandbox: the sandbox has no network, which episodes need to reach OpenEnv's server; "
+                "leave out this key"
             )
         if self.environment_sandbox and PYTHON_TOOL in self.tools:
             yield (
@@ -269,8 +269,8 @@ class Vllm(Section):
     tensor_parallel_size: int = Field(1, ge=1)
     """Number of GPUs over which one copy of the model is split."""
     decode_context_parallel_size: int = Field(1, ge=1)
-    """Number of these GPUs over which vLLM splits the KV cache of each sequence, where they are more than the model's
-    key-value heads and would otherwise hold it several times. Divides `tensor_parallel_size`.
+    """Number of these GPUs over which vLLM splits the KV cache of each sequence. For models with fewer key-value heads
+    than GPUs, whose cache would otherwise be held several times. Must divide `tensor_parallel_size`.
     """
     data_parallel_size: int = Field(1, ge=1)
     """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for

@@ -171,10 +171,10 @@ class Deepspeed(Section):
     """
 
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Tokens (prompt and completion) per forward and backward pass, of all processes that share one
-    (`sequence_parallel`). Bounds memory; changes results only by rounding
-    and, with dropout (`lora_dropout`, `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as
-    many as fit by the estimate of `rloo plan`, and is 16384 elsewhere.
+    """Tokens (prompt and completion) per forward and backward pass, over all processes that share it
+    (`sequence_parallel`). Bounds memory; changes results only by rounding and, with dropout (`lora_dropout`,
+    `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as many as fit by the estimate of
+    `rloo plan`, and is 16384 elsewhere.
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the
@@ -189,16 +189,16 @@ class Deepspeed(Section):
     processes: int = Field(1, ge=1)
     """Processes (ranks) of one update, one per GPU."""
     sequence_parallel: int = Field(1, ge=1)
-    """Processes that compute a micro-batch together, each of them an equal part of its tokens: for sequences whose
-    activations do not fit on one GPU. Divides `processes` and the attention heads; the rest is data parallel. Passes
-    without gradient then run on all processes too. See [Performance](performance.md#long-sequences).
+    """Number of processes that compute a micro-batch together, each an equal part of its tokens: for sequences whose
+    activations do not fit on one GPU. Must divide `processes` and the number of attention heads; the rest is data
+    parallel. Passes without gradient then run on all processes too. See [Performance](performance.md#long-sequences).
     """
     nodes: int = Field(1, ge=1)
     """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
     gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
     result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
-    of the machine. `offload` does it too, and keeps the inputs of layers, which are what is stored, in host memory.
+    of the machine. `offload` does it too, and keeps the inputs of layers, which are still stored, in host memory.
     """
     offload: Offload = Offload()
     """Parts to keep in host memory or on the node's disk."""

@@ -191,7 +191,7 @@ def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: in
 def expected_lengths(
     config: Config, train: PromptSet, rows: Sequence[int], round_: int, rounds: Path
 ) -> dict[str, float]:
-    """Mean tokens of a prompt's completions when it was last sampled, by prompt_id, for the prompts that were.
+    """Mean tokens of each prompt's completions when it was last sampled, by prompt_id; only prompts that were sampled.
 
     Only rounds that the sampling policy was trained on count, as others may be in flight. With `dataset.select` nothing
     is known, since it has no epochs.

@@ -1,13 +1,13 @@
 """Environments of OpenEnv: `rollout.environment: "openenv:http://node:8000"`, or the command that starts their server,
 such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
 
-The process from which episodes are forked starts the server, on the loopback interface if the command says nothing
-else, and ends it; what it prints is in the log of the stage. Each episode has a WebSocket of its own, and so a session
-of its own (`/ws`: https://github.com/meta-pytorch/OpenEnv). This file needs `websockets`, and nothing of OpenEnv.
+The process from which episodes are forked starts the server, on the loopback interface unless the command says
+otherwise, and ends it; its output goes to the stage's log. Each episode opens its own WebSocket, and thereby its own
+session (`/ws`: https://github.com/meta-pytorch/OpenEnv). This file needs `websockets`, but not OpenEnv.
 
-The tools of an MCP environment are the model's tools. Another environment has one tool, `step`, with the fields of its
-action as arguments. `reset` gets the columns of the row, a `seed` drawn for the row, and an `episode_id` by that seed;
-OpenEnv passes those on that the environment's `reset` names. The reward is the sum of the rewards of all steps.
+If the environment is an MCP environment, the model gets its tools. Any other gives the model one tool, `step`, with the
+fields of the action as arguments. `reset` gets the columns of the row, a `seed` drawn for the row, and an `episode_id`
+made from that seed; OpenEnv passes on those that the environment's `reset` names. The reward is the sum over all steps.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
 START_SECONDS = 300.0
 """Time limit for the start of a server."""
 CAPACITY_SECONDS = 10.0
-"""How long an episode waits for a session; those of episodes that ended are freed within milliseconds."""
+"""How long an episode waits for a session; the server frees those of ended episodes within milliseconds."""
 MOST_BYTES = 100 << 20
 """Maximum size of a message, as in OpenEnv's own client."""
 MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of the action's schema where the tools of an MCP server are the actions."""
+"""Titles of the action's schema in environments whose actions are calls of MCP tools."""
 STEP = "step"
-"""The tool of an environment whose actions are not calls of tools."""
+"""Name of the only tool of an environment whose actions are not tool calls."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
-"""Errors that answer a call: the environment raised, or the arguments do not fit."""
+"""Errors that are passed to the model as the answer to its call: the environment raised, or the arguments are wrong."""
 _claims: list[socket.socket] = []
-"""Abstract sockets with the numbers of our ports, which the kernel frees with this process."""
+"""Abstract sockets named after our ports; the kernel frees them when this process ends."""
 
 
 class OpenEnvSession:
@@ -64,7 +64,7 @@ class OpenEnvSession:
             row: the columns.
 
         Raises:
-            UserError: the server has no session left, or does not answer as OpenEnv.
+            UserError: the server has no session left, or does not answer like an OpenEnv server.
         """
         seed = random.getrandbits(31)
         message = {"type": "reset", "data": {"seed": seed, "episode_id": f"{seed:08x}", **row}}
@@ -76,8 +76,8 @@ class OpenEnvSession:
             self._socket.close()
             if time.monotonic() > end:
                 raise UserError(
-                    f"rollout.environment: {self._url} has no session left for another episode; let it have "
-                    "rollout.environment_workers of them (OpenEnv's max_concurrent_envs), or lower that key"
+                    f"rollout.environment: {self._url} has no session left for another episode; allow it "
+                    "rollout.environment_workers sessions (OpenEnv's max_concurrent_envs), or lower that key"
                 )
             time.sleep(0.02)
 
@@ -88,7 +88,7 @@ class OpenEnvSession:
         return self._take(_ask(self._url, self._socket, {"type": "step", "data": action}))
 
     def _take(self, result: Mapping[str, Any]) -> str:
-        """Keeps what a step gave; returns its text."""
+        """Stores the result of a step and returns its text."""
         self._reward += result["reward"] or 0.0
         self.done = result["done"]
         self.observation = {name: value for name, value in result["observation"].items() if name != "metadata"}
@@ -110,7 +110,7 @@ def environment(argument: str) -> type:
         argument: the URL, or the command with `{port}` in it.
 
     Raises:
-        UserError: the server cannot be started, or does not answer as OpenEnv.
+        UserError: the server cannot be started, or does not answer like an OpenEnv server.
     """
     url = argument.rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -143,11 +143,11 @@ def _method(name: str) -> Callable[..., str]:
 
 
 def _start(command: str) -> str:
-    """Starts a server, which dies with this process, and returns its URL when it answers."""
+    """Starts a server that dies with this process, and returns its URL once it answers."""
     if "{port}" not in command:
         raise UserError(
             f"rollout.environment: 'openenv:{command}' is neither an http:// address nor a command with {{port}}; "
-            "write the port that the server shall listen on as {port}"
+            "write {port} where the command takes the server's port"
         )
     port = _free_port()
     argv = [part.replace("{port}", str(port)) for part in shlex.split(command)]
@@ -171,14 +171,14 @@ def _start(command: str) -> str:
         time.sleep(0.05)
     state = f"ended with exit code {server.returncode}" if server.returncode is not None else "does not answer"
     raise UserError(
-        f"rollout.environment: the server that '{argv[0]}' starts {state}; what it printed is in the log, and the "
-        f"command is: {shlex.join(argv)}"
+        f"rollout.environment: the server started by '{argv[0]}' {state}; its output is in the log, and the command "
+        f"was: {shlex.join(argv)}"
     )
 
 
 def _free_port() -> int:
-    """A port that is free, and that no other process of ours chooses while the server starts: its health would be taken
-    for that of our server.
+    """A free port that no other process of ours chooses while the server starts. Otherwise another server could answer
+    our health check.
     """
     while True:
         with socket.socket() as probe:
@@ -196,7 +196,7 @@ def _get(url: str, path: str) -> dict[str, Any]:
     """The JSON object at a path of the server.
 
     Raises:
-        UserError: it cannot be reached, or is not a server of OpenEnv.
+        UserError: the server cannot be reached, or is not an OpenEnv server.
     """
     try:
         with build_opener(ProxyHandler({})).open(url + path, timeout=30.0) as response:
@@ -215,7 +215,7 @@ def _connect(url: str) -> Any:
         from websockets.sync.client import connect
     except ImportError:
         raise UserError(
-            "rollout.environment: OpenEnv's server is asked through the package websockets, which this Python lacks; "
+            "rollout.environment: talking to an OpenEnv server needs the package websockets, which this Python lacks; "
             "leave out rollout.environment_python (the server has its own), or install websockets there"
         ) from None
     from websockets.exceptions import WebSocketException
@@ -228,16 +228,16 @@ def _connect(url: str) -> Any:
 
 
 def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a message: its observation, reward and whether the episode is done.
+    """Sends a message and returns the result: `observation`, `reward` and `done`.
 
     Raises:
-        UserError: the server is gone, or does not answer as OpenEnv.
-        ValueError: the environment raised, or the arguments do not fit.
+        UserError: the connection is lost, or the server does not answer like an OpenEnv server.
+        ValueError: the environment raised, or the arguments are wrong.
     """
     from websockets.exceptions import ConnectionClosed
 
     try:
-        with suppress(ConnectionClosed):  # a server without a session left says so and closes
+        with suppress(ConnectionClosed):  # a server that has no session left says so and closes
             connection.send(json.dumps(message, default=str))
         text = connection.recv()
     except ConnectionClosed as error:
@@ -259,13 +259,13 @@ def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any
 
 
 def _of_fields(data: Mapping[str, Any]) -> str:
-    """The message of an error, with the fields of the action that do not fit."""
+    """The message of an error, with the fields of the action that are wrong."""
     wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in data.get("errors", ())]
     return "; ".join(wrong) or str(data["message"])
 
 
 def _text(observation: Mapping[str, Any]) -> str:
-    """The text of an observation for the model: the result of an MCP tool, the only text, or JSON.
+    """The observation as text for the model: the result of an MCP tool, the only string in it, or JSON.
 
     Raises:
         ValueError: a tool failed.
@@ -288,13 +288,13 @@ def _text(observation: Mapping[str, Any]) -> str:
 
 def _gone(url: str, error: object) -> UserError:
     return UserError(
-        f"rollout.environment: the server at {url} is gone ({error}); if rollout.environment has its command, the log "
-        "has what it printed; run the stage again"
+        f"rollout.environment: lost the connection to the server at {url} ({error}); if the run starts it, its output "
+        "is in the log; run the stage again"
     )
 
 
 def _unfit(url: str, answer: object) -> UserError:
     return UserError(
-        f"rollout.environment: {url} does not answer as a server of OpenEnv does ({answer!r:.120}); correct the "
-        "address, or install another openenv there"
+        f"rollout.environment: {url} does not answer like an OpenEnv server ({answer!r:.120}); correct the address, or "
+        "install another version of openenv there"
     )

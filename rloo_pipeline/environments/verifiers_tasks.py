@@ -1,11 +1,11 @@
-"""Tasks of the library verifiers (`verifiers.v1`): `rollout.environment: "verifiers:gsm8k"`, with the options of the
-taskset as JSON behind its name: `'verifiers:gsm8k {"split": "test"}'`.
+"""Tasks of the library verifiers (`verifiers.v1`): `rollout.environment: "verifiers:gsm8k"`, or with the options of the
+taskset as JSON after its name: `'verifiers:gsm8k {"split": "test"}'`.
 
-`rollout.environment_python` is a Python that has verifiers and the taskset. The column `task` of a row is the task's
-`key`, and its `prompt` that of the task. The model has the tools of the task and of the taskset; a harness of
-verifiers, which would call a model itself, does not run. At the end of an episode its conversation becomes a trace,
-which the task's `finalize` and `score` get. The reward is the sum of the task's weighted rewards; `rewards` and
-`metrics`, by name, are attributes of the environment.
+`rollout.environment_python` is a Python that has verifiers and the taskset. In each row, the column `task` is the
+task's `key`, and `prompt` is its prompt. The model gets the tools of the task and of the taskset; harnesses of
+verifiers do not run, since they would call a model themselves. At the end of an episode, its conversation becomes a
+trace, which is passed to the task's `finalize` and `score`. The reward is the sum of the task's weighted rewards;
+`rewards` and `metrics`, by name, are attributes of the environment.
 
 Tools run in the process of the episode, and share `trace.state` with the task. Task and tools get a SubprocessRuntime.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STATE_CHANNEL = ("_pull_state", "_push_state")
-"""Methods of a toolset through which a server in a process of its own shares the state of the task."""
+"""Methods through which a toolset that is served by another process shares the state of the task."""
 
 END_OF_THOUGHTS = "</think>"
 """The text before it is the `reasoning_content` of a message."""
@@ -50,7 +50,7 @@ class VerifiersEpisode:
             task: the key of the task.
 
         Raises:
-            UserError: the taskset has no such task, or the prompt is another.
+            UserError: the taskset does not have this task, or the task has another prompt.
         """
         from verifiers.v1 import AgentConfig, AgentInfo, SubprocessConfig, Trace, TraceTask
         from verifiers.v1.runtimes import make_runtime
@@ -60,13 +60,13 @@ class VerifiersEpisode:
         if task not in self._tasks:
             raise UserError(
                 f"rollout.environment: 'verifiers:{self._id}' has no task with the key {task!r:.80}; write the rows "
-                "again, with the same options of the taskset"
+                "again, with the same taskset options"
             )
         self._task = self._tasks[task]
         self._prompt = prompt_of(self._task.data)
         if [(one["role"], one["content"]) for one in prompt] != [(one["role"], one["content"]) for one in self._prompt]:
             raise UserError(
-                f"rollout.environment: the prompt of a row is not that of its task {task!r:.80} of "
+                f"rollout.environment: the prompt of a row differs from that of its task {task!r:.80} of "
                 f"'verifiers:{self._id}'; write the rows again, and set neither dataset.system_prompt nor user_prompt"
             )
         data = self._task.data
@@ -111,7 +111,7 @@ class VerifiersEpisode:
         """Scores the conversation.
 
         Args:
-            completion: the messages after the prompt; none after a mere reset, which is not scored.
+            completion: the messages after the prompt; none if the episode was only reset, and is not scored.
         """
         if not completion:
             await self._runtime.stop()
@@ -130,18 +130,16 @@ class VerifiersEpisode:
 
 
 def prompt_of(data: Any) -> list[dict[str, str]]:
-    """The messages with which a task begins.
+    """The messages that a task starts with.
 
     Raises:
-        UserError: it has none, as where a user of the environment opens the conversation.
+        UserError: it has none, for example because a simulated user opens the conversation.
     """
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     if isinstance(data.prompt, str):
         return [*system, {"role": "user", "content": data.prompt}]
     if not data.prompt or any(not isinstance(message.content, str) for message in data.prompt):
-        raise UserError(
-            f"rollout.environment: task {data.idx} of verifiers has no prompt of text; take another taskset"
-        )
+        raise UserError(f"rollout.environment: task {data.idx} of verifiers has no text prompt; use another taskset")
     return [*system, *({"role": message.role, "content": message.content} for message in data.prompt)]
 
 
@@ -149,19 +147,19 @@ def environment(argument: str) -> type:
     """The class of the episodes of a taskset.
 
     Args:
-        argument: its id, and its options as JSON.
+        argument: the taskset's id, and its options as JSON.
 
     Raises:
-        UserError: it does not exist, or needs what an episode here does not have.
+        UserError: it does not exist, or needs something that is not supported here.
     """
     name = argument.partition(" ")[0]
     taskset, tasks, single = _load(argument)
     kind = type(taskset).task_type()
     if not tasks:
-        raise UserError(f"rollout.environment: 'verifiers:{argument}' has no tasks, or no end of them")
+        raise UserError(f"rollout.environment: 'verifiers:{argument}' has no tasks, or infinitely many")
     if needed := _needed(kind, next(iter(tasks.values())), single):
         raise UserError(
-            f"rollout.environment: 'verifiers:{name}' needs {needed}, which episodes here do not have; take another "
+            f"rollout.environment: 'verifiers:{name}' needs {needed}, not supported here; use another "
             "taskset, or write a class with its tools (docs/environments.md)"
         )
     methods = asyncio.run(_tools(taskset))
@@ -169,11 +167,11 @@ def environment(argument: str) -> type:
 
 
 def _needed(kind: Any, task: Any, single: bool) -> str | None:
-    """The first thing that tasks need and episodes do not have."""
+    """The first thing that tasks need and that is not supported here."""
     from verifiers.v1.utils.decorators import discover_decorated
 
     needs = {
-        "an environment with agents of its own": not single,
+        "an environment with its own agents": not single,
         "a container": kind.NEEDS_CONTAINER or task.data.image is not None,
         "stops or intercepts": task.hooks("stop") or discover_decorated(task, "intercept"),
     }
@@ -181,26 +179,26 @@ def _needed(kind: Any, task: Any, single: bool) -> str | None:
 
 
 def _load(argument: str) -> tuple[Any, dict[str, Any], bool]:
-    """A taskset, its tasks by key (none if they have no end), and True if one agent plays them."""
+    """A taskset, its tasks by key (none if there are infinitely many), and True if one agent plays them."""
     name, _, options = argument.partition(" ")
     try:
         import verifiers.v1 as vf
     except ImportError as error:
         raise UserError(
-            f"rollout.environment: verifiers:{name} needs verifiers 0.4 ({error}); name the Python of an environment "
-            "that has it in rollout.environment_python"
+            f"rollout.environment: verifiers:{name} needs verifiers 0.4 ({error}); set "
+            "rollout.environment_python to the Python of a virtual environment that has it"
         ) from None
     try:
         taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name, **json.loads(options or "{}")))
         tasks = {task.key: task for task in taskset} if taskset.bounded else {}
         return taskset, tasks, vf.environment_class(name) is vf.SingleAgentEnv
-    except Exception as error:  # of any kind, such as a data set that is not on this machine
+    except Exception as error:  # can be anything, such as a data set that is not on this machine
         reason = one_line(error) or type(error).__name__
         raise UserError(f"rollout.environment: 'verifiers:{argument}' cannot be loaded: {reason}") from error
 
 
 def _toolsets(taskset: Any) -> Iterator[tuple[Any, bool]]:
-    """New toolsets: those of the taskset, and those of a task, which learn the task."""
+    """New toolsets, and True for those of a task, whose `setup_task` must be called."""
     yield from ((toolset, False) for toolset in taskset.toolsets(taskset.config))
     yield from ((toolset, True) for toolset in type(taskset).task_type().toolsets(taskset.config.task))
 
@@ -214,7 +212,7 @@ def _server(toolset: Any) -> Any:
 
 
 async def _tools(taskset: Any) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """A method and the schema of each tool, with the name that verifiers' harnesses give it."""
+    """The method and schema of each tool, by the name that harnesses of verifiers give it."""
     from mcp import Client
 
     methods: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
@@ -235,7 +233,7 @@ def _method(server: str, tool: str) -> Callable[..., Any]:
 
 
 def _add_nodes(trace: Any, prompt: Sequence[dict[str, Any]], completion: Sequence[dict[str, Any]]) -> None:
-    """Fills a trace with the messages of an episode; those of the assistant in the completion were sampled."""
+    """Fills a trace with the messages of an episode; assistant messages in the completion are marked as sampled."""
     from pydantic import TypeAdapter
     from verifiers.v1 import Message, MessageNode
 

@@ -23,8 +23,8 @@ def summarize_evaluation(
     Args:
         config: the stage's configuration.
         table: completions with scores.
-        samples: completions per prompt; those of the configuration by default.
-        temperature: sampling temperature; that of the configuration by default.
+        samples: completions per prompt; by default as configured.
+        temperature: sampling temperature; by default as configured.
     """
     settings = config.evaluation
     samples = samples or settings.num_generations

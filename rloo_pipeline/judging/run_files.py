@@ -47,7 +47,7 @@ class RunFiles(NamedTuple):
 
     @property
     def ended_by_gate(self) -> bool:
-        """True if a gate ended the run after the last finished round, and it has not gone on since."""
+        """True if a gate ended the run after the last finished round, and it has not continued since."""
         return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
@@ -265,7 +265,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
 
 
 def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
-    """True if a file exists, and it is at least as new as the files that it is made from, which exist too."""
+    """True if a file and all files that it is made from exist, and none of them is newer."""
     try:
         time = file.stat().st_mtime
         return all(time >= other.stat().st_mtime for other in made_from)

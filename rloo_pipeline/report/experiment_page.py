@@ -83,7 +83,7 @@ CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds], int], ...] = (
     (EACH_ROUND, _each_round, HEIGHT),
     (REWARD_OF_ARMS, lambda run: run.rounds, HEIGHT),
 )
-"""The charts, the values of a run in each, and the height."""
+"""The charts, the values of a run in each chart, and the height."""
 
 
 def headline(summary: JSON) -> str:

@@ -1,6 +1,6 @@
-"""The live view of runs on a terminal, drawn with rich: of `rloo watch`, and of Snakemake while it works.
+"""The live view of runs on a terminal, drawn with rich: for `rloo watch`, and for Snakemake while it works.
 
-Both show how far the runs are, their latest rounds, the jobs at work and bars of jobs. `rloo watch` adds curves,
+Both show how far the runs are, their latest rounds, the running jobs and progress bars. `rloo watch` adds curves,
 symptoms and a completion; curves of several runs, or of the arms of an experiment, are in one chart for each measure.
 """
 
@@ -38,11 +38,11 @@ CURVE_WIDTH = 32
 COLOURS_OF_RUNS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 HEIGHT = 8
 LABELS = 9
-"""Columns for the numbers beside a chart."""
+"""Width of the numbers beside a chart, in columns."""
 MOST_RUNS = 2
-"""Runs of which every round is shown; of more runs, as in an experiment, the latest round of each."""
+"""Number of runs up to which every round is shown; with more, as in an experiment, only the latest round of each."""
 ROUNDS = 4
-"""Rounds that `rloo watch` lists."""
+"""Number of rounds that `rloo watch` lists."""
 
 
 def frame(
@@ -53,15 +53,15 @@ def frame(
     state: Text | None = None,
     details: Sequence[RenderableType] = (),
 ) -> RenderableType:
-    """The current state of runs.
+    """Draws the current state of runs.
 
     Args:
         runs: the runs.
-        stages: numbers of jobs, a bar each.
-        jobs: a line for each job at work.
-        most: lines for rounds, or for runs if there are more than MOST_RUNS.
-        state: anything else to say of a run.
-        details: what to show between jobs and bars.
+        stages: numbers of jobs; each stage gets a bar.
+        jobs: a line for each running job.
+        most: largest number of lines for rounds, or for runs if there are more than MOST_RUNS.
+        state: further line about the run.
+        details: parts to show between jobs and bars.
     """
     parts: list[RenderableType] = []
     if len(runs) <= MOST_RUNS:
@@ -77,7 +77,7 @@ def frame(
 
 
 def watched(run: RunFiles, progress: Progress, now: float | None = None) -> RenderableType:
-    """The state of a run by its files alone.
+    """Draws the state of a run from its files alone.
 
     Args:
         run: its files.
@@ -120,11 +120,11 @@ def _head(live: LiveRun, state: Text | None) -> Text:
 
 
 def _table(lines: Sequence[tuple[Sequence[RenderableType], Row]], most: int, *before: Column) -> RenderableType:
-    """A line a round, or a run, the latest `most` of them; columns without a value are left out.
+    """A table with a line for each of the latest `most` rounds or runs; columns without values are left out.
 
     Args:
-        lines: cells for the columns in `before`, and a round.
-        most: lines to show.
+        lines: for each line, the cells of the columns in `before`, and the round.
+        most: largest number of lines.
         before: columns before those of a round.
     """
     cells = [row.cells() for _, row in lines]
@@ -152,7 +152,7 @@ def _working(working: Working) -> Text:
     silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
     name = working.job.log.removeprefix("logs/").removesuffix(".log")
     line = f"{name}: {working.last_line or 'starting'}{silent}"
-    # of a failed job the whole reason counts, of another one a line
+    # a failed job shows its whole reason, others one line
     return Text(line, style, no_wrap=not working.failed, overflow="fold" if working.failed else "ellipsis")
 
 
@@ -187,7 +187,7 @@ def _sample(sample: Sample) -> RenderableType:
 
 
 def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
-    """The runs with their latest values, and a chart of each measure.
+    """Draws the runs with their latest values, and a chart for each measure.
 
     Args:
         runs: at most as many as there are letters.
@@ -210,7 +210,7 @@ def _marks(count: int) -> list[Text]:
 
 
 def chart(title: str, curves: Sequence[Values], form: str, width: int) -> Text:
-    """Curves on common axes, each as its letter; where curves meet, the letter of the later run.
+    """Draws curves on common axes, each with its letter; where curves meet, the later run's letter is shown.
 
     Args:
         title: the measure.

@@ -1,4 +1,4 @@
-"""Reads what the live view shows of a run: a row for each round, held-out accuracy, the time left."""
+"""Reads the data of the live view of a run: a row for each round, held-out accuracy, the time left."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ class Row(NamedTuple):
     length: float | None = None
     """Mean tokens of a completion."""
     tokens_per_second: float | None = None
-    """Completion tokens of the round over its seconds."""
+    """Completion tokens of the round per second."""
     seconds: float | None = None
     """Seconds from the start of the round's first job to the end of its last."""
 
     def cells(self) -> tuple[str, ...]:
-        """The values as text; empty for those that were not measured."""
+        """The values as text; empty if not measured."""
         formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
 
 class LiveRun:
-    """A run as far as it has come. `read` adds what jobs have made since, so that files are read only once."""
+    """The progress of a run. `read` adds new results of jobs, so that each file is read only once."""
 
     def __init__(self, run: RunFiles, since: float | None = None, now: float | None = None) -> None:
         """Reads held-out accuracies.
 
         Args:
             run: its files.
-            since: begin of the current round in seconds since 1970; by default the end of the one before.
-            now: fixes the time, in seconds since 1970.
+            since: start of the current round in seconds since 1970; by default the end of the previous round.
+            now: fixed current time in seconds since 1970; by default the clock's.
         """
         self.run = run
         self.accuracies = run.accuracies()
-        """Held-out accuracy by policy: on the rounds' own problems if `_by_round`, else of the evaluations."""
+        """Held-out accuracy by policy: on the problems held out in rounds if `_by_round`, else from the evaluations."""
         self._by_round = bool(run.held_out())
         self._since, self._now = since, now
         self._seconds: dict[int, float | None] = {}
         self.pace = self._pace()
-        """Seconds per round; None before one is done."""
+        """Seconds per round; None before the first is done."""
 
     @classmethod
     def of_call(cls, config: Config, folder: Path) -> LiveRun:
-        """A run that this process works on from now; files that cannot be read count as not there."""
+        """A run that this process works on from now on; unreadable files count as missing."""
         try:
             return cls(run_files.read(folder, config), time.time())
         except (UserError, OSError):
@@ -77,7 +77,7 @@ class LiveRun:
 
     @property
     def rounds_left(self) -> int:
-        """Number of rounds to come."""
+        """Number of rounds left."""
         return self.run.config.rounds - len(self.run.rounds)
 
     def seconds_left(self) -> float | None:
@@ -91,7 +91,7 @@ class LiveRun:
         return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
 
     def rows(self, most: int) -> list[Row]:
-        """The latest rounds, at most so many, with policy 0 as round 0 where it was evaluated."""
+        """The latest rounds, at most `most` of them; round 0 is policy 0, if it was evaluated."""
         numbers = range(0 if 0 in self.accuracies else 1, len(self.run.rounds) + 1)
         return [self.row(number) for number in numbers[-most:]]
 
@@ -115,7 +115,7 @@ class LiveRun:
 
         Args:
             rounds: numbers of rounds.
-            held_out: rounds whose held-out accuracy is new. If None, or if a round is made again, all accuracies are
+            held_out: rounds with new held-out accuracy. If None, or if a round is made again, all accuracies are
                 read, which takes longer with each round.
         """
         run, before = self.run, len(self.run.rounds)
@@ -141,7 +141,7 @@ class LiveRun:
         return run_progress.seconds_per_round(self.run) or (self.row(done).seconds if done else None)
 
     def _seconds_of(self, number: int) -> float | None:
-        """Seconds from the begin of a round's first job to the end of its last one; None where no log says."""
+        """Seconds from the start of a round's first job to the end of its last; None without logs."""
         began, ended = list[datetime](), list[datetime]()
         logs = (self.run.folder / job.log for job in jobs_of_round(self.run.config, number))
         for log in (log for log in logs if log.parent.name in STAGES_OF_ROUND and log.exists()):
@@ -156,7 +156,7 @@ class CurvesOfRun(NamedTuple):
 
     name: str
     rounds: str
-    """Rounds that are done, and planned, of all seeds."""
+    """Number of rounds done and planned, over all seeds."""
     reward: Values
     """Mean reward by round."""
     held_out: Values
@@ -165,13 +165,13 @@ class CurvesOfRun(NamedTuple):
 
     @property
     def latest(self) -> Row:
-        """The latest of each value."""
+        """The latest value of each kind."""
         reward, held_out = (values[max(values)] if values else None for values in (self.reward, self.held_out))
         return Row(reward=reward, held_out=held_out)
 
 
 def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
-    """Curves of runs, and of each arm of experiments.
+    """Reads curves of runs, and of each arm of experiments.
 
     Raises:
         UserError: a folder has neither, or a file is damaged.
@@ -189,7 +189,7 @@ def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
 
 
 def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
-    """The mean of runs at each round that all of them have."""
+    """The mean of the runs, at each round that all of them have."""
     rewards = [
         {number: value for number, metrics in enumerate(run.rounds, 1) if (value := metrics.get("reward")) is not None}
         for run in runs
@@ -201,13 +201,13 @@ def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
 
 
 def _over(curves: Sequence[Values]) -> Values:
-    """The mean at each round that all curves have."""
+    """The mean of the curves, at each round that all of them have."""
     rounds = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
     return {number: fmean(curve[number] for curve in curves) for number in sorted(rounds)}
 
 
 def seconds_left_of(runs: Sequence[LiveRun]) -> float | None:
-    """Seconds until the last of these runs has done its rounds; None where one with rounds to come has done none."""
+    """Seconds until all of these runs have done their rounds; None if an unfinished one has done none yet."""
     seconds = [run.seconds_left() for run in runs if run.rounds_left]
     known = [each for each in seconds if each is not None]
     return max(known, default=None) if len(known) == len(seconds) else None
@@ -229,7 +229,7 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
 
 
 def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:
-    """A round in one plain line."""
+    """A round as one line of plain text."""
     cells = zip(COLUMNS[1:], row.cells()[1:], strict=True)
     values = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
     rest = f"; about {clock(seconds_left)} until the last round is done" if seconds_left is not None else ""

@@ -1,6 +1,6 @@
-"""The reward that the environment of an episode gave: what its `get_reward()` returned at the end.
+"""The reward from the environment of an episode: the return value of `get_reward()` at its end.
 
-It stands in the rollouts, so that scoring an old table again needs no environment.
+It is stored in the rollouts, so re-scoring an old table needs no environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def environment_reward(environment_reward: list[float | None], **_: Any) -> list
     """Rewards of the environments.
 
     Args:
-        environment_reward: column of the rollouts; None where an environment has no `get_reward` or lost an episode.
+        environment_reward: column of the rollouts; None without a `get_reward`, or if the episode was lost.
 
     Returns:
         The column.
@@ -23,18 +23,18 @@ def environment_reward(environment_reward: list[float | None], **_: Any) -> list
 
 
 def environment_part(environments: list[Any], part: str, of: str = "rewards", **_: Any) -> list[float | None]:
-    """One of the rewards of the environments, by its name, as those of verifiers have several.
+    """One reward by name, for environments that give several, such as those of verifiers.
 
     Args:
-        environments: with a dict `of` of numbers by name.
-        part: the name.
-        of: the attribute; `metrics` for a metric of verifiers.
+        environments: public attributes of each episode's environment.
+        part: name of the reward.
+        of: attribute with a dict of numbers by name; `metrics` for the metrics of verifiers.
 
     Returns:
         The numbers; None where an episode was lost.
 
     Raises:
-        UserError: an environment has none of this name.
+        UserError: an environment does not have a reward of this name.
     """
     found: list[float | None] = []
     for environment in environments:

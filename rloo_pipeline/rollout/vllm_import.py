@@ -1,7 +1,7 @@
-"""Imports vLLM without what nobody needs, and its models of images without torchvision.
+"""Imports vLLM without ranks of tokens, and its image models without torchvision.
 
-vLLM ranks each sampled token within the vocabulary, which nobody here reads, and compiles that code with PyTorch: 3 s
-at every engine's start, and a C++ compiler on every node. `import_vllm` replaces the ranking by zeros.
+vLLM ranks each sampled token within the vocabulary, which nothing here reads, and compiles that code with PyTorch. This
+takes 3 s at each engine start, and needs a C++ compiler on every node. `import_vllm` replaces the ranks with zeros.
 
 vLLM imports modules that import torchvision: for one function on sizes (Qwen-VL), or for the name of a class (Gemma 3).
 Where torchvision is missing, `register` imports them with empty modules in its place.
@@ -27,7 +27,7 @@ IMAGE_MODULES = {
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Gemma3ForConditionalGeneration": "gemma3_mm",
 }
-"""Modules of vLLM's models by architecture."""
+"""vLLM's modules of image models, by architecture."""
 TORCHVISION = [f"torchvision{rest}" for rest in ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")]
 
 
@@ -56,7 +56,7 @@ def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
 
 
 def register(architecture: str) -> None:
-    """Makes vLLM take an architecture of IMAGE_MODULES from this process; else it imports it in another process."""
+    """Makes vLLM use an architecture of IMAGE_MODULES from this process; else it would import it in another one."""
     if architecture not in IMAGE_MODULES or not without_torchvision.is_missing():
         return
     without_torchvision.prepare_processors()
@@ -68,7 +68,7 @@ def register(architecture: str) -> None:
 
 @contextmanager
 def _empty_modules() -> Iterator[None]:
-    """A block in which torchvision's modules can be imported, but have nothing in them."""
+    """A block in which torchvision's modules can be imported, but are empty."""
     modules = {name: ModuleType(name) for name in TORCHVISION}
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
@@ -83,6 +83,6 @@ def _empty_modules() -> Iterator[None]:
 
 
 def import_engine() -> None:
-    """Imports all that an engine needs, ahead of it."""
+    """Imports in advance what an engine needs."""
     import_vllm()
     import_module("vllm.entrypoints.llm")

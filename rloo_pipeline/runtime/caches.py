@@ -1,4 +1,4 @@
-"""The folder for the caches of engines and libraries, and who may write into one that all nodes see."""
+"""The folder for the caches of engines and libraries, and a lock on caches that all nodes see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rloo_pipeline.runtime import progress, scratch
 OWN = ".rloo-"
 """Prefix of the files of `compiling`."""
 PATIENCE = 1800.0
-"""Seconds to wait for another job that compiles; a node that died may leave its lock on a server."""
+"""Seconds to wait for another job that is compiling; a node that died may leave its lock on the file server."""
 
 
 def cache_folder() -> Path:
@@ -34,15 +34,16 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def compiling(folder: Path, key: str) -> Iterator[None]:
-    """Lets one process of all nodes compile into `folder` at a time, in the block; others wait.
+    """Lets only one process on all nodes compile into `folder` at a time; the others wait before their block.
 
-    For libraries that write files in place, of which another process could read half. Once a block with this key has
-    succeeded, nothing is compiled in a later one, and none waits. If a process was killed in its block, the next one
-    removes what it left. Where the file system has no locks, or after PATIENCE, nobody waits and nothing is removed.
+    For libraries that write files in place, since another process could read a half-written one. Once a block with
+    this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its block,
+    the next one removes its files. If the file system has no locks, or after PATIENCE, nobody waits and nothing is
+    removed.
 
     Args:
-        folder: a folder that only such libraries write into.
-        key: tells what is compiled; a file name.
+        folder: a folder that only these libraries write into.
+        key: file name that identifies the compiled code.
     """
     complete, begun = folder / f"{OWN}{key}", folder / f"{OWN}begun"
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,11 +66,11 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
 
 
 def _locks(file: int) -> bool:
-    """Locks a file for this process; the kernel unlocks it when the process ends, and NFS knows such locks. False where
-    that does not work.
+    """Locks a file for this process; the kernel unlocks it when the process ends. Works on NFS too. Returns False if
+    the file cannot be locked.
     """
     end = time.monotonic() + PATIENCE
-    with progress.announcing("another job compiles, which this one waits for"):
+    with progress.announcing("waiting for another job, which is compiling"):
         while time.monotonic() < end:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -71,7 +71,7 @@ def require(distribution: str) -> None:
 
 
 def is_installed(distribution: str) -> bool:
-    """True if a library in PINS is installed; Liger's kernels are for GPUs alone."""
+    """True if a library in PINS is installed; Liger's kernels are only for GPUs."""
     try:
         _installed(distribution, PINS[distribution].alternative)
     except PackageNotFoundError:

@@ -1,5 +1,5 @@
-"""The ranks of a training job: which one this process is, how a rank reports a failure to its launcher, and torchrun,
-which starts the ranks on one machine. On several nodes `cluster.nodes.launch` starts them.
+"""The ranks of a training job: the rank of this process, reports of failures to the launcher, and torchrun, which
+starts the ranks on one machine. On several nodes, `cluster.nodes.launch` starts them.
 """
 
 from __future__ import annotations

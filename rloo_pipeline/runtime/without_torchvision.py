@@ -1,7 +1,7 @@
 """Lets processors of images work without torchvision, as with PyTorch's CPU build from PyPI.
 
-Qwen-VL's processors in transformers need torchvision for videos only. Images are processed by those on PIL then. Where
-torchvision is installed, nothing here acts. For vLLM see `rollout/vllm_import.py`.
+Qwen-VL's processors in transformers need torchvision for videos only. Images are processed by those on PIL then. If
+torchvision is installed, this module changes nothing. For vLLM see `rollout/vllm_import.py`.
 """
 
 from __future__ import annotations

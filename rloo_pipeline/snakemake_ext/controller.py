@@ -161,7 +161,7 @@ class Controller:
             return
         self._refuse_executor()
         self._refuse_second_process()
-        if self.runs.experiment:  # an arm that fails leaves the others alone, as with --keep-going
+        if self.runs.experiment:  # if an arm fails, the others continue, as with --keep-going
             self._workflow.scheduler.keepgoing = True
         only_first_interrupt()
         self._require_inputs()
@@ -224,7 +224,7 @@ class Controller:
         os.environ[nodes.IMAGE] = self.image
 
     def _warn(self) -> None:
-        """Says in a dry run what a run would refuse."""
+        """Prints in a dry run the errors that a run would end with."""
         self._require_inputs()
         for warning in (*self._longer(self.runs.configs), self._functions.notice()):
             if warning:
@@ -319,7 +319,7 @@ class Controller:
         return kept or next(filter(None, replaced), None)
 
     def _missing(self) -> str | None:
-        """A sentence if a finished run lacks a file, unless the user of a module, or of --until, wants less of it."""
+        """An error message if a finished run lacks a file, unless a module or --until asks for only part of the run."""
         return None if self._workflow.dag_settings.targets else lost_metadata.missing(self.runs, self._results)
 
     def _on_message(self, record: logging.LogRecord) -> bool:
@@ -383,10 +383,10 @@ class Controller:
 
 
 def _allow_many_rounds() -> None:
-    # an input function names the round before, which Snakemake resolves recursively: a few frames a round
+    # input functions name the previous round, which Snakemake resolves recursively: a few frames per round
     sys.setrecursionlimit(1_000_000)
-    gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of objects that stay
-    atexit.register(gc.freeze)  # nor does the process look at each of them once more when it ends
+    gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of long-lived objects
+    atexit.register(gc.freeze)  # so that the process does not go through all of them when it ends
 
 
 def only_first_interrupt() -> None:

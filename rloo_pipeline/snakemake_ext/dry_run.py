@@ -1,6 +1,6 @@
-"""The jobs that a dry run would run: why, in words, and how long they will take.
+"""The jobs that a dry run would run: the reasons in words, and how long they will take.
 
-What Snakemake prints as 3.5 kB of parameters becomes `report.title: A → B: 1 job`. Snakemake gives the reason of a job
+Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. Snakemake gives the reason of a job
 as one string, which is taken apart here (`Reason.__str__` in snakemake/jobs.py and `ParamsChange.__str__` in
 snakemake/persistence). The time is estimated from jobs of the same kind in the same run.
 """
@@ -36,9 +36,9 @@ SENTENCES = (
 )
 FOLLOWS = "depends on a job that runs again"
 LONGEST_VALUE = 60
-"""Characters of a value that are shown."""
+"""Largest number of characters that are shown of a value."""
 MOST_CHANGES = 4
-"""Changed keys that are named for one job."""
+"""Largest number of changed keys that are named for one job."""
 ALL_ROUNDS = 99_999
 
 
@@ -47,7 +47,7 @@ class PlannedJob(NamedTuple):
 
     rule: str
     reason: str
-    """Snakemake's."""
+    """Snakemake's reason."""
     log: str | None = None
     """Its log, if it writes one."""
 
@@ -87,7 +87,7 @@ class DryRun:
 def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     """One line for each reason, with the number of its jobs and their rules.
 
-    A job that has a reason of its own is counted there, not among those that depend on it.
+    A job that itself has a reason to run is counted there, not among those that depend on other jobs.
     """
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
@@ -107,7 +107,7 @@ def _names(rules: Counter[str]) -> str:
 
 
 def _why(reason: str) -> Iterator[str]:
-    """The reasons of one job in words, without that of depending on a job that runs again."""
+    """The reasons of one job in words, except that it depends on a job that runs again."""
     params = PARAMS.search(reason)
     rest = PARAMS.sub("", reason)
     yield from (text for start, text in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
@@ -138,7 +138,7 @@ def _literals(text: str) -> list[Any]:
 
 
 def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
-    """Configuration keys that differ, and whether the code of the stage does: `source` is the one text among them."""
+    """Configuration keys that differ, and the stage's code if it does: `source` is the only string among parameters."""
     old, new = dict(_flat(before)), dict(_flat(now))
     for key in sorted(old.keys() | new.keys()):
         old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
@@ -176,7 +176,7 @@ def _shortened(text: str) -> str:
 
 
 def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
-    """The work of the jobs in words, and how many jobs have no measurement.
+    """How much work the jobs are, in words, and how many of them have no measurement.
 
     Args:
         logs: for each job the run's folder and the job's log, which names its kind.
@@ -194,15 +194,15 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
         else:
             unknown += 1
     if not known:
-        return "The time that takes is unknown: the run has finished no such job yet; `rloo plan` estimates it."
+        return "The time is unknown, since the run has not finished a similar job yet; `rloo plan` estimates it."
     gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""
     rest = f"; {unknown} of these jobs have no measurement yet" if unknown else ""
     hours = f"{seconds / 3600:.2f} hours{gpus}"
-    return f"About {clock(seconds)} of work ({hours}), judging by such jobs of this run{rest}."
+    return f"About {clock(seconds)} of work ({hours}), judging by similar jobs of this run{rest}."
 
 
 def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
-    """Jobs by stage, and by the name of their log without its numbers: `evaluate` and `evaluate/final`."""
+    """Jobs by stage, and by the name of their log without numbers: `evaluate` and `evaluate/final`."""
     kinds: dict[str, list[JobRecord]] = defaultdict(list)
     for job in jobs:
         for kind in {job.stage, _kind(f"{job.stage}/{job.name}".rstrip("/"))}:
@@ -211,7 +211,7 @@ def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
 
 
 def _alike(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
-    """Jobs of the same kind as the one with this log, else those of its stage."""
+    """Jobs of the same kind as the one with this log, or if there are none, those of its stage."""
     name = Path(log).relative_to(run / "logs").with_suffix("")
     return measured.get(_kind(str(name))) or measured.get(name.parts[0], [])
 

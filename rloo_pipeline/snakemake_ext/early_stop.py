@@ -1,5 +1,5 @@
-"""Runs with fewer rounds than their files have, or than were planned: those that a gate has ended early, which are
-finished as runs of the rounds that they have, and finished ones that are called with fewer rounds.
+"""Runs with fewer rounds than planned, or than their files have. If a gate has ended a run early, it is finished as a
+run of the rounds that it has. A finished run may also be called again with fewer rounds.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def shortened(runs: RunSet, results: Path) -> RunSet:
 
 
 def overwritten(run: Path, rounds: int) -> str | None:
-    """A sentence if a call with this number of rounds would overwrite the evaluation of a longer run.
+    """An error message if a call with this number of rounds would overwrite the evaluation of a longer run.
 
-    None where that evaluation has been removed, or where a gate has ended the run at this round.
+    None if that evaluation has been removed, or if a gate has ended the run at this round.
     """
     try:
         finished = int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"])
@@ -60,8 +60,8 @@ def overwritten(run: Path, rounds: int) -> str | None:
     if finished <= rounds or not final.exists() or stopped_after(run) == rounds:
         return None
     return (
-        f"{run} has finished {finished} rounds, and with `rounds: {rounds}` evaluation and report of round {finished} "
-        f"would be overwritten: set rounds to {finished} or more, or another `run` name; if you do want those of round "
+        f"{run} has finished {finished} rounds; with `rounds: {rounds}`, evaluation and report of round {finished} "
+        f"would be overwritten: set rounds to {finished} or more, or another `run` name; if you want those of round "
         f"{rounds} instead, remove {final}"
     )
 
@@ -74,8 +74,8 @@ def finish(
 
     Args:
         runs: all runs of this process.
-        results: folder that theirs are in.
-        ended: by run, the round that ended it.
+        results: folder that contains the folders of runs.
+        ended: round after which a gate ended the run, by run.
         configfile: as for `command`.
         leave_terminal: gives the terminal to the second call.
 

@@ -48,7 +48,7 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
 
 
 def missing(runs: RunSet, folder: Path) -> str | None:
-    """A sentence if a finished run lacks a file that its user wants; Snakemake no longer needs the file."""
+    """An error message if a finished run lacks a file that its user wants, though Snakemake no longer needs it."""
     for run, config in runs.configs.items():
         if not run_files.is_finished(folder / run, config):
             continue

@@ -1,10 +1,10 @@
-"""Prepares the folders of runs before the first job: writes configurations and links, and finds what is to be made.
+"""Prepares the folders of runs before the first job: writes configurations and links, and lists the files to make.
 
 In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
 share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.
 
-A SLURM job is a Snakemake of its own, which reads the configuration when the job starts; so does the call that finishes
-a run after a gate, and each allocation of a run that is one job. Meanwhile the user may have edited the files for the
+Each SLURM job starts its own Snakemake, which reads the configuration when the job starts; so does the call that
+finishes a run after a gate, and each allocation of a run in one job. By then the user may have edited the files for the
 next run, so all of them read copies (`freeze_config`).
 """
 
@@ -25,7 +25,7 @@ from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_gro
 from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
 
 FROZEN = Path(".snakemake/rloo")
-"""Folder with the copies of configurations, below the names of runs."""
+"""Folder for the copies of configurations, with a subfolder for each run."""
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -76,7 +76,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes any kind of mapping; of a value that a Snakefile has put there and YAML does not know, its text."""
+    """Writes any kind of mapping. Values from a Snakefile that YAML does not know are written as text."""
 
 
 _Dumper.add_multi_representer(dict, yaml.SafeDumper.represent_dict)
@@ -93,7 +93,7 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
         folder: folder for the copy.
 
     Returns:
-        The copy; None for an experiment in a part of the configuration, whose base is not found from elsewhere.
+        The copy; None for an experiment in a part of the configuration, whose base the copy could not find.
     """
     raw = {**raw, "functions": "keep"}  # freezes the functions too
     if runs.experiment:
@@ -108,8 +108,8 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
-    """Rounds with held-out accuracy: all that measure it if the run is not finished, else those where it is there. A
-    finished round has no reason to run again for it; of a killed run, missing rounds are measured.
+    """Rounds with held-out accuracy: in an unfinished run all that measure it, in a finished one those that have it. So
+    finished runs do not run again for it, and killed runs measure missing rounds.
 
     Args:
         config: the run's configuration.
@@ -133,7 +133,7 @@ def page_rounds(config: Config, run: Path) -> list[int]:
 
 
 def page_of(run: Path, number: int) -> Path:
-    """The record that a page was written after a round."""
+    """File that records that a page was written after a round."""
     return run / "pages" / f"{number:05d}.json"
 
 

@@ -1,9 +1,9 @@
-"""Places the stages that run beside Snakemake: on the nodes of one SLURM job, or on the GPUs of one machine.
+"""Places stages that run in Snakemake's SLURM job or machine: on the nodes of the job, or on the machine's GPUs.
 
-With `rloo submit --nodes N`, each stage of one SLURM job of several nodes runs on a node with room.
+With `rloo submit --nodes N`, each stage runs on a node of the job that has room.
 
 Snakemake starts all stages on the job's first node. Its resource `shell_exec` names the shell that runs a rule's
-command, outside of the image; here that is a script which passes the command to the host of a node
+command, outside the image; here it is a script that passes the command to the host of a node
 (`cluster/step_client.py`) or, without hosts, to srun. SLURM then gives each stage as many CPUs as it has threads. A
 stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` says in the profile;
 the others get none.
@@ -55,7 +55,7 @@ def nodes() -> int:
 
 def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     """Makes Snakemake run the jobs of these rules on any node, except rules that call srun themselves (`mpi`). Short
-    ones, which do not ask for time (`runtime`), stay on this node.
+    jobs, which request no time (`runtime`), stay on this node.
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
@@ -72,11 +72,11 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
 
 
 def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
-    """Limits the stages to the GPUs that this process may use; does nothing without GPUs, or if a limit is set.
+    """Limits stages to the GPUs that this process may use; does nothing without GPUs, or if a limit is set.
 
     Args:
         rules: Snakemake's rules.
-        limits: resources that all concurrent jobs may use together.
+        limits: total resources of all concurrent jobs.
         configs: configurations of the runs.
     """
     gpus = len(devices.visible_gpus()) if devices.has_gpu() else 0
@@ -119,7 +119,7 @@ def _shell(options: list[str]) -> Path:
 
 
 def _script(name: str, template: str, **values: str) -> Path:
-    """Writes a shell. Snakemake knows its kind by the file's name."""
+    """Writes a shell script. Snakemake knows the kind of shell by the file name."""
     path = FOLDER / name / "bash"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")

@@ -70,7 +70,7 @@ class StageRow(NamedTuple):
     watched: bool = True
     """True if the live view shows it; stages that take only seconds are left out."""
     box: tuple[int, int] | None = None
-    """Column and height of its box in the picture of the DAG; boxes of the phase `round` are inside its frame, but for
+    """Column and height of its box in the picture of the DAG; boxes of the phase `round` are inside its frame, except
     those that run on Snakemake's machine.
     """
     after: tuple[str, ...] = ()

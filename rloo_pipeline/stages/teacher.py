@@ -19,7 +19,7 @@ from rloo_pipeline.stages.reference import Scorer, write_logps
 
 def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts: Path | None = None) -> None:
     """Writes the teacher's log-probs of a shard, in the order of its rollouts, and with `algorithm.teacher.top_k` its
-    likeliest tokens; every rank of a split model calls this.
+    likeliest tokens; every rank of a split model must call this.
 
     Args:
         config: the stage's configuration.

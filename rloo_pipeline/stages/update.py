@@ -91,7 +91,7 @@ def update(
 
 
 def _share_of_peak(config: Config, policy: Policy, trained: TrainedRound, cards: int) -> str:
-    """How much of the cards' peak the optimizer steps reached, as a clause."""
+    """The share of the cards' peak that the optimizer steps reached, as a clause."""
     if not trained.steps:
         return ""
     names, masked = ("prompt_ids", "completion_ids"), trained.batch.masked.tolist()

@@ -48,10 +48,10 @@ class RoundTensors(NamedTuple):
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
     teacher_top_logps: Float[Tensor, "completions tokens K"] | None = None
-    """Log-probs of the teacher's likeliest tokens, under the teacher; −inf where the student does not have a token.
+    """The teacher's log-probs of its likeliest tokens; −inf for tokens that the student lacks.
     None without `algorithm.teacher.top_k`."""
     entropies: Float[Tensor, "completions tokens"] | None = None
-    """Of π_old in nats; None without `algorithm.top_entropy_quantile`."""
+    """Entropies of π_old in nats; None without `algorithm.top_entropy_quantile`."""
     functions: ScoresByFunction | None = None
     """Needed for `multi_objective_aggregation: normalize_then_sum`."""
 
@@ -162,9 +162,9 @@ def make_batch(
 
 
 def with_choices(algorithm: Algorithm, batch: Batch, seed: int) -> Batch:
-    """The batch with the tokens that its losses leave out or hold back; `seed` decides what `clip_cov` draws.
+    """Adds to a batch the tokens that its losses leave out or hold back; `seed` is that of `clip_cov`'s draw.
 
-    Where there is no π_old before the first step, no token can be held near it: each has its ratio of 1 then.
+    Without log-probs of π_old before the first step, no token is held back: all ratios are 1 then.
     """
     completions, kept, chosen = batch.completions, None, None
     mask = completions.mask & ~batch.masked.unsqueeze(-1)

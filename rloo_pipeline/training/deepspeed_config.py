@@ -51,7 +51,7 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
 def overlaps(settings: TrainerSettings) -> bool:
     """True if gradients are reduced beside the backward pass, in the same buckets and so to the same sums.
 
-    On CPUs there is nothing beside it, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch.
+    On CPUs nothing can overlap, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch.
     """
     return settings.zero_stage >= 2 and settings.offload.optimizer is None and devices.device_type() == "cuda"
 

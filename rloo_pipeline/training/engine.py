@@ -135,14 +135,14 @@ class Engine:
     def logps_and_entropies(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """Does the same as `logps`, and returns the entropies of the distributions too, in nats."""
+        """As `logps`, but also returns the entropies of the distributions, in nats."""
         logps, entropies = self._forward(sequences, max_tokens, advance, True, entropies=True)
         return logps, entropies
 
     def _forward(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss receives."""
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss function can get."""
         import torch
 
         shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
@@ -253,8 +253,8 @@ class Engine:
         self.step_count += 1
 
     def sum_over_ranks(self, values: Tensor, of_tokens: bool = False) -> Tensor:
-        """The sum of a tensor over all ranks, on the CPU. Values of micro-batches, which the ranks that share one all
-        have, count once; with `of_tokens`, these ranks have values of their own tokens.
+        """The sum of a tensor over all ranks, on the CPU. Ranks that share a micro-batch all have its values, which
+        count once; with `of_tokens`, each of them has the values of its own tokens, and all count.
         """
         import torch
 
@@ -274,8 +274,8 @@ class Engine:
         return values[0]
 
     def save_policy(self, target: Path, **made_from: object) -> str:
-        """Writes the policy as Hugging Face or PEFT files. Every rank takes part and writes some of a full model's
-        weights, which gives the same files by any number of ranks.
+        """Writes the policy as Hugging Face or PEFT files. Every rank must call it, and writes some of a full model's
+        weights; the files do not depend on the number of ranks.
 
         Returns:
             The policy's digest.
@@ -302,7 +302,7 @@ class Engine:
         """Writes PEFT's files to an empty folder."""
         adapter = self.model.peft_config["default"]
         adapter.base_model_name_or_path = str(self.policy.base)
-        if isinstance(adapter.target_modules, set):  # whose order differs between processes
+        if isinstance(adapter.target_modules, set):  # a set's order differs between processes
             adapter.target_modules = sorted(adapter.target_modules)
         self.model.save_pretrained(target, state_dict=weights)
 

@@ -1,9 +1,9 @@
-"""Kernels that take the place of several of PyTorch's on a GPU, each where it computes what plain transformers compute.
+"""Kernels that replace several of PyTorch's on a GPU, each only if it gives the results of plain transformers.
 
 Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), by the type of the model, and the head's loss in one
 pass (`one_pass`). The self-check's small copy of the model goes through each of them on the GPU, once per process and
-configuration, and is compared with plain transformers on the CPU. FlashAttention 3 has a check of its own, in 16 bits
-(`kernels/flash_attention_3.py`). A kernel that fails is left out, and a line says so.
+configuration, and is compared with plain transformers on the CPU. FlashAttention 3 has a separate check, in 16 bits
+(`kernels/flash_attention_3.py`). A kernel that fails is left out, with a line in the log.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def load_configured(policy: Policy, config: Config, temperature: float) -> Token
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     if config.deepspeed.sequence_parallel > 1:
-        split_loading.start_ranks()  # which gives each rank its GPU
+        split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
     return TokenLogProbs(model, temperature, sequence_group.group_of(config.deepspeed.sequence_parallel))
 

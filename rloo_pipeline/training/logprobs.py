@@ -61,7 +61,7 @@ class TokenLogProbs(nn.Module):
         self.split = lm_head.attach(model)
         """The model before its vocabulary projection, and that; None computes all logits at once."""
         if self.group.size > 1 and (self.split is None or self.form.name != batch_forms.Packed.name):
-            cause = f"trains in {self.form.name} batches" if self.split else "has a vocabulary projection of its own"
+            cause = f"trains in {self.form.name} batches" if self.split else "has its own vocabulary projection"
             raise sequence_group.refusal(self.name, cause)
 
     def forward(
@@ -120,7 +120,7 @@ class TokenLogProbs(nn.Module):
             yield
 
     def _kept(self) -> AbstractContextManager[Any]:
-        """A block whose activations are kept where they should be."""
+        """A block whose stored activations are kept in host memory if offloading is on."""
         if not self.offloads:
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")

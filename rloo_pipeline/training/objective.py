@@ -92,7 +92,7 @@ class StepLoss:
             longest=longest,
         )
         self.clip: Clip | OwnLoss = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
-        # In the first step a ratio is 1 but for rounding, whose sign would be the whole gradient of what kl_cov adds.
+        # In the first step ratios are 1 up to rounding, whose sign alone would decide the gradient that kl_cov adds.
         nothing_to_hold = first and algorithm.clip == "kl_cov" and algorithm.old_logps == "trainer"
         self.chosen = None if nothing_to_hold else batch.chosen
         self.measures_gap = first and batch.completions.sampling_logps is not None

@@ -29,11 +29,11 @@ class OwnTokens(NamedTuple):
     """The completion tokens that each rank of a `SequenceGroup` predicts."""
 
     places: Int[Tensor, " completion_tokens"]
-    """Their places among all completion tokens, those of the first rank first."""
+    """Positions of all ranks' tokens among all completion tokens, those of the first rank first."""
     counts: tuple[int, ...]
     """Number of them for each rank."""
     mine: Int[Tensor, " own_completion_tokens"]
-    """The places of this rank's."""
+    """Positions of this rank's tokens."""
 
     def to(self, device: torch.device) -> OwnTokens:
         """The same on another device."""
@@ -59,7 +59,7 @@ class Pack(NamedTuple):
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
     """Experts that the sampler chose, layer by layer, on the CPU as well; None if routers choose."""
     candidates: Int[Tensor, "completion_tokens K"] | None = None
-    """Further ids at each completion token whose log-probs the loss needs, all different; None for none."""
+    """Other distinct ids at each completion token whose log-probs the loss needs; None if it needs none."""
     own: OwnTokens | None = None
     """The completion tokens of a part; None in a whole row."""
 
@@ -70,7 +70,7 @@ class Pack(NamedTuple):
 
     def part(self, group: SequenceGroup) -> Pack:
         """This rank's part of the row: its tokens, and the completion tokens that they predict. The layout and the
-        lengths of completions stay those of all.
+        lengths of completions remain those of the whole row.
 
         Raises:
             UserError: there are fewer tokens than ranks.
@@ -92,7 +92,7 @@ class Pack(NamedTuple):
         )
 
     def whole(self, values: Shaped[Tensor, "own_completion_tokens ..."]) -> Shaped[Tensor, "completion_tokens ..."]:
-        """Values of all completion tokens, from those of the tokens of each rank."""
+        """The values of all completion tokens, gathered from all ranks."""
         if self.own is None or self.layout.group is None:
             return values
         return self.layout.group.gather(values, self.own.places, self.own.counts)

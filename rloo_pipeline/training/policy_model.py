@@ -173,8 +173,8 @@ def _freeze_vision(model: Any) -> None:
 
 
 def save_beside(model: PreTrainedModel, target: Path, previous: Path) -> None:
-    """Writes all files of a policy but its weights (`weight_files.py`): the configuration, and the tokenizer and other
-    files of the previous policy. Must come before any weights: transformers removes those that it finds.
+    """Writes all files of a policy except its weights (`weight_files.py`): the configuration, and the tokenizer and
+    other files of the previous policy. Call it before weights are written: transformers removes weights that it finds.
 
     Args:
         model: the model, for its configuration.

@@ -129,7 +129,7 @@ def _compare(engine: Engine, before: Path, start: Path, states: Path) -> None:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """True if two policies have the same files of weights."""
+    """True if two policies have identical weight files."""
     digests = [{file.name: manifest.digest(file) for file in folder.glob("*.safetensors")} for folder in (one, other)]
     return digests[0] == digests[1]
 

@@ -71,7 +71,7 @@ def candidates_of(teacher: pa.Table, top_k: int, vocabulary: int) -> list[np.nda
         vocabulary: number of tokens of the student.
 
     Raises:
-        UserError: the table has other numbers of tokens.
+        UserError: the table does not have `top_k` values for each token.
     """
     _check_top(teacher, top_k)
     ids = (row.values.to_numpy() for row in teacher[tables.TOP_IDS])

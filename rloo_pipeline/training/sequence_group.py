@@ -1,10 +1,10 @@
-"""Sequence parallelism: the ranks of a group compute each micro-batch together, each of them its part of the tokens.
+"""Sequence parallelism: the ranks of a group compute each micro-batch together, each one part of its tokens.
 
-All layers but attention work on a rank's own tokens. Attention needs whole sequences but not all heads, so queries,
-keys and values are exchanged before it: a rank sends the heads of its tokens to the ranks that compute these heads, and
+All layers except attention work on a rank's own tokens. Attention needs whole sequences but not all heads, so queries,
+keys and values are exchanged before it: a rank sends each head of its tokens to the rank that computes this head, and
 gets its own heads of all tokens. The outputs go back the same way (DeepSpeed-Ulysses, Jacobs et al. 2023, whose
-own class fixes lengths and heads). The gradient that a rank computes of the weights is the part that goes through its
-tokens, so the gradients of a group add up to that of its micro-batch.
+class fixes lengths and heads). A rank computes the part of the weights' gradient that goes through its tokens, so the
+gradients of a group add up to that of its micro-batch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class SequenceGroup(NamedTuple):
     size: int
     """Number of ranks, S; 1 splits nothing."""
     stream: int
-    """Place of this group among the groups, which have micro-batches of their own."""
+    """Place of this group among all groups; each group has different micro-batches."""
     streams: int
     """Number of groups."""
     members: Any = None
-    """torch's process group of these ranks; None without others."""
+    """torch's process group of these ranks; None if this rank is alone."""
     peers: Any = None
     """torch's process group of the ranks with the same place in their groups."""
 
     def bounds(self, tokens: int) -> list[int]:
-        """Beginning of each part of a row, and the end.
+        """Start of each part of a row, and the end of the last.
 
         Raises:
             UserError: there are fewer tokens than parts.
@@ -59,8 +59,8 @@ class SequenceGroup(NamedTuple):
             tokens: number of tokens in the whole row.
 
         Returns:
-            Queries, keys and values, [tokens, heads / S, head_dim]. Key-value heads are repeated where that is needed
-            for each rank to have those of its query heads.
+            Queries, keys and values, [tokens, heads / S, head_dim]. Key-value heads are repeated if each rank would
+            otherwise not have those of its query heads.
 
         Raises:
             UserError: the query heads cannot be divided among the ranks.
@@ -80,14 +80,12 @@ class SequenceGroup(NamedTuple):
         return own
 
     def own_heads(self, values: Tensor) -> Tensor:
-        """This rank's part of values of the query heads."""
+        """This rank's part of a tensor with one value per query head."""
         own: Tensor = values.view(self.size, -1)[self.number]
         return own
 
     def _exchange(self, sent: Tensor, tokens: int, to_heads: bool) -> Tensor:
-        """Sends a block of rows to each rank. Blocks `to_heads` have the rows of the sender's part, others those of the
-        receiver's.
-        """
+        """Sends a block of rows to each rank: with `to_heads` the rows of the sender's part, else of the receiver's."""
         from torch.distributed.nn.functional import all_to_all_single
 
         bounds = self.bounds(tokens)
@@ -99,7 +97,7 @@ class SequenceGroup(NamedTuple):
         return exchanged
 
     def gather(self, values: Tensor, places: Tensor, counts: Sequence[int]) -> Tensor:
-        """Puts values of all ranks together, without gradient.
+        """Joins the values of all ranks, without gradient.
 
         Args:
             values: [counts[number], …] values of this rank.
@@ -115,18 +113,18 @@ class SequenceGroup(NamedTuple):
 
 
 def check_heads(heads: int, size: int) -> None:
-    """Raises if the query heads of a model cannot be divided among `size` ranks."""
+    """Raises UserError if the query heads of a model cannot be divided among `size` ranks."""
     if heads % size:
         raise UserError(
-            f"deepspeed.sequence_parallel: {heads} attention heads cannot be divided among {size} processes; set a "
-            "divisor of the heads"
+            f"deepspeed.sequence_parallel: {heads} attention heads cannot be divided among {size} processes; set it "
+            "to a divisor of that number"
         )
 
 
 def refusal(model: str, cause: str) -> UserError:
     """The error for a model whose packs cannot be split."""
     return UserError(
-        f"deepspeed.sequence_parallel: {model} {cause}, whose tokens cannot be split over processes; set it to 1"
+        f"deepspeed.sequence_parallel: {model} {cause}, so its tokens cannot be split over processes; set it to 1"
     )
 
 
@@ -137,13 +135,13 @@ def alone() -> SequenceGroup:
 
 
 def group_of(size: int) -> SequenceGroup:
-    """The group of this rank, with its neighbours. All ranks call this, once they are connected (`start_ranks`)."""
+    """This rank and its neighbours as a group. All ranks must call this, after they are connected (`start_ranks`)."""
     return alone() if size == 1 else _connected(torch.distributed.group.WORLD, size)
 
 
 @cache
 def _connected(_: Any, size: int) -> SequenceGroup:
-    """The group of `size` neighbours in the world of a process, whose process groups are made only once."""
+    """The group of `size` neighbours in the world of a process; cached, so process groups are created only once."""
     number, world = ranks.current().number, ranks.current().world
     groups = [list(range(first, first + size)) for first in range(0, world, size)]
     of_peers = [list(range(first, world, size)) for first in range(size)]

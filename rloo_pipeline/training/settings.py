@@ -24,7 +24,7 @@ class TrainerSettings(NamedTuple):
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     offload_activations: bool = False
-    """True if what checkpointing stores is in host memory."""
+    """True if the activations that checkpointing stores are kept in host memory."""
     lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def start_ranks() -> None:
-    """Connects the ranks, before they load a model: each has checked some of its files, so they wait for each other."""
+    """Connects the ranks before they load a model, so that all wait: each has checked some of its files."""
     deepspeed = deepspeed_config.import_deepspeed()
     deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()

@@ -1,7 +1,7 @@
-"""Weights of a full model as safetensors files of half a gigabyte: the same files by any number of ranks.
+"""Weights of a full model as safetensors files of half a gigabyte, whatever the number of ranks.
 
-All ranks write at once, each some of the files. Tensors have the names and shapes of the checkpoint that transformers
-loaded, where these differ from the model's (such as those of experts).
+All ranks write in parallel, each some of the files. If the checkpoint that transformers loaded has other names and
+shapes than the model (for example for experts), the files have those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write_together(model: PreTrainedModel, target: Path) -> dict[str, str]:
             own = number % rank.world == rank.number
             kept = {name: whole for name in names if (whole := split_loading.on_cpu(tensors[name], own)) is not None}
             if own:
-                wait(writing.values())  # at most one beside the one that is put together
+                wait(writing.values())  # at most one file is written while the next is gathered
                 writing[file] = thread.submit(_write, _as_in_files(model, kept), target / file)
     own_digests = {file: each.result() for file, each in writing.items()}
     of_ranks: list[Any] = [own_digests] * rank.world
@@ -59,9 +59,9 @@ def write_together(model: PreTrainedModel, target: Path) -> dict[str, str]:
 
 
 def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list[list[str]], list[dict[str, Tensor]]]:
-    """The model's tensors of each file, in order, and what they are in the file, without values.
+    """Names of the model's tensors for each file, in order, and the file's tensors without values.
 
-    There is one file if the tensors of a file depend on those of another.
+    Everything goes into one file if converting the tensors of one file needs those of another.
     """
     shapes = {
         name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
@@ -84,7 +84,7 @@ def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list
 
 
 def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as a checkpoint has them; transformers renames or joins some when it loads them."""
+    """Tensors as in a checkpoint; transformers renames or joins some on loading."""
     from transformers.core_model_loading import revert_weight_conversion
 
     in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
@@ -92,7 +92,7 @@ def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
-    """Writes a file through to the disk, since no other node can; returns its digest."""
+    """Writes a file and flushes it to disk, which no other node could do; returns its digest."""
     from safetensors.torch import save_file
 
     with translate_disk_full(path.parent):
@@ -130,7 +130,7 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:
 
 
 def _names(count: int) -> list[str]:
-    """Names of so many weights files."""
+    """Names of `count` weight files."""
     stem = WEIGHTS.removesuffix(".safetensors")
     return (
         [f"{stem}-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)] if count > 1 else [WEIGHTS]
@@ -138,7 +138,7 @@ def _names(count: int) -> list[str]:
 
 
 def _write_index(target: Path, files: Sequence[str], shards: Sequence[Iterable[str]], total: int) -> None:
-    """Writes which file has which tensor, if there are several; `total` is the bytes of all."""
+    """Writes the index of tensors by file if there are several files; `total` is their size in bytes."""
     if len(shards) > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}

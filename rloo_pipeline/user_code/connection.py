@@ -59,14 +59,14 @@ class Connection(UserCodeProcess):
         self._began, self._timeout = time.monotonic(), timeout
         if not self.fault:
             self.deadline = self._began + timeout
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will be told
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will find out
             self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
     def done(self) -> RequestDone | None:
-        """Reads messages. Returns the last one about the request if it has come."""
+        """Reads messages. Returns the last one about the request if it has arrived."""
         if not self.fault:
             self.read(MESSAGE_BYTES, KINDS, self._record)
-            if self.fault:  # if it ended, the pool is told so at once; else it ends then
+            if self.fault:  # if it has ended, the pool hears so at once; else it is killed then
                 self.deadline = time.monotonic() + (0.0 if self.fault is NO_MESSAGE else EXIT_SECONDS)
         return self._done
 
@@ -101,7 +101,7 @@ class Connection(UserCodeProcess):
         return self.fault or f"took over {self._timeout:g} s"
 
     def failed(self, cause: str, loses: bool) -> Answer:
-        """The answer to a request whose process has ended: the texts that came, and an error for the others.
+        """The answer to a request whose process has ended: the texts that arrived, and an error for the others.
 
         Args:
             cause: how it ended, phrased to follow the name of the call.

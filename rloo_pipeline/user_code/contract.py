@@ -3,7 +3,7 @@
 An environment is a class without constructor arguments, or a function that returns an instance. `reset(**row)` begins
 an episode and returns text for the end of the last user message, or None. Public methods are tools; `get_reward()` is
 optional and returns a number or None. A tool in `tools` is a plain function. Tools have types and a Google docstring,
-from which `transformers.utils.get_json_schema` makes what the model is shown.
+from which `transformers.utils.get_json_schema` makes the schema that the model sees.
 """
 
 from __future__ import annotations
@@ -136,19 +136,19 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
 
 
 def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:
-    """A class of environments with further tools, whose schemas are known.
+    """A class of environments with added tools, whose schemas are given.
 
     Args:
         kind: class with the other methods.
         tools: methods by name, each with the JSON schema of a function: `name`, `description`, `parameters`.
-        attributes: further attributes of the class.
+        attributes: other attributes of the class.
 
     Raises:
         UserError: a tool has the name of an attribute, or one that begins with `_`.
     """
     for name, (method, function) in tools.items():
         if name in dir(kind()) or name.startswith("_"):
-            raise UserError(f"rollout.environment: a tool is called {name}, which an episode needs itself; rename it")
+            raise UserError(f"rollout.environment: a tool is named {name}, which episodes use themselves; rename it")
         method.json_schema = {"type": "function", "function": function}  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {**{name: method for name, (method, _) in tools.items()}, **attributes})
 
@@ -199,20 +199,20 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
 
 SCHEMA_MODULE = "transformers.utils.chat_template_utils"
 OF_TYPES = {"PIL", "torch", "transformers"}
-"""Modules whose types transformers can put into a schema. A tool can have such a type only if its code imports one."""
+"""Modules with types that transformers can put into a schema; a tool can use these types only if it imports them."""
 
 
 def schema_file() -> str:
-    """The file of the installed transformers, found without its import."""
+    """The file of the installed transformers, found without importing it."""
     package = importlib.util.find_spec("transformers")
     return str(Path(str(package and package.origin)).parent / "utils" / "chat_template_utils.py")
 
 
 def load_schema_maker(file: str) -> None:
     """Makes `get_json_schema` of transformers importable without transformers, whose import takes a second and which
-    images may lack. Only the process that makes schemas calls this; those of episodes do not.
+    images may lack. Only the process that makes schemas calls this; processes of episodes do not.
 
-    Of what the file that defines it imports, schemas need the standard library alone, and the rest is replaced.
+    Schemas need only the standard library; the other imports of the file that defines it are replaced.
 
     Args:
         file: `transformers/utils/chat_template_utils.py`.

@@ -23,9 +23,9 @@ from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 SIGNALLED = 128
 """Bubblewrap and Apptainer exit with this plus the number of the signal that ended the process."""
 MOST_BYTES = 1 << 24
-"""Maximum number of bytes to copy of what they print; the rest is read and dropped, so that none waits for the pipe."""
+"""Maximum number of bytes of output to copy; the rest is read and dropped, so that no process waits for the pipe."""
 END_SECONDS = 5.0
-"""Longest wait for remaining output, if a process that outlives the others keeps the pipe open."""
+"""Longest wait for remaining output: a process that outlives the others may keep the pipe open."""
 
 
 class ForkServerProcess:
@@ -147,7 +147,7 @@ class ForkServerProcess:
 
 
 class PrintedText:
-    """Copies what processes in a sandbox or image print from a pipe to this process's stderr, in a thread.
+    """Copies the output of processes in a sandbox or image from a pipe to this process's stderr, in a thread.
 
     They hold no file of this process: not its log, which they could cut, nor its terminal, which they could read.
     """

@@ -48,7 +48,7 @@ class TimedCall(NamedTuple):
     rows: range
     """Rows of the table."""
     seconds: float
-    """An async call stops itself then; a worker with any other call is killed by the parent."""
+    """Time limit, after which an async call stops itself; with other calls, the parent kills the worker."""
 
 
 class CallBatch(NamedTuple):
@@ -99,7 +99,7 @@ KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
 TRACEBACK_CHARACTERS = 20_000
 """Maximum number of characters that are sent of a traceback, from its end."""
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
-"""Description of code that disturbed its connection, phrased to follow the name of a function."""
+"""How code disturbed its connection, phrased to follow the name of a function."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
 READ_SECONDS = 1.0
 """Longest time for which the parent reads from one worker without a break."""
@@ -221,7 +221,7 @@ class MessageSocket:
 
 
 class UserCodeProcess:
-    """A process with code of users at the other end of a socket, which it may close, or write anything into."""
+    """A process that runs user code at the other end of a socket. It may close the socket or write anything to it."""
 
     def __init__(self, file: int) -> None:
         self.channel = MessageSocket(file)
@@ -229,7 +229,7 @@ class UserCodeProcess:
         """How the connection broke, NO_MESSAGE or CLOSED; None while it works."""
 
     def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> None:
-        """Reads the messages that are here, unless the connection is broken.
+        """Reads the messages that have arrived, unless the connection is broken.
 
         Args:
             limit: maximum size of a message in bytes.

@@ -38,14 +38,14 @@ SCHEMAS = -1
 
 
 class OpenEpisode:
-    """An episode that has begun and is not finished."""
+    """An episode in progress."""
 
     def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
         self.environment, self.row, self.seed = environment, row, seed
         self.calls = 0
         """Calls so far, if there is no environment."""
         self.lost: str | None = None
-        """Why it cannot go on."""
+        """Why it cannot continue."""
 
 
 class EnvironmentPool:
@@ -197,7 +197,7 @@ class EnvironmentPool:
         return answers
 
     def _step(self, seconds: float) -> None:
-        """Forks processes for requests that wait, waits for messages, and handles these and missed deadlines."""
+        """Forks processes for waiting requests, waits for messages, and handles these and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
@@ -265,7 +265,7 @@ class EnvironmentPool:
             self._close(number, ended)
 
     def _answer(self, answer: Answer, ended: bool = False) -> None:
-        """Passes an answer on, and ends a process that its episode does not need any more."""
+        """Passes on an answer, and ends the process if its episode no longer needs it."""
         self._answers.append(answer)
         episode = self._episodes[answer.episode]
         episode.lost = answer.lost

@@ -138,7 +138,7 @@ def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
 
 
 def _apart(values: list[Any]) -> list[Any]:
-    """Copies lists and dicts that several rows share, as the rows of a prompt do, since a function may change them."""
+    """Copies lists and dicts that several rows share, as the rows of a prompt do: a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()
     for value in values:
@@ -174,7 +174,7 @@ def only_in(process: int) -> Iterator[None]:
 
 
 class CallerOfUserCode:
-    """Calls functions of users in this process."""
+    """Calls user functions in this process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

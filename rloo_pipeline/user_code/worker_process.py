@@ -46,7 +46,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
 of workers.
 """
 OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME")
-"""Variables that another Python does not get."""
+"""Environment variables that are not passed to another Python."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PR_SET_CHILD_SUBREAPER = 36
 """Linux, prctl(2): descendants whose parent dies become children of this process."""
@@ -85,7 +85,7 @@ class WorkerProcess(UserCodeProcess):
         self.signature: Signature | None = None
         """The function's parameters; None until the function is loaded."""
         self.calls: dict[int, TimedCall] = {}
-        """Calls that were sent and are not done, in order, by number."""
+        """Calls that were sent and not answered yet, in order, by number."""
         self._began: dict[int, float] = {}
         """Start of each async call under way."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")

@@ -42,7 +42,7 @@ def run_stage(
     Args:
         argv: after `rloo`.
         terminal: descriptor of the stage's terminal.
-        connected: gets the connection, whose end ends the stage.
+        connected: called with the connection; closing it ends the stage.
 
     Returns:
         The exit status; None where no worker ran it, so that this process has to.

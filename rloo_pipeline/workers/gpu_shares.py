@@ -33,7 +33,7 @@ def can_keep(role: str, config: Config, on_gpus: bool) -> bool:
 
 
 def over_nodes(config: Config) -> frozenset[str]:
-    """Roles whose ranks are on several nodes."""
+    """Roles whose ranks run on several nodes."""
     roles = ("logprobs", "trainer") if config.deepspeed.nodes > 1 else ()
     return frozenset(role for role in roles if ranks_of(role, config) > 1)
 

@@ -1,7 +1,7 @@
 """The ranks of a worker whose stages have several: one torchrun starts them, and they stay for the next stage.
 
 The worker runs a stage as it would without ranks, up to where it would start them. Each rank has a connection to the
-worker (over several nodes, all have that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
+worker (over several nodes, they share that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
 descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or {"write": true} for
 the trainer state that the last stage has left to write, which all ranks write together. The answer is {"code", "kept",
 "later"}: the exit status (null if the engine does not fit the stage), whether the rank keeps an engine and has left the
@@ -180,7 +180,7 @@ class KeptRanks:
         self._waiting = list(self._connections)
 
     def _next(self, patience: float | None) -> list[bytes]:
-        """Answers that arrive next, or none within that many seconds; an empty one if a rank has died."""
+        """The next answers; none if none arrives within that many seconds; an empty one if a rank has died."""
         ready, _, _ = select.select(self._waiting, [], [], patience)
         self._waiting = [connection for connection in self._waiting if connection not in ready]
         return [client.receive(connection)[0] for connection in ready]
@@ -253,7 +253,7 @@ def answer_all(
     """Answers requests until an empty one.
 
     Args:
-        run_command: as of `serve`.
+        run_command: as for `serve`.
         receive: returns the next request with its descriptors.
         send: sends an answer.
     """
@@ -268,7 +268,7 @@ def answer_all(
 def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, terminal: int) -> RankAnswer:
     """Runs a stage on this rank."""
     os.chdir(request["folder"])
-    if ranks.RENDEZVOUS not in os.environ:  # else it is a descriptor of another node
+    if ranks.RENDEZVOUS not in os.environ:  # else the descriptor would be another node's
         os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
     os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
     engine_cache.forget_pending()  # the worker found that it was not due

@@ -87,7 +87,7 @@ def test_more_rounds_run_the_new_rounds_only(finished) -> None:
 def test_fewer_rounds_do_not_overwrite_the_evaluation_of_a_longer_run(finished, tmp_path) -> None:
     project = Project(tmp_path / "project").take(finished)
     before = project.files("**/*.json")
-    sentence = "results/mini has finished 2 rounds, and with `rounds: 1` evaluation and report of round 2 would be"
+    sentence = "results/mini has finished 2 rounds; with `rounds: 1`, evaluation and report of round 2 would be"
     outcome = project.snakemake("--cores", "1", rounds=1)
     assert outcome.returncode == 1
     assert sentence in outcome.stdout + outcome.stderr

@@ -25,7 +25,7 @@ def test_a_dry_run_says_in_words_what_would_run(finished) -> None:
     outcome = finished.snakemake("-n", plain=False, report={"title": "Another"})
     assert outcome.returncode == 0, outcome.stderr
     assert "\n1 job would run:\n  report.title: A run through every stage → Another: 1 job (report)\n" in outcome.stdout
-    assert re.search(r"^About 0:00:\d\d of work \(0\.\d\d hours\), judging by such jobs", outcome.stdout, re.MULTILINE)
+    assert re.search(r"^About 0:00:\d\d of work \(0\.\d\d hours\), judging by similar", outcome.stdout, re.MULTILINE)
     assert len(outcome.stdout) < 1000
 
 

@@ -49,7 +49,7 @@ Numbers = Mapping[str, list[float]]
 
 
 def script(name: str, *arguments: object, **variables: str) -> str:
-    """The output of a script of this folder, run in a process of its own.
+    """The output of a script of this folder, run in a separate process.
 
     Raises:
         SystemExit: it failed.

@@ -297,7 +297,7 @@ ROWS = (
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
     _mini(
         "sequence-parallel",
-        "an update on two GPUs that share each sequence",
+        "an update on two GPUs that split each sequence",
         "2 gpus",
         **_trainer(processes=2, sequence_parallel=2),
     ),
@@ -311,7 +311,7 @@ ROWS = (
     ),
     Row(
         "two-ranks-overlap",
-        "gradients of two GPUs that are added up beside the backward pass, against after it",
+        "gradients of two GPUs summed during the backward pass, against after it",
         "machine:suite",
         minutes=8,
         options={"paths": [OVERLAP]},

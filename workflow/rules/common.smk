@@ -25,7 +25,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# Files of a finished experiment, besides those of its runs.
+# Files of a finished experiment, besides the files of its runs.
 EXPERIMENT_FILES = ["experiment.html", "experiment.json", "experiment.csv", "runs.csv", "experiment.tex"]
 
 # For keys that all runs of an experiment share. The rest of a configuration goes through `by_run`.
@@ -40,7 +40,7 @@ file = RUNS.file
 
 
 def decides(stage):
-    """The part of the configuration that decides the result of a stage."""
+    """The part of the configuration that affects the result of a stage."""
     return by_run(lambda config: config.params(stage))
 
 
@@ -76,7 +76,7 @@ def source_alone(wildcards):
 # True if any run has SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
-# An update over several nodes runs srun outside of the image; srun starts the image once for each rank.
+# An update over several nodes runs srun outside the image; srun starts the image once for each rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
 SPREAD_RESOURCES = (
@@ -91,11 +91,11 @@ SPREAD_RESOURCES = (
     else {}
 )
 
-# Log-probs of a model or of sequences that are split run on the processes of an update, over the same nodes.
+# If the model or sequences are split, log-probs are computed by as many processes as an update has, over as many nodes.
 SPLIT = {config.deepspeed.splits_passes for config in RUNS.configs.values()}
 if SPREAD and len(SPLIT) > 1:
     raise WorkflowError(
-        "deepspeed: with several nodes either all runs have zero_stage: 3 or sequence_parallel, or none; set it in each run"
+        "deepspeed: with several nodes, zero_stage: 3 or sequence_parallel must be set in all runs or in none"
     )
 PASS_IMAGE = SPREAD_IMAGE if SPLIT == {True} else IMAGE
 PASS_RESOURCES = SPREAD_RESOURCES if SPLIT == {True} else {}

@@ -1,4 +1,4 @@
-# Input functions: which files a job waits for. `before` and `of_round_before` look one round back.
+# Input functions: the files that a job waits for. `before` and `of_round_before` look one round back.
 from types import SimpleNamespace
 
 from rloo_pipeline.snakemake_ext import run_folders, run_sources
@@ -14,7 +14,7 @@ PINNED = all(map(run_sources.are_pinned, RUNS.configs.values()))
 
 
 def before(wildcards):
-    """The name of the round before, 00000 before the first."""
+    """The name of the previous round; 00000 before the first."""
     return f"{int(wildcards.round) - 1:05d}"
 
 
@@ -29,7 +29,7 @@ def needed(path, asked):
 
 
 def of_round_before(path, asked=lambda config: True):
-    """The same for a file of the round before; none in the first round."""
+    """The same for a file of the previous round; none in the first round."""
     return several(lambda config, w: [path.format(before(w))] if int(w.round) > 1 and asked(config) else [])
 
 
@@ -41,12 +41,12 @@ def of_policy(path, asked=lambda config: True):
 
 
 def without_rerun(function):
-    """An input function whose files are `ancient`: newer ones do not run a job again."""
+    """An input function whose files are `ancient`: a newer file does not re-run the job."""
     return lambda wildcards: list(map(ancient, function(wildcards)))
 
 
 def sampled_by(config, wildcards):
-    """The number of the policy that a round is sampled from: that of the round before, or an older one (rollout.lag)."""
+    """The number of the policy that a round is sampled from: the previous round's, or an older one (rollout.lag)."""
     return config.rollout.policy_of(int(wildcards.round))
 
 
@@ -62,32 +62,32 @@ def evaluated_policy(wildcards):
     return RUNS.path(wildcards, f"policies/{RUNS.of(wildcards).evaluated[wildcards.name]:05d}")
 
 
-# Policy 0, where the policy of a round is an adapter on top of it.
+# Policy 0, if the policy of a round is an adapter on top of it.
 base_policy = several(lambda config, w: ["policies/00000"] if config.update.lora and int(w.round) > 1 else [])
-# In a run with images, which the log-probs of completions depend on.
+# In a run with images, on which the log-probs of completions depend.
 image_prompts = needed("prompts", lambda config: config.dataset.image_column)
-# In a run with several teachers, which the prompts name.
+# In a run with several teachers: the prompts name the teacher.
 teachers_prompts = needed("prompts", lambda config: config.algorithm.teacher and config.algorithm.teacher.models)
-# Digest and checks of the reward model that the run trains, if it does: stages that score wait for it, and run again for
-# another digest.
+# Digest and checks of the reward model that the run trains, if any: stages that score wait for it, and run again if the
+# digest changes.
 reward_model = needed("reward_model/checks.json", lambda config: config.reward_model)
 judgements = needed("judgements.parquet", lambda config: config.judge)
-# The first update waits for the checks, and uses them to prove which policy sampled. New checks do not train a round again.
-# Rollouts do not wait for them, so a changed reward function does not sample again.
+# The first update waits for the checks, and uses them to prove which policy sampled. New checks do not re-train a round.
+# Rollouts do not wait for them, so a changed reward function does not re-sample.
 checks_of = without_rerun(several(lambda config, w: ["warmstart/checks.json"]))
-# A new diagnosis does not sample or train again. With a lag, rollouts do not wait for the previous round, so the
+# A new diagnosis does not re-sample or re-train. With a lag, rollouts do not wait for the previous round, so the
 # update does.
 gate = without_rerun(of_round_before("rounds/{}/diagnosis.json", lambda config: config.rollout.lag))
 gate_of_policy = without_rerun(of_policy("rounds/{}/diagnosis.json"))
-# For the optimizer steps of the policy; another policy is sampled again anyway.
+# For the optimizer steps of the policy; a changed policy is sampled again anyway.
 metrics_of_policy = without_rerun(of_policy("rounds/{}/metrics.json"))
-# Only to begin beside the next rollout, and not beside the scoring that the update waits for.
+# Only so that it starts beside the next rollout, not beside the scoring that the update waits for.
 update_before = without_rerun(several(lambda config, w: [f"rounds/{w.round}/metrics.json"]))
 tracked_before = of_round_before("tracking/{}.json")
 
 
 def trial(name):
-    """A file of the warm start from the trial of the untrained model, where there is one."""
+    """A file of the warm start from the trial of the untrained model, if there is one."""
     return needed(f"warmstart/trial/{name}", lambda config: config.tries_model)
 
 
@@ -95,13 +95,13 @@ DECIDES_ROLLOUT = decides("rollout")
 
 
 def decides_rollout(wildcards):
-    """`rollout.lag` as it acts on a round, so that another lag does not sample round 1 again."""
+    """`rollout.lag` as it affects a round, so that changing it does not re-sample round 1."""
     params = DECIDES_ROLLOUT(wildcards) if callable(DECIDES_ROLLOUT) else DECIDES_ROLLOUT
     lag = RUNS.of(wildcards).rollout.lag_of(int(wildcards.round))
     return params | {"rollout": params["rollout"] | {"lag": lag}}
 
 
-# By run: for which rounds held-out accuracy is measured, and after which a page is written.
+# By run: rounds for which held-out accuracy is measured, and rounds after which a page is written.
 HELD_OUT = {
     run: run_folders.held_out_rounds(config, CONTROLLER.run_folder(run), in_job=not workflow.is_main_process)
     for run, config in RUNS.configs.items()
@@ -123,12 +123,12 @@ def shards(config):
 
 
 def shards_of(table, asked=lambda config: True):
-    """All shards of one of a round's tables."""
+    """All shards of a table of a round."""
     return several(lambda config, w: [f"rounds/{w.round}/{table}/{shard}" for shard in shards(config) if asked(config)])
 
 
 def whole(table, asked=lambda config: True):
-    """All of one of a round's tables: the shards, then what the refill made."""
+    """All files of a table of a round: the shards, then the refill."""
     refill = several(
         lambda config, w: (
             [f"rounds/{w.round}/refill/{table}.parquet"] if config.rollout.refill and asked(config) else []
@@ -139,28 +139,28 @@ def whole(table, asked=lambda config: True):
 
 whole_reference = whole("reference", lambda config: config.uses_reference)
 whole_teacher = shards_of("teacher", lambda config: config.algorithm.teacher)
-# Of the round before, which has groups to go on with (rollout.token_budget).
+# Of the previous round, whose unfinished groups are continued (rollout.token_budget).
 carried_over = several(
     lambda config, w: [
         f"rounds/{before(w)}/rollouts/{shard}"
         for shard in (shards(config) if config.rollout.token_budget and int(w.round) > 1 else [])
     ]
 )
-# Of policy 0, where dataset.select needs them.
+# Of policy 0, if dataset.select needs them.
 difficulty_shards = several(
     lambda config, w: [f"warmstart/difficulty/{shard}" for shard in shards(config) if config.measures_difficulty]
 )
 rates_of_round_before = of_round_before("rounds/{}/pass_rates.parquet")
-# From the rounds that made the policy; no later scores, whose arrival would decide which prompts a round has.
+# From the rounds that made the policy. With later scores, their arrival would decide which prompts a round has.
 pass_rates_of_policy = of_policy("rounds/{}/pass_rates.parquet", lambda config: config.updates_pass_rates)
-# Of the reward functions that have jobs of their own.
+# Of the reward functions that run in separate jobs.
 scored_alone = several(
     lambda config, w: [f"rounds/{w.round}/scores/parts/{name}/{w.shard}.parquet" for name in alone(w)]
 )
 
 
 def pass_rates_before(wildcards):
-    """The pass rates before a round: those of policy 0, or as the round before left them."""
+    """The pass rates before a round: of policy 0, or as of the previous round."""
     return rates_of_round_before(wildcards) or difficulty_shards(wildcards)
 
 
@@ -182,7 +182,7 @@ def stopped(wildcards):
 
 
 def finished(run, config):
-    """The files that a finished run has in the end."""
+    """The files of a finished run."""
     tracked = [f"results/{run}/tracking/{last(config)[0]}.json"] if config.trackers else []
     pages = [f"results/{run}/pages/{number:05d}.json" for number in PAGES[run]]
     return [f"results/{run}/summary.json", f"results/{run}/report.html", *tracked, *pages]
@@ -193,7 +193,7 @@ def of_run(run, file):
     return RUNS.path(SimpleNamespace(run=run), file)
 
 
-# With `select`: the evaluations on dataset.dev that are chosen from, and what the choice leads to.
+# With `select`: the evaluations on dataset.dev to choose from, and the files that depend on the choice.
 SELECTED = bool(CONFIG.select)
 SELECTION = f"results/{RUNS.name}/selection.json"
 TEST = f"results/{RUNS.name}/test"
@@ -217,14 +217,14 @@ def checks_of_seed(wildcards):
 
 
 def reward_models_of_seed(wildcards):
-    """Those that the runs of a seed train."""
+    """The reward models that the runs of a seed train."""
     return [
         of_run(run, "reward_model/checks.json") for run, config in of_seed(wildcards).items() if config.reward_model
     ]
 
 
 def policies_of_seed(wildcards):
-    """Policies that may have been chosen, with policy 0, which adapters are on top of."""
+    """Policies that may have been chosen, and policy 0 as the base of adapters."""
     return [
         of_run(run, f"policies/{number:05d}")
         for run, config in of_seed(wildcards).items()

@@ -94,8 +94,8 @@ rule score:
         " --output {output.scores} --log={log}"
 
 
-# With rollout.refill: further completions of a round if too few groups teach, else empty tables. A checkpoint instead would
-# make Snakemake evaluate the whole DAG again in each round.
+# With rollout.refill: further completions of a round if too few groups teach, else empty tables. A checkpoint would make
+# Snakemake re-evaluate the whole DAG in each round.
 rule refill:
     input:
         prompts=file("prompts"),
@@ -219,7 +219,7 @@ rule teacher:
 
 # Three rules differ only in what they keep: `update` and `update_last` keep the policy, and `update_transient` does not.
 # Snakemake takes temp() by rule, not by file. Trainer states are a cache that updates read and write; only that of the last
-# round is an output, from which a longer run goes on.
+# round is an output, from which a longer run continues.
 rule update:
     input:
         policy=policy_before,
@@ -309,8 +309,8 @@ rule held_out:
         " --output {output.summary} --events {output.events} --log={log}"
 
 
-# report.html of the files that exist after a round. No stage waits for it. Code and title of the page are not parameters,
-# so a page is made once.
+# report.html from the files that exist after a round. No stage waits for it. Code and title of the page are not
+# parameters, so each page is made once.
 rule report_so_far:
     input:
         file("rounds/{round}/metrics.json"),
@@ -335,7 +335,7 @@ rule gate:
         f"{RUN}/rounds/{{round}}/diagnosis.json",
     log:
         f"{RUN}/logs/gate/{{round}}.log",
-    # before what no round waits for
+    # ahead of jobs that no round waits for
     priority: 10
     retries: 0
     shell:

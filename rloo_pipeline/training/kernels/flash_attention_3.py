@@ -1,7 +1,7 @@
-"""FlashAttention 3 (arXiv 2407.08608) in the place of torch's FlashAttention 2, on Hopper if its package is installed.
+"""FlashAttention 3 (arXiv 2407.08608) instead of torch's FlashAttention 2, on Hopper if its package is installed.
 
-torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention itself is called as before.
-Once per process it computes two small cases; unless it is as close to float32 as torch's kernels, these come back.
+torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention is called as before. Once per
+process it is tried on two small cases; unless it is as close to float32 as torch's kernels, torch's are restored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rloo_pipeline.training.kernels.short_attention import Local, mask_of
 
 PACKAGE = "flash_attn_interface"
 LENGTHS = (40, 129)
-"""Tokens of the sequences of a case."""
+"""Lengths of the sequences in a test case."""
 SLACK = 1.5
 """Largest error allowed, as a multiple of that of torch's own kernels."""
 
@@ -32,14 +32,14 @@ _seen = set[str]()
 
 
 def install(device: str, attend: Attention | None = None) -> str:
-    """Activates FlashAttention 3 where it is right, once per process.
+    """Activates FlashAttention 3 if its results are right; tries once per process.
 
     Args:
         device: the device of the model.
         attend: attention over sequences of LENGTHS; by default `by_torch`.
 
     Returns:
-        Why it stays off, the first time; empty if it is on, not installed, or not for this card.
+        Why it stays off, on the first call; empty if it is on, not installed, or not for this card.
     """
     attend = attend or by_torch
     if device in _seen or not is_for(device):
@@ -49,7 +49,7 @@ def install(device: str, attend: Attention | None = None) -> str:
     try:
         activate_flash_attention_impl("FA3")
         errors = [error(attend, window, device) for window in (0, 32)]
-    except Exception as failure:  # a library's kernel may fail on a card in any way
+    except Exception as failure:  # a library's kernel can fail in any way
         restore_flash_attention_impl(_raise_warn=False)
         return one_line(failure)
     if all(new <= SLACK * old for new, old in zip(errors, usual, strict=True)):
@@ -65,7 +65,7 @@ def is_for(device: str) -> bool:
 
 
 def error(attend: Attention, window: int, device: str) -> float:
-    """The largest difference of outputs and gradients in bfloat16 from those in float32, both by the same inputs."""
+    """The largest difference of outputs and gradients in bfloat16 from those in float32, for the same inputs."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(sum(LENGTHS), heads, 64, generator=generator) for heads in (4, 2, 2, 4)]
     *heads, weights = (tensor.to(device, torch.bfloat16) for tensor in drawn)
@@ -79,7 +79,7 @@ def error(attend: Attention, window: int, device: str) -> float:
 
 
 def _exact(heads: list[Tensor], window: int) -> Tensor:
-    """The formula, sequence by sequence."""
+    """Attention by its formula, one sequence at a time."""
     outputs = []
     for query, key, value in zip(*(tensor.split(LENGTHS) for tensor in heads), strict=True):
         q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))

@@ -98,7 +98,7 @@ def _forward(
     if inputs.loss_of is None:
         projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
         return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())
-    # an autograd function does not see `no_grad`, and would compute the gradient of the weights
+    # an autograd function does not see `no_grad`, and would compute the weights' gradient for nothing
     weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
     loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
@@ -188,7 +188,7 @@ class Projection:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
         lengths = self.inputs.pack.completion_lengths.tolist()
-        whole = self.inputs.pack.own is None  # else some tokens of a sequence are on other ranks, and all go together
+        whole = self.inputs.pack.own is None  # else other ranks have some tokens of a sequence, so all go together
         every = (range(len(lengths)), slice(0, len(self.hidden)))
         for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
             total += self._backward_group(sequences, tokens)
@@ -214,7 +214,7 @@ class Projection:
         return loss
 
     def _parts(self, tokens: slice) -> list[slice]:
-        """Splits tokens into slices that are processed at once; an empty one if there is none."""
+        """Splits tokens into slices that are processed at once; one empty slice if there are no tokens."""
         starts = range(tokens.start, max(tokens.stop, tokens.start + 1), self.step)
         return [slice(start, min(start + self.step, tokens.stop)) for start in starts]
 
@@ -282,7 +282,7 @@ class Projection:
         """The gradient of the logits of a slice, whose softmax is in these rows of the buffers."""
         d_logits = self.probs[rows]
         d_logits *= -scale.sum(-1, keepdim=True) / self.sums[rows]
-        # the target, which can be a candidate, on its own, so that a GPU has one order to add in
+        # the target can also be a candidate, so it is added separately: a GPU then adds in a fixed order
         for columns in (slice(0, 1), slice(1, None)):
             d_logits.scatter_add_(-1, self.columns[part, columns], scale[:, columns])
         if self.form.cap < inf:

@@ -156,8 +156,8 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
-    """Makes a token attend to only some tokens: by position, or by an index that chooses (`index_topk`). Scores that
-    are scaled by position are, from the first tokens on (`floor_scale` of Llama 4).
+    """Shortens windows, so that a token attends to only some tokens, by position or by an index (`index_topk`). Scores
+    that are scaled by position then are so from the first tokens on (`floor_scale` of Llama 4).
     """
     shortened = {"index_topk", "floor_scale"}
     for name, value in list(vars(config).items()):

@@ -54,7 +54,7 @@ def test_check_refuses_a_model_that_is_not_packed(tiny_model, monkeypatch) -> No
     for shared, ok in ((SHARED, False), ({}, True)):
         (finding,) = model_trial.model(RunInputs(Config(**mini(deepspeed=shared)), tiny_model, ExitStack()))
         assert finding.ok is ok
-        assert ok or "Mamba trains in padded batches, whose tokens cannot be split" in finding.message
+        assert ok or "Mamba trains in padded batches, so its tokens cannot be split" in finding.message
 
 
 def test_each_process_has_its_part_of_a_sequence() -> None:
@@ -96,8 +96,9 @@ def test_the_shipped_configuration_fits_only_with_sequences_that_gpus_share() ->
     terms, shared = (memory.update(config, QWQ, "cuda") for config in (alone, LONG))
     assert f"{(terms['optimizer'] + 2 * terms['weights']) / 1e9:.0f} GB each" in text
     whole, part = (each["activations"] / 1e9 for each in (terms, shared))
-    assert f"take {whole:.0f} GB on one GPU, even recomputed, and {part:.0f} GB" in text
-    assert f"{memory.total(shared) / 1e9:.0f} GB in all" in text
+    assert f"would take {whole:.0f} GB on one GPU, even recomputed" in text
+    assert f"they take {part:.0f} GB on each" in text
+    assert f"{memory.total(shared) / 1e9:.0f} GB per GPU in all" in text
 
 
 def test_a_plan_for_gpus_shares_sequences_where_they_do_not_fit_otherwise() -> None:

@@ -103,7 +103,7 @@ def test_an_existing_file_is_replaced_only_with_force(choices) -> None:
     assert Path("mine/rewards.py").read_text() == "mine"
     assert "replaced mine/rewards.py" in new_project("mine", choices, force=True)[1]
     assert "def right" in Path("mine/rewards.py").read_text()
-    with pytest.raises(UserError, match=r"rewards\.py: a file, not a folder for a project"):
+    with pytest.raises(UserError, match=r"rewards\.py is a file, not a project folder"):
         init(Path("mine/rewards.py"), choices, force=True)
 
 
@@ -155,7 +155,7 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     ("change", "message"),
     [
         ({"model": None}, "--model missing; on a terminal"),
-        ({"model": "nowhere"}, "--model nowhere: neither a folder nor an id on the Hub"),
+        ({"model": "nowhere"}, "--model nowhere: neither a folder nor a Hub id"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),

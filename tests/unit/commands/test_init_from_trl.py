@@ -264,7 +264,7 @@ GRPO = SMALL.replace("RLOO", "GRPO")
             "--model_name_or_path m",
             r"line 46: give the option dataset_name: --from-trl 'script\.py --dataset_name",
         ),
-        (AGENT, "sft", "'sft' belongs to no option"),
+        (AGENT, "sft", "'sft' does not belong to an option"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
         (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
     ],

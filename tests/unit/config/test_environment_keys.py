@@ -26,7 +26,7 @@ def config_of(**keys) -> Config:
         ({"environment_sandbox": True, "tools": [PYTHON]}, "python runs each program in a sandbox of its own, which"),
         (
             {"environment_sandbox": True, "environment": {"game": "openenv:http://node:8000"}},
-            "environment_sandbox: the sandbox has no network, through which OpenEnv's server is asked; leave out",
+            "environment_sandbox: the sandbox has no network, which episodes need to reach OpenEnv's server; leave out",
         ),
         (
             {"environment_read_only": ["words"]},

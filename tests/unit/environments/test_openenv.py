@@ -114,10 +114,10 @@ def test_what_is_no_server_of_openenv_is_a_sentence(tmp_path) -> None:
     (tmp_path / "schema").write_text('{"action": 3}')
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as other:
         threading.Thread(target=other.serve_forever).start()
-        assert "does not answer as a server of OpenEnv does (3)" in refusal(f"http://127.0.0.1:{other.server_port}/")
+        assert "does not answer like an OpenEnv server (3)" in refusal(f"http://127.0.0.1:{other.server_port}/")
         other.shutdown()
     assert "cannot be read (<urlopen error" in refusal(f"http://127.0.0.1:{other.server_port}")
-    assert "write the port that the server shall listen on as {port}" in refusal("uvicorn app:app")
+    assert "write {port} where the command takes the server's port" in refusal("uvicorn app:app")
     assert "none cannot be started (No such file or directory)" in refusal(f"{tmp_path}/none --port {{port}}")
     assert "ended with exit code 4" in refusal(f"{sys.executable} -c 'import sys; sys.exit(4)' {{port}}")
 
@@ -170,5 +170,5 @@ def test_the_server_of_a_command_ends_when_its_job_is_killed() -> None:
 
 def test_a_server_that_dies_ends_the_stage(pool) -> None:
     begun(pool, 1, environment="game")
-    with pytest.raises(UserError, match=r"the server at http://127.0.0.1:\d+ is gone .*; run the stage again"):
+    with pytest.raises(UserError, match=r"lost the connection to the server at http://\S+:\d+ .*; run the stage again"):
         called(pool, 1, "step", number=666)

@@ -81,12 +81,12 @@ REFUSALS = {
     'word_tasks {"size": 3}': "cannot be loaded: .*size",
     'word_tasks {"offline": true}': "cannot be loaded: the data set is not on this machine",
     'word_tasks {"count": 0}': "has no tasks",
-    'word_tasks {"stops": true}': "needs stops or intercepts, which episodes here do not have",
+    'word_tasks {"stops": true}': "needs stops or intercepts, not supported here",
     "openenv": "cannot be loaded: .*base_url",
 }
 ROWS = {
     "has no task with the key 'another'; write the rows again": {"task": "another"},
-    "the prompt of a row is not that of its task": {"prompt": [{"role": "user", "content": "?"}]},
+    "the prompt of a row differs from that of its task": {"prompt": [{"role": "user", "content": "?"}]},
 }
 REFUSED = """
 import asyncio, json

@@ -22,7 +22,7 @@ def test_jobs_take_what_jobs_like_them_took(tmp_path) -> None:
     names = ["rollout/00003-000", "score/00003-000", "score/00003-000-judge", "evaluate/final", "harness/final"]
     logs = [(tmp_path, str(tmp_path / "logs" / f"{name}.log")) for name in names]
     assert dry_run.planned_time(logs) == (
-        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by such jobs of this run; 1 of these jobs "
+        "About 0:34:30 of work (0.57 hours, 0.83 GPU-hours), judging by similar jobs of this run; 1 of these jobs "
         "have no measurement yet."
     )
 

@@ -56,7 +56,7 @@ def test_heads_that_ranks_cannot_share_are_refused() -> None:
 
 
 def test_a_model_whose_packs_cannot_be_split_is_refused() -> None:
-    with pytest.raises(UserError, match="Qwen3ForCausalLM has a vocabulary projection of its own"):
+    with pytest.raises(UserError, match="Qwen3ForCausalLM has its own vocabulary projection"):
         TokenLogProbs(qwen3(dtype=torch.float16), 1.0, group(0))
 
 

@@ -138,7 +138,7 @@ def test_a_tool_of_another_library_must_not_hide_what_an_episode_needs() -> None
         def __init__(self) -> None:
             self.steps = 0
 
-    with pytest.raises(UserError, match="a tool is called steps, which an episode needs itself; rename it"):
+    with pytest.raises(UserError, match="a tool is named steps, which episodes use themselves; rename it"):
         contract.with_tools(Session, {"steps": (lambda self: "", {"name": "steps"})})
 
 
