@@ -57,9 +57,11 @@ while victim.poll() is None:
         time.sleep(0.1)
         break
     time.sleep(0.002)
-if victim.poll() is None:
-    victim.kill()
-    mark.with_suffix(".killed").touch()
+if victim.poll() is not None:  # on a busy machine: the stage's next call has its turn
+    mark.unlink()
+    sys.exit(victim.returncode)
+victim.kill()
+mark.with_suffix(".killed").touch()
 victim.wait()
 sys.exit(137)
 """

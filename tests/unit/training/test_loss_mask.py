@@ -246,15 +246,17 @@ def loop(algorithm: Algorithm, batch: Batch, logps: dict[str, list[list[float]]]
         elif algorithm.importance_sampling_level == "sequence_mean":
             differences = [torch.stack(differences).sum() / count]
         ratios = [difference.exp() for difference in differences]
-        actions = len(ratios) if algorithm.clip == "ppo" else count
+        actions = len(ratios) if algorithm.clip in ("ppo", "clip_cov") else count
         gaps = [o - s for o, s in zip(old, logps["sampling"][row], strict=True)]
         mismatch, kept = weight_of(algorithm, gaps), kept_by(algorithm, gaps)
         for t in range(actions):
             advantage, ratio = advantages[row][t], ratios[t % len(ratios)]
-            if algorithm.clip == "ppo":
+            if algorithm.clip in ("ppo", "clip_cov"):  # no token is chosen here, but in test_token_choice.py
                 bounded = clamped(ratio, None, algorithm.delta)
                 clipped = ratio.clamp(1 - algorithm.epsilon, 1 + high)
                 loss = -torch.minimum(bounded * advantage, clipped * advantage)
+            elif algorithm.clip == "kl_cov":
+                loss = -ratio * advantage
             elif algorithm.clip == "cispo":
                 loss = -ratio.detach().clamp(max=1 + high) * advantage * own.logps[t]
             elif algorithm.clip == "sapo":
