@@ -51,21 +51,18 @@ PORTS = range(15_000, 32_000)
 """Of those that Linux gives to no connection by itself, which could have one before the first rank listens."""
 
 
-def _is_free(port: int) -> bool:
-    if port not in PORTS:
-        return False
-    with socket.socket() as probe, contextlib.suppress(OSError):
-        probe.bind(("127.0.0.1", port))
-        return True
-    return False
+def free_port() -> int:
+    """A port at which nothing listens."""
+    while True:
+        port = PORTS[int.from_bytes(os.urandom(4), sys.byteorder) % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def rank_variables(count: int) -> Iterator[Mapping[str, str]]:
     """What torchrun would set for each rank of one job."""
-    port = 0
-    while not _is_free(port):
-        port = PORTS[int.from_bytes(os.urandom(4), sys.byteorder) % len(PORTS)]
-    job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0"}
     for number in range(count):
         yield job | {"RANK": str(number), "LOCAL_RANK": str(number)}
