@@ -3,7 +3,7 @@
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import cards, reward_model_cost
+from rloo_pipeline.before_run import cards, model_inputs, reward_model_cost
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan import plan_run
@@ -46,6 +46,7 @@ def test_longer_conversations_take_memory_and_a_small_card_is_too_small() -> Non
     assert cost(cards.card_of("t4")).problem.startswith("reward_model takes ")
 
 
-def test_the_plan_shows_it_where_there_is_one() -> None:
+def test_the_plan_shows_it_where_there_is_one(monkeypatch) -> None:
+    monkeypatch.setattr(model_inputs, "shape", lambda *_: FOUR)  # else the demo's model is made
     assert "reward model, once: at most 33,554,432 tokens" in printed(plan_run, DEMO, "h100", width=120)
     assert reward_model_cost.estimated(with_section(None), FOUR, 1e9, H100) is None

@@ -139,7 +139,9 @@ def test_two_processes_choose_different_ports_for_their_servers(monkeypatch) -> 
 def servers(process: int) -> list[psutil.Process]:
     """Servers that commands started below a process."""
     below = psutil.Process(process).children(recursive=True)
-    return [child for child in below if {"openenv_apps:app", "--port"} <= {*child.cmdline()}]
+    lines = [(child, Path(f"/proc/{child.pid}/cmdline")) for child in below]
+    words = {b"openenv_apps:app", b"--port"}
+    return [child for child, line in lines if line.exists() and words <= {*line.read_bytes().split(b"\0")}]
 
 
 def test_the_server_of_a_command_ends_with_the_pool() -> None:
