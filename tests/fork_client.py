@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 def rank_variables(count: int) -> Iterator[Mapping[str, str]]:
-    """What torchrun would set for each rank of one job."""
+    """The variables that torchrun would set for each rank of one job."""
     job = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     job |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0"}
     for number in range(count):

@@ -33,7 +33,7 @@ class NodeRanks(kept_ranks.KeptRanks):
 
         Raises:
             UserError: this is not a SLURM job.
-            IncompatibleEngine: there is no srun.
+            IncompatibleEngine: srun is not installed.
         """
         self.count = layout.processes
         self._step = nodes.prepare(layout, output, ["worker", "--rank"], ["--quiet", "--overlap", "--mem=0"])

@@ -211,7 +211,7 @@ def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
 
 
 def _alike(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
-    """Jobs of the same kind as the one with this log, or if there are none, those of its stage."""
+    """Jobs of the same kind as the one with this log; without any, all jobs of its stage."""
     name = Path(log).relative_to(run / "logs").with_suffix("")
     return measured.get(_kind(str(name))) or measured.get(name.parts[0], [])
 

@@ -43,7 +43,7 @@ class OpenEpisode:
     def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
         self.environment, self.row, self.seed = environment, row, seed
         self.calls = 0
-        """Calls so far, if there is no environment."""
+        """Calls so far; counted only without an environment."""
         self.lost: str | None = None
         """Why it cannot continue."""
 

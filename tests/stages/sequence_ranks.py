@@ -59,7 +59,7 @@ def completions_of(old: torch.Tensor) -> RoundTensors:
 
 
 def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
-    """What the first step of a case gives."""
+    """The results of the first step of a case."""
     kind, size, changes = CASES[case]
     settings = trainer_settings(temperature=0.8, sequence_parallel=size if split else 1, **changes)
     engine = Engine(Policy(folder / kind), settings, 0)

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def output(model, tmp_path_factory):
-    """What two ranks write, in one launch for all cases."""
+    """A folder with the files of two ranks, which are started once for all cases."""
     output = tmp_path_factory.mktemp("ranks")
     for outcome in forks.run_ranks(two_ranks.__file__, [str(model), str(output)], 2):
         assert outcome.returncode == 0, outcome.stderr[-2000:]

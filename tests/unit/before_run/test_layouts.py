@@ -77,14 +77,16 @@ def test_the_time_of_a_round_is_the_same_wherever_the_plan_shows_it(monkeypatch)
     ("changes", "least", "most"),
     [
         ({"update.lora": Lora()}, 0.6, 0.9),
-        ({"deepspeed.offload": Offload(optimizer="cpu"), "deepspeed.zero_stage": 2}, 1.005, 2),
+        ({"deepspeed.offload": Offload(optimizer="cpu"), "deepspeed.zero_stage": 2}, 1.01, 2),
         ({"deepspeed.offload": Offload(optimizer="cpu", parameters="cpu"), "deepspeed.zero_stage": 3}, 1.1, 4),
         ({"deepspeed.offload": Offload(optimizer="nvme"), "deepspeed.zero_stage": 3}, 1.02, 4),
         ({"deepspeed.gradient_checkpointing": True}, 1.1, 1.4),
     ],
 )
 def test_what_makes_an_update_slower_or_faster_changes_its_hours(changes, least, most) -> None:
-    plain = advice.override(CONFIG, {"deepspeed.processes": 1, "deepspeed.gradient_checkpointing": False})
+    # in rounds of long completions an optimizer in host memory is hardly noticed
+    one = {"deepspeed.processes": 1, "deepspeed.gradient_checkpointing": False, "rollout.max_completion_length": 1024}
+    plain = advice.override(CONFIG, one)
     before, after = hours(plain), hours(advice.override(plain, changes))
     assert least < after["update"] / before["update"] < most
     assert after["rollout"] == before["rollout"]
