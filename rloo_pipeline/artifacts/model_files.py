@@ -17,6 +17,10 @@ from rloo_pipeline.errors import UserError
 
 POLICIES = "policies"
 """Folder of a run with the policies that its stages wrote."""
+STATES = "trainer"
+"""Folder of a run with its trainer states, by round."""
+STATE_POLICY = "policy"
+"""Folder of a trainer state with the policy of its round."""
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts import lineage, model_dims, model_files, vision
+from rloo_pipeline.artifacts import lineage, model_dims, model_files, node_files, vision
 from rloo_pipeline.artifacts.files import read_artifact, read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
@@ -200,6 +200,11 @@ class Policy:
         """
         if self.folder.parent.name != model_files.POLICIES or not self.folder.name.isdigit():
             return None
+        for link in node_files.links(self.folder):
+            if not link.exists():
+                raise UserError(
+                    f"{link}: lost with a node's own disk (exchange); call the run again, which restores it"
+                )
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 
 

@@ -110,19 +110,20 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
     policy = policy_bytes(config, shape)
     lag, rounds = config.rollout.lag, range(1, config.rounds + 1)
-    policies = sum(number % config.keep_every == 0 or number >= config.rounds - lag for number in rounds)
+    policies = sum(map(config.keeps, rounds))
     # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
     weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
     master = 4 if size == 2 or config.deepspeed.zero_stage else 0
     trainer = memory.moments(config, shape) + learned * (master + weights)
     linked = policy if config.keep_every > 1 else 0  # a state holds on to its policy
+    states = 1 + (lag if config.node_folder else 0)
     counts = tokens(config)
     tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
     tables *= 1 + config.rollout.refill
     return {
         f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
         "trainer state": trainer,
-        "the next policy and trainer state (temporary)": policy * (1 + lag) + linked + trainer,
+        "the next policy and trainer state (temporary)": policy * (1 + lag) + (linked + trainer) * states,
         "tables of rounds": tables,
     }
 

@@ -1,14 +1,22 @@
-"""Time and bandwidth to pass a round's policy from the trainer to the samplers, as files on the shared file system."""
+"""Passing a round's policy from the trainer to the samplers, as files on the shared file system or on the nodes' own
+disks (`exchange`): time, bandwidth and room.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, layouts, memory, speeds
+from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 SHARE = 0.1
 """Largest share of a round that should be spent waiting for the file system."""
@@ -51,7 +59,62 @@ def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[st
             f"policy of a round: {found.policy / memory.GB:,.1f} GB; writing takes about {found.written:,.1f} s and "
             f"reading {found.read:,.1f} s (estimated from the speed of one CPU core),"
         )
+        which = "" if config.node_folder is None else ", in rounds whose policy is kept"
         yield (
-            f"  plus waits for the file system: {SHARE:.0%} of a round if it gives "
+            f"  plus waits for the file system{which}: {SHARE:.0%} of a round if it gives "
             f"{found.bandwidth(round_seconds) / memory.GB:,.1f} GB/s to all nodes together"
         )
+
+
+def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
+    """Refuses policies on the nodes' own disks where stages do not find them.
+
+    Args:
+        config: a run's configuration.
+        nodes: number of nodes of the SLURM job with all stages, or 1 on one machine.
+        as_jobs: True if each stage is a SLURM job.
+
+    Raises:
+        UserError: there is a node that would not have them, or a lost one could not be made again.
+    """
+    if config.node_folder is None:
+        return
+    why = ""
+    if as_jobs:
+        why = "each stage is a SLURM job, perhaps on another node: use `rloo submit` without --controller"
+    elif nodes != config.deepspeed.nodes:
+        why = f"updates run on {config.deepspeed.nodes} of the job's {nodes} nodes: set deepspeed.nodes to {nodes}"
+    elif nodes > 1 and config.workers == "never":
+        why = "on several nodes it needs the processes of `workers`: do not set it to never"
+    elif devices.has_gpu() and not config.reproducible:
+        why = "a lost policy would be trained again with other rounding: set reproducible: true"
+    if why:
+        raise UserError(f"exchange: {config.exchange}: {why}, or leave exchange out")
+
+
+def room(config: Config, policy: float, runs: int = 1) -> Finding:
+    """Checks the folder for policies on this node: it exists, is writable, and holds those that are needed at a time.
+
+    Args:
+        config: a run's configuration, with such a folder.
+        policy: bytes of a policy's weights.
+        runs: number of concurrent runs.
+    """
+    folder = config.node_folder or Path()
+    subject, fix = f"exchange {folder}", "free some, name another folder, or leave exchange out"
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return Finding(subject, False, "no folder that you may write to, on this machine", fix)
+    free, needed = shutil.disk_usage(folder).free, policy * (2 + config.rollout.lag) * runs
+    message = f"{free / memory.GB:.1f} GB free, policies need {needed / memory.GB:.1f} GB"
+    return Finding(subject, free > needed, message, fix)
+
+
+def node_line(config: Config, shape: ModelDims) -> str:
+    """What policies on the nodes' own disks take and give."""
+    policy, most = estimate.policy_bytes(config, shape) / memory.GB, 2 + config.rollout.lag
+    count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
+    return (
+        f"exchange: {count:,} of {config.rounds:,} policies stay in {config.node_folder} of each node, at most {most} at a "
+        f"time ({policy * most:,.1f} GB), so {policy * count:,.1f} GB less are written to and read from the shared file "
+        "system; after a kill, the rounds since the last trainer state are trained again"
+    )

@@ -32,6 +32,11 @@ class Finding(NamedTuple):
     note: bool = False
     """True if an ok finding needs attention: it may fail later, or could not be checked."""
 
+    @property
+    def sentence(self) -> str:
+        """A problem as an error message."""
+        return f"{self.subject}: {self.message}; {self.fix}"
+
 
 @contextmanager
 def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline.before_run import dataset_inputs, inputs
+from rloo_pipeline.before_run import dataset_inputs, estimate, exchange, inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config, Container, Dtype, Source
@@ -105,6 +105,11 @@ def machine(config: Config) -> Iterator[Finding]:
     if config.deepspeed.offload.on_disk:
         with problems_of("offload") as problems:
             yield Finding("offload", True, f"to {nvme.disk(config.deepspeed.nvme_path)}")
+        yield from problems
+    if config.node_folder is not None:
+        with problems_of("exchange") as problems:
+            exchange.refuse(config, config.deepspeed.nodes, as_jobs=False)
+            yield exchange.room(config, estimate.policy_bytes(config, model_inputs.shape(config)))
         yield from problems
 
 

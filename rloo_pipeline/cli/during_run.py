@@ -28,6 +28,7 @@ def _snakemake(name: str, about: str, *options: str) -> Command:
 
 
 def _submit(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.before_run import exchange
     from rloo_pipeline.cluster import allocation, submission
     from rloo_pipeline.snakemake_ext import edited_functions, failures, run_folders
 
@@ -40,6 +41,8 @@ def _submit(arguments: argparse.Namespace) -> None:
     runs = runs_of(raw, file, str(file))
     folder = project / "results" / runs.name / submission.FOLDER
     submission.refuse_second(runs.name, folder)
+    for config in runs.configs.values():
+        exchange.refuse(config, arguments.nodes, arguments.controller)
     # the job may start, and start again, after the user has edited the files for the next run
     edited_functions.EditedFunctions(runs, folder.parent).settle()
     copy = run_folders.freeze_config(raw, runs, file, folder)

@@ -19,8 +19,11 @@ from rloo_pipeline.cli.stage_options import (
     ROUND,
     SHARD,
     path,
+    run_folder,
+    runs_here,
     shards,
     stage,
+    stage_config,
 )
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
@@ -66,6 +69,17 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
     policies = (arguments.policy, arguments.sampler or arguments.policy)
     more = (arguments.prompts, arguments.checks)
     update(config, arguments.round_, *policies, arguments.trainer, inputs, outputs, *more)
+
+
+def _restore_policy(arguments: argparse.Namespace) -> None:
+    config, run = stage_config(arguments, "update"), run_folder(arguments)
+    if not runs_here(arguments, config.deepspeed):
+        return
+    from rloo_pipeline.artifacts.policy import Policy
+    from rloo_pipeline.stages.update import restore
+
+    prompts = run / "prompts" if config.dataset.image_column else None
+    restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer", prompts)
 
 
 def _held_out(config: Config, arguments: argparse.Namespace) -> None:
@@ -156,6 +170,12 @@ COMMANDS = (
         CHECKS,
         run=_update,
         ranks="processes",
+    ),
+    command(
+        "restore-policy",
+        _restore_policy,
+        "Write a policy's weights again that were on a node's own disk, from the tables of its rounds (exchange).",
+        *(CONFIG, OUTPUT),
     ),
     stage(
         "pass-rates",

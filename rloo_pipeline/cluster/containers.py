@@ -154,6 +154,8 @@ def _named(config: Config) -> Iterator[Path]:
     yield from (Path(module) for module in modules if module.endswith(".py"))
     if config.deepspeed.nvme_path:
         yield Path(os.path.expandvars(config.deepspeed.nvme_path))
+    if config.node_folder:
+        yield config.node_folder
     if cache := os.environ.get(OUTPUT_CACHE):
         yield Path(cache)
 

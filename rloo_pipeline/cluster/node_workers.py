@@ -137,6 +137,9 @@ def host(text: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)  # fails if the folder exists: it could be another user's
     scratch.claim(folder)
+    if (store := os.environ.get(scratch.EXCHANGE)) and not Path(store).exists():  # the controller has its own
+        Path(store).mkdir(mode=0o700)
+        scratch.claim(Path(store))
     cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))
     program = [sys.executable, "-m", "rloo_pipeline"]
     where = Path(plan["logs"]) / name

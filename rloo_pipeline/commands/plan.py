@@ -151,6 +151,11 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
             kept = estimate.hours(config, shape, card, warm=config.workers != "never", teacher=teacher)
             work = (_round_seconds(config, hours) * config.rounds, _round_seconds(config, kept) * config.rounds)
         _print_slurm(config, 60 * wait, work, console)
+    if config.node_folder is not None:
+        console.print(exchange.node_line(config, shape), soft_wrap=True)
+        found = exchange.room(config, estimate.policy_bytes(config, shape))
+        if card is None and not found.ok:
+            raise UserError(found.sentence)
     for note in inputs.require(config):
         console.print(f"note: {note}", style="yellow")
     if problem:

@@ -6,7 +6,9 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 from rloo_pipeline.config import cross_checks, distillation
@@ -118,6 +120,19 @@ class Config(RunKeys):
     def longest_evaluated(self) -> int:
         """Maximum length of a completion in evaluations, in tokens."""
         return self.evaluation.max_completion_length or self.rollout.max_completion_length
+
+    @property
+    def node_folder(self) -> Path | None:
+        """The folder on each node for the weights of policies that are not kept; None if they are in the run's."""
+        if self.exchange == "shared":
+            return None
+        return Path("/dev/shm" if self.exchange == "node" else os.path.expandvars(self.exchange))
+
+    def keeps(self, round_: int) -> bool:
+        """True if the policy of a round stays: a longer run samples its first rounds from the last ones of this run, as
+        many as the lag.
+        """
+        return round_ % self.keep_every == 0 or round_ >= self.rounds - self.rollout.lag
 
     def page_is_due(self, round_: int) -> bool:
         """True if the page is written after this round, which is not the last one."""

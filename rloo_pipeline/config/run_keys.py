@@ -79,6 +79,11 @@ class RunKeys(Section):
     """
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
+    exchange: str = Field("shared", pattern=r"^(shared|node|[/$].+)$")
+    """How policies that are not kept (`keep_every`) go from the trainer to the samplers: `shared`: in the run's folder;
+    `node`: in the memory of the nodes (/dev/shm); a path: in that folder, on a disk of each node. Kept ones always go
+    into the run's folder. After a kill, lost ones are trained again from the tables of their rounds.
+    """
     workers: Literal["auto", "always", "never"] = "auto"
     """Keep engines loaded between rounds if Snakemake and its jobs run on one machine. On GPUs, the engines take turns
     and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change

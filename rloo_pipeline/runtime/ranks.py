@@ -48,6 +48,11 @@ def current() -> Rank:
     return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 
 
+def on_node() -> tuple[int, int]:
+    """The number of this process among the ranks on its node, and their number."""
+    return current().local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def is_rank() -> bool:
     """True if a launcher started this process as one of several ranks."""
     return "TORCHELASTIC_RUN_ID" in os.environ or RENDEZVOUS in os.environ

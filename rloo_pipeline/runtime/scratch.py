@@ -21,6 +21,8 @@ from pathlib import Path
 
 LOCK = ".rloo-lock-"
 """Prefix of the names of locked files; the name of the folder follows."""
+EXCHANGE = "RLOO_EXCHANGE"
+"""Environment variable with the controller's folder for policies on each node (artifacts/node_files.py)."""
 _locks: list[int] = []
 _own: list[tuple[int, Path]] = []
 
@@ -66,11 +68,14 @@ def remove() -> None:
 
 
 def leave() -> None:
-    """Before this process ends after the owner of the folder: removes it, if no other process uses it."""
-    top = user_folder()
+    """Before this process ends after the owner of the folder: removes it, if no other process uses it, and the owner's
+    folder of `exchange`.
+    """
+    tops = [user_folder(), *(Path(store).parent for store in [os.environ.get(EXCHANGE)] if store)]
     while _locks:
         os.close(_locks.pop())
-    remove_abandoned(top)
+    for top in tops:
+        remove_abandoned(top)
 
 
 def user_folder() -> Path:

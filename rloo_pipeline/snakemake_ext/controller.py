@@ -44,6 +44,7 @@ from rloo_pipeline.snakemake_ext import (
     edited_functions,
     locks,
     lost_metadata,
+    node_exchange,
     planning_speed,
     run_folders,
     run_sources,
@@ -178,8 +179,11 @@ class Controller:
             run_folders.mark_unfinished(self._results / run)
         for run, config in self.runs.configs.items():
             early_stop.forget(self._results / run, config.rounds)
+        lost = node_exchange.lost(self._workflow.dag.needrun_jobs())
         if self._workflow.local_exec:  # jobs are not on other machines
-            self._use_this_machine()
+            self._use_this_machine(lost)
+        else:
+            node_exchange.refuse(self.runs.configs.values(), lost)
 
     def fail(self) -> None:
         """Runs after a job failed. If a gate has ended the run, finishes it as a run of the rounds that it has.
@@ -284,10 +288,14 @@ class Controller:
         if notice := self._functions.notice():
             logger.info(notice)
 
-    def _use_this_machine(self) -> None:
+    def _use_this_machine(self, lost: Iterable[Path]) -> None:
         if not self.several_nodes:
             scratch.use(self._workflow.snakemake_tmp_dir)
             os.environ[controller_watch.VARIABLE] = controller_watch.name()
+        node_exchange.restore(lost, self.runs.first.deepspeed.nodes, self._program())
+        if not self._workflow.storage_settings.notemp:
+            configs = {self._results / run: config for run, config in self.runs.configs.items()}
+            node_exchange.start(configs, steps.nodes() if self.several_nodes else 1)
         if "://" not in self.image or not self._in_image:  # which Apptainer would fetch again for each worker
             self._start_workers()
 
@@ -296,7 +304,7 @@ class Controller:
         stages = {stage_of(job.rule) for job in self._workflow.dag.needrun_jobs()} - {""}
         cores, logs = self._workflow.resource_settings.cores, self.folder / "logs" / "workers"
         first, runs, without = self.runs.first, len(self.runs.configs), warm_engines.left_out(self.runs.first)
-        program = nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
+        program = self._program()
         if not self.several_nodes:
             manager.start(first, cores, logs, stages, runs, without, program)
         elif first.workers != "never" and steps.have_whole_nodes(self._workflow.rules, self._workflow.global_resources):
@@ -304,6 +312,10 @@ class Controller:
             without |= {"trainer"} if self._overlaps() else set()
             per_node = self._workflow.global_resources["gpu_stages"].value // steps.nodes()
             node_workers.start(config, logs, stages, runs, without, program, per_node)
+
+    def _program(self) -> list[str]:
+        """The command `rloo`, which runs in the image if stages do."""
+        return nodes.program(shlex.split(self._workflow.deployment_settings.apptainer_args))
 
     def _overlaps(self) -> bool:
         """True if updates run beside rollouts, on any node that is free."""

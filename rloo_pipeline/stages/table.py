@@ -324,7 +324,7 @@ ROWS = (
         policy="previous",
         decides=_whole("reproducible", "seed", "model", "algorithm", "update")
         | {"rollout": _OF_ROUND, "deepspeed": _RANKS},
-        reads=("run", "rounds", "dataset"),
+        reads=("run", "rounds", "dataset", "keep_every", "exchange"),
         worker="trainer",
         next_policy_waits=True,
         box=(6, 90),

@@ -19,7 +19,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
-from rloo_pipeline.training import round_data, round_training
+from rloo_pipeline.training import retraining, round_data, round_training
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_metrics import round_metrics, summary
@@ -80,7 +80,9 @@ def update(
         say(summary(metrics, trained.seconds) + _share_of_peak(config, start, trained, engine.rank.world))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    policy_digest = engine.save_policy(outputs.policy, **lineage.of_policy(config.seed, start.folder, digest, cards))
+    made_from = lineage.of_policy(config.seed, start.folder, digest, cards)
+    on_nodes = config.node_folder is not None and not config.keeps(round_)
+    policy_digest = engine.save_policy(outputs.policy, on_nodes, **made_from)
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
         of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
@@ -88,6 +90,25 @@ def update(
         _write(trained, metrics, outputs, about | {"run": config.run, **tokens, **of_metrics})
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
+
+
+def restore(config: Config, policy: Policy, states: Path, prompts: Path | None = None) -> None:
+    """Writes the weights of a policy again, which were on a node's own disk, and the trainer's state after its round.
+
+    Args:
+        config: the configuration of `update`.
+        policy: the policy, without its weights.
+        states: as for `update`.
+        prompts: as for `update`.
+
+    Raises:
+        UserError: as `retraining.restore`.
+    """
+    reproducible.use_torch(config.deepspeed.threads, config.reproducible)
+    config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}"), policy.trust_remote_code))
+    trainer = RoundTrainer(*retraining.restore(config, policy, states, prompts))
+    about = {"round": int(policy.folder.name), "policy": policy.digest, "seed": config.seed}
+    kept_trainer.put(config, trainer, policy.folder, states, about)
 
 
 def _share_of_peak(config: Config, policy: Policy, trained: TrainedRound, cards: int) -> str:

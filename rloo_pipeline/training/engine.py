@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts import files, node_files
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
@@ -273,9 +273,10 @@ class Engine:
             torch.distributed.broadcast_object_list(values, src=0)
         return values[0]
 
-    def save_policy(self, target: Path, **made_from: object) -> str:
+    def save_policy(self, target: Path, on_nodes: bool = False, **made_from: object) -> str:
         """Writes the policy as Hugging Face or PEFT files. Every rank must call it, and writes some of a full model's
-        weights; the files do not depend on the number of ranks.
+        weights; the files do not depend on the number of ranks. With `on_nodes`, the weights go to the nodes' own
+        disks, if the controller has made a folder there (`node_files`).
 
         Returns:
             The policy's digest.
@@ -293,7 +294,8 @@ class Engine:
                     policy_model.save_beside(self.model, temporary, self.policy.folder)
                 folder = self.from_first(temporary)
                 assert folder is not None
-                digests = weight_files.write_together(self.model, folder)
+                place = node_files.place(folder) if on_nodes else None
+                digests = weight_files.write_together(self.model, folder, place)
             if temporary is not None:
                 digest = seal(temporary, target.name, digests, **made_from)
         return self.from_first(digest)

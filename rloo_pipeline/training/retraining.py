@@ -7,10 +7,12 @@ gives the same bytes; on GPUs, or where keys that only decide speed have changed
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import files, lineage, manifest, round_tables, tables
+from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
 from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
@@ -46,6 +48,43 @@ def engine_after(
     Raises:
         UserError: a state or a table is damaged or missing, or they do not give the policy.
     """
+    engine, carried, before = _replayed(config, round_, start, states, prompts)
+    if before != start:
+        with _saved(engine, states) as replayed:
+            if engine.rank.first:
+                _compare(replayed, before.folder, start.folder)
+    engine.policy = start
+    return engine, carried
+
+
+def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> tuple[Engine, AlgorithmState]:
+    """The trainer after the round that trained a policy; writes its weights again, which a node has lost.
+
+    The arguments are those of `engine_after`.
+
+    Raises:
+        UserError: as `engine_after`, or these would be other weights.
+    """
+    engine, carried, _ = _replayed(config, int(policy.folder.name), policy, states, prompts)
+    with _saved(engine, states) as replayed:
+        if engine.rank.first:
+            written, now = (manifest.read_manifest(folder).digests for folder in (policy.folder, replayed))
+            names = {file.name for file in node_files.links(policy.folder)}
+            if any(written[name] != now.get(name) for name in names) or not node_files.fill(policy.folder, replayed):
+                raise UserError(
+                    f"{policy}: its weights, which were on a node's own disk, are lost, and the tables of its rounds "
+                    "now give others: put keys that decide only speed back as they were, or delete the folder and run "
+                    "again, which trains and samples again since the last policy that was kept"
+                )
+    engine.barrier()
+    engine.policy = policy
+    return engine, carried
+
+
+def _replayed(
+    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None
+) -> tuple[Engine, AlgorithmState, Policy]:
+    """The trainer after a round, and the policy that it was loaded with; the arguments are those of `engine_after`."""
     number, state = _newest(round_, states)
     before = start
     if number < round_:
@@ -59,10 +98,7 @@ def engine_after(
     for again in range(number + 1, round_ + 1):
         say(f"round {again} is trained again, since no trainer state of it was written before the last trainer ended")
         carried = _train(config, again, engine, carried, states.parent, prompts)
-    if number < round_:
-        _compare(engine, before.folder, start.folder, states)
-    engine.policy = start
-    return engine, carried
+    return engine, carried, before
 
 
 def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
@@ -107,25 +143,31 @@ def _train(
     return trained.algorithm_state
 
 
-def _compare(engine: Engine, before: Path, start: Path, states: Path) -> None:
-    """Compares the engine's policy with the one that it should be; the replay began from `before`."""
+@contextmanager
+def _saved(engine: Engine, states: Path) -> Iterator[Path]:
+    """A folder with the engine's policy, for the block."""
     replayed = states / ".replayed.policy.tmp"
     try:
         engine.save_policy(replayed)
-        if not engine.rank.first or _same(replayed, start):
-            return
-        length, distance = (_distance(start, other) for other in (before, replayed))
-        if distance > ROUNDING * length:
-            raise UserError(
-                f"{start}: not the policy that the tables of its rounds give (its distance from that is "
-                f"{distance:.3g}, and {length:.3g} from {before}); delete it and run again"
-            )
-        share = distance / length if length else 0.0
-        say(f"the replayed policy differs from {start} by rounding: {share:.2g} of the updates' length")
+        yield replayed
     finally:
         if engine.rank.first:
             shutil.rmtree(replayed, ignore_errors=True)
             files.remove_temporary(states, replayed.name)
+
+
+def _compare(replayed: Path, before: Path, start: Path) -> None:
+    """Compares a replayed policy with the one that it should be; the replay began from `before`."""
+    if _same(replayed, start):
+        return
+    length, distance = (_distance(start, other) for other in (before, replayed))
+    if distance > ROUNDING * length:
+        raise UserError(
+            f"{start}: not the policy that the tables of its rounds give (its distance from that is "
+            f"{distance:.3g}, and {length:.3g} from {before}); delete it and run again"
+        )
+    share = distance / length if length else 0.0
+    say(f"the replayed policy differs from {start} by rounding: {share:.2g} of the updates' length")
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -11,16 +11,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline.artifacts import files, manifest
+from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.training import nvme
 from rloo_pipeline.training.engine import Engine
 
-FOLDER = "trainer"
-"""Folder of a run with its trainer states, by round."""
 TAG = "state"
-POLICY = "policy"
+POLICY = model_files.STATE_POLICY
 ALGORITHM_STATE = "carried.json"
 KEYS = {
     "world": "deepspeed.processes",
@@ -42,6 +40,8 @@ class TrainerState:
             about: facts that `load` must be called with again, such as the round.
         """
         self.engine, self.algorithm_state, self.weights, self.about = engine, algorithm_state, weights, about
+        self.lag = 0
+        """Age in rounds of the oldest policy that may be lost with a node's own disk."""
         self.parts: dict[str, object] = {}
         """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
         if not engine.settings.offload.on_disk:
@@ -77,7 +77,7 @@ class TrainerState:
                     world, zero_stage = rank.world, self.engine.zero_stage
                     manifest.write_manifest(temporary, known, world=world, zero_stage=zero_stage, **self.about)
                     files.replace_folder(temporary, target)
-                    _remove_others(target)
+                    _remove_others(target, self.lag)
         finally:
             if rank.first:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -111,11 +111,15 @@ class TrainerState:
         return {f"{POLICY}/{name}": digest for name, digest in manifest.read_manifest(self.weights).digests.items()}
 
 
-def _remove_others(target: Path) -> None:
-    """Removes all other states beside `target`, and what writers of states have left."""
+def _remove_others(target: Path, lag: int) -> None:
+    """Removes other states beside `target`, and what writers of states have left. The states stay from which policies
+    up to `lag` rounds older can be made again.
+    """
+    newest, enough = int(target.name), False
     for folder in of_rounds(target.parent):
-        if folder != target:
+        if enough or int(folder.name) > newest:
             shutil.rmtree(folder, ignore_errors=True)
+        enough = enough or int(folder.name) <= newest - lag
     files.remove_temporary(target.parent, "*")
 
 

@@ -1,7 +1,8 @@
 """Weights of a full model as safetensors files of half a gigabyte, whatever the number of ranks.
 
-All ranks write in parallel, each some of the files. If the checkpoint that transformers loaded has other names and
-shapes than the model (for example for experts), the files have those of the checkpoint.
+All ranks write in parallel, each some of the files; on the nodes' own disks, the ranks of each node write all of them.
+If the checkpoint that transformers loaded has other names and shapes than the model (for example for experts), the
+files have those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts import manifest, node_files
 from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
-from rloo_pipeline.errors import translate_disk_full
+from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.training import split_loading
 
@@ -29,33 +30,45 @@ SHARD = 500_000_000
 """Bytes of a weights file; a rank holds at most two of them while a policy is written."""
 
 
-def write_together(model: PreTrainedModel, target: Path) -> dict[str, str]:
+def write_together(model: PreTrainedModel, target: Path, place: Path | None = None) -> dict[str, str]:
     """Writes the weights of a model; each rank writes some of the files. Every rank must call it.
 
     Args:
         model: a model of transformers, whole on each rank or split over them.
         target: folder that all ranks see.
+        place: folder on each node for the files (`node_files.place`), to which `target` then gets links.
 
     Returns:
         BLAKE3 digests of all files, by name.
+
+    Raises:
+        UserError: the disk is full, or two nodes wrote different files.
     """
     rank, tensors = ranks.current(), split_loading.tensors(model)
+    number_here, writers = (rank.number, rank.world) if place is None else ranks.on_node()
+    if place is not None:
+        node_files.make(place, target.parent)
     shards, in_files = _shards(model, tensors)
     files, writing = _names(len(shards)), dict[str, Future[str]]()
     with ThreadPoolExecutor(1) as thread:
         for number, (file, names) in enumerate(zip(files, shards, strict=True)):
-            own = number % rank.world == rank.number
+            own = number % writers == number_here
             kept = {name: whole for name in names if (whole := split_loading.on_cpu(tensors[name], own)) is not None}
             if own:
                 wait(writing.values())  # at most one file is written while the next is gathered
-                writing[file] = thread.submit(_write, _as_in_files(model, kept), target / file)
+                writing[file] = thread.submit(_write, _as_in_files(model, kept), (place or target) / file)
     own_digests = {file: each.result() for file, each in writing.items()}
     of_ranks: list[Any] = [own_digests] * rank.world
     if rank.world > 1:
         torch.distributed.all_gather_object(of_ranks, own_digests)
     if rank.first:
         _write_index(target, files, in_files, sum(each.nbytes for part in in_files for each in part.values()))
-    return {file: digest for digests in of_ranks for file, digest in digests.items()}
+        for file in files if place is not None else ():
+            (target / file).symlink_to(place / file)
+    digests = {file: digest for part in of_ranks for file, digest in part.items()}
+    if not all(part.items() <= digests.items() for part in of_ranks):
+        raise UserError(f"{target.parent}: two nodes wrote different weights; set exchange: shared and run again")
+    return digests
 
 
 def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list[list[str]], list[dict[str, Tensor]]]:

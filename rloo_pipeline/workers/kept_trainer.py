@@ -60,6 +60,7 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
     engine, round_ = trainer.engine, about["round"]
     about = about | {"table": engine.from_first(_table(states, round_))}  # which only the first rank has written
     state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
+    state.lag = config.rollout.lag if config.node_folder else 0
     target = states / f"{round_:05d}"
     key = _key(config, round_, about["policy"], about["table"])
     kept = engine.can_wait and engine_cache.keep("trainer", key, trainer)

@@ -116,16 +116,12 @@ def names_of(config):
 
 
 def kept(config):
-    """Rounds before the last one whose policy stays. A longer run samples its first rounds from the last policies of this
-    one, as many as the lag.
-    """
-    first = config.rounds - config.rollout.lag
-    return [name for name in names_of(config)[:-1] if int(name) % config.keep_every == 0 or int(name) >= first]
+    """Rounds before the last one whose policy stays."""
+    return [name for name in names_of(config)[:-1] if config.keeps(int(name))]
 
 
 def transient(config):
-    names = kept(config)
-    return [name for name in names_of(config)[:-1] if name not in set(names)]
+    return [name for name in names_of(config)[:-1] if not config.keeps(int(name))]
 
 
 def last(config):

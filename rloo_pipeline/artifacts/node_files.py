@@ -1,0 +1,71 @@
+"""Weights of policies on a node's own disk or in its memory (`exchange`), with links to them in the run's folder.
+
+Each node of an update has a copy of all of them. Only policies that the run does not keep are written so. They go
+below a folder that the controller makes on each node, and that ends with it (snakemake_ext/node_exchange.py), under
+the paths that the policies had while they were written, so no two policies share one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from rloo_pipeline.artifacts import files, manifest
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import scratch
+
+
+def place(written: Path) -> Path | None:
+    """The folder on this node for the weights of a policy; None if the controller has made none.
+
+    Args:
+        written: folder beside the run's policies in which the policy is written.
+    """
+    store = os.environ.get(scratch.EXCHANGE)
+    return Path(store) / written.absolute().relative_to("/") if store else None
+
+
+def make(folder: Path, policies: Path) -> None:
+    """Makes the `place` of a policy, and removes those of this run that no policy needs any more.
+
+    Args:
+        folder: the place.
+        policies: the run's policies.
+
+    Raises:
+        UserError: this node does not have the controller's folder.
+    """
+    store = Path(os.environ[scratch.EXCHANGE])
+    if not store.is_dir() or store.stat().st_uid != os.getuid():
+        raise UserError(
+            f"{store}: the folder of exchange is not on {socket.gethostname()}, or is not yours; run again, or set "
+            "exchange: shared"
+        )
+    linked = {link.readlink().parent for policy in policies.glob("[0-9]*") for link in links(policy)}
+    for other in folder.parent.glob(".*.tmp"):
+        if other not in {*linked, folder}:
+            shutil.rmtree(other, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def links(policy: Path) -> list[Path]:
+    """The weight files of a policy that are links to a node's files."""
+    return [file for file in sorted(policy.glob("*.safetensors")) if file.is_symlink()]
+
+
+def fill(policy: Path, *copies: Path) -> bool:
+    """Replaces the links of a policy by files, copied from this node, or from folders with the same policy.
+
+    Readers check the digests. False if a file is in none of these places, or has another size than was written.
+    """
+    sizes = files.read_artifact(policy / manifest.MANIFEST)["files"]
+    for link in links(policy):
+        candidates = (link.parent / link.readlink(), *(folder / link.name for folder in copies))
+        whole = (file for file in candidates if file.is_file() and file.stat().st_size == sizes[link.name]["bytes"])
+        if (source := next(whole, None)) is None:
+            return False
+        with files.atomic_write(link) as temporary:
+            files.link_or_copy(source, temporary)
+    return True

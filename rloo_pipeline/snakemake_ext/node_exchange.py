@@ -1,0 +1,105 @@
+"""Policies on the nodes' own disks (`exchange`): the controller's folder there, and policies that a run needs from it.
+
+The folder ends with the controller. At its end the controller copies the policies that are still needed into the run's
+folder. After a kill, the next one takes a policy from the trainer state of its round or, where that is older, has its
+rounds trained again, before the first job. Snakemake sees none of this: a policy's folder stays, with its times.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts import node_files
+from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
+from rloo_pipeline.before_run import exchange
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import scratch
+from rloo_pipeline.runtime.progress import announcing
+
+
+def lost(jobs: Iterable[Any]) -> list[Path]:
+    """The policies that jobs read, that none of them makes, and whose weights are only on nodes."""
+    jobs = list(jobs)
+    made = {str(file) for job in jobs for file in job.output}
+    read = {Path(file) for file in {str(file) for job in jobs for file in job.input} - made}
+    return sorted(path for path in read if path.parent.name == POLICIES and int(path.name) and node_files.links(path))
+
+
+def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> None:
+    """Brings the weights of policies back into the run's folder.
+
+    Args:
+        policies: their folders, in order.
+        nodes: number of nodes of an update.
+        program: command that runs `rloo`, for example in an image.
+
+    Raises:
+        UserError: training their rounds again failed.
+    """
+    for folder in policies:
+        run = folder.parent.parent
+        if node_files.fill(folder, run / STATES / folder.name / STATE_POLICY):
+            continue
+        log = run / "logs" / "restore" / f"{folder.name}.log"
+        command = [*(program if nodes == 1 else (sys.executable, "-m", "rloo_pipeline"))]  # srun is not in the image
+        with announcing(f"training {folder} again, whose weights were lost with a node's own disk"):
+            outcome = subprocess.run([*command, "restore-policy", "--output", str(folder), f"--log={log}"], check=False)
+        if outcome.returncode:
+            raise UserError(f"{folder}: its weights were on a node's own disk and could not be made again, see {log}")
+
+
+def refuse(configs: Iterable[Config], policies: Iterable[Path]) -> None:
+    """Refuses to run stages as SLURM jobs, where the nodes' own disks are of no use.
+
+    Raises:
+        UserError: a run asks for them, or needs a policy from them.
+    """
+    for config in configs:
+        exchange.refuse(config, 1, as_jobs=True)
+    for folder in policies:
+        raise UserError(f"{folder}: its weights were on a node's own disk; continue with `rloo submit` or `rloo run`")
+
+
+def start(configs: dict[Path, Config], nodes: int) -> None:
+    """Makes the folder on this node for the policies of runs that ask for it, and sets RLOO_EXCHANGE.
+
+    Args:
+        configs: the configurations of the runs, by their folders.
+        nodes: number of nodes of this job.
+
+    Raises:
+        UserError: it cannot be used here, or has no room.
+    """
+    asking = {run: config for run, config in configs.items() if config.node_folder}
+    for run, config in asking.items():
+        exchange.refuse(config, nodes, as_jobs=False)
+        weights = sum(file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors"))
+        if not (found := exchange.room(config, weights, len(asking))).ok:
+            raise UserError(found.sentence)
+    if len(tops := {config.node_folder for config in asking.values()}) > 1:
+        raise UserError("exchange: the runs of an experiment name several folders; name one")
+    for top in filter(None, tops):
+        store = Path(tempfile.mkdtemp(prefix="rloo-exchange-", dir=top))
+        scratch.claim(store)
+        os.environ[scratch.EXCHANGE] = str(store)
+        atexit.register(_end, os.getpid(), list(asking))
+
+
+def _end(owner: int, runs: Iterable[Path]) -> None:
+    """Copies policies that runs still have on this node into their folders, before the node's folder is removed."""
+    if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
+        for policy in _linked(runs):
+            node_files.fill(policy)
+
+
+def _linked(runs: Iterable[Path]) -> Iterator[Path]:
+    for run in runs:
+        yield from (policy for policy in sorted((run / POLICIES).glob("[0-9]*")) if node_files.links(policy))
