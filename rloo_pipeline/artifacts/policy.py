@@ -203,7 +203,7 @@ class Policy:
         for link in node_files.links(self.folder):
             if not link.exists():
                 raise UserError(
-                    f"{link}: lost with a node's own disk (exchange); call the run again, which restores it"
+                    f"{link}: lost with a node's own disk (exchange); start the run again, and it is restored"
                 )
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 

@@ -4,16 +4,12 @@ disks (`exchange`): time, bandwidth and room.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, layouts, memory, speeds
-from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -92,29 +88,12 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
         raise UserError(f"exchange: {config.exchange}: {why}, or leave exchange out")
 
 
-def room(config: Config, policy: float, runs: int = 1) -> Finding:
-    """Checks the folder for policies on this node: it exists, is writable, and holds those that are needed at a time.
-
-    Args:
-        config: a run's configuration, with such a folder.
-        policy: bytes of a policy's weights.
-        runs: number of concurrent runs.
-    """
-    folder = config.node_folder or Path()
-    subject, fix = f"exchange {folder}", "free some, name another folder, or leave exchange out"
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return Finding(subject, False, "no folder that you may write to, on this machine", fix)
-    free, needed = shutil.disk_usage(folder).free, policy * (2 + config.rollout.lag) * runs
-    message = f"{free / memory.GB:.1f} GB free, policies need {needed / memory.GB:.1f} GB"
-    return Finding(subject, free > needed, message, fix)
-
-
 def node_line(config: Config, shape: ModelDims) -> str:
     """What policies on the nodes' own disks take and give."""
     policy, most = estimate.policy_bytes(config, shape) / memory.GB, 2 + config.rollout.lag
     count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
     return (
-        f"exchange: {count:,} of {config.rounds:,} policies stay in {config.node_folder} of each node, at most {most} at a "
-        f"time ({policy * most:,.1f} GB), so {policy * count:,.1f} GB less are written to and read from the shared file "
-        "system; after a kill, the rounds since the last trainer state are trained again"
+        f"exchange: {count:,} of {config.rounds:,} policies stay in each node's {config.node_folder}, {most} at a time "
+        f"({policy * most:,.1f} GB), so {policy * count:,.1f} GB less go to the shared file system; after a kill, the "
+        "rounds since the last trainer state are trained again"
     )

@@ -109,8 +109,25 @@ def machine(config: Config) -> Iterator[Finding]:
     if config.node_folder is not None:
         with problems_of("exchange") as problems:
             exchange.refuse(config, config.deepspeed.nodes, as_jobs=False)
-            yield exchange.room(config, estimate.policy_bytes(config, model_inputs.shape(config)))
+            yield node_folder(config, estimate.policy_bytes(config, model_inputs.shape(config)))
         yield from problems
+
+
+def node_folder(config: Config, policy: float, runs: int = 1) -> Finding:
+    """The folder for policies on this node (`exchange`) is writable and holds those that are needed at a time.
+
+    Args:
+        config: a run's configuration, with such a folder.
+        policy: bytes of a policy's weights.
+        runs: number of concurrent runs.
+    """
+    folder = config.node_folder or Path()
+    subject, fix = f"exchange {folder}", "free some, name another folder, or leave exchange out"
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return Finding(subject, False, "no folder that you may write to, on this machine", fix)
+    free, needed = shutil.disk_usage(folder).free, policy * (2 + config.rollout.lag) * runs
+    message = f"{size_of(free)} free, policies need {size_of(needed)}"
+    return Finding(subject, free > needed, message, fix)
 
 
 def _number_format(dtype: Dtype) -> Finding:

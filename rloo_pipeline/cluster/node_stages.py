@@ -3,8 +3,8 @@
 With steps, each stage would start srun and the image anew, which takes half a second. The hosts are steps that stay
 alive (`node_workers.py`), in the image, each connected to Snakemake's process by a pipe through its srun. In that
 process, the router chooses a node with free cores for each stage, sends the command to that node's host, and passes on
-the stage's output and exit status. If the host cannot run the command, or dies first, the stage's own process
-(`step_client.py`) runs srun.
+the stage's output and exit status. If the host dies first, another one runs the command. If no host can, the stage's
+own process (`step_client.py`) runs srun.
 
 Messages are lines of JSON. To the router: {"command", "variables", "threads", "gpu", "node"}; the connection is closed
 when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill": id}. From a host: {"id", "text"}, and
@@ -71,18 +71,27 @@ class Router:
         """Runs a stage, and tells its process the exit status, or to run srun itself."""
         if not (line := await reader.readline()):
             return
-        request = json.loads(line)
+        request, code = json.loads(line), None
         node = await self._placed(request)
         ended = asyncio.ensure_future(reader.read())
         with contextlib.suppress(ConnectionError):
-            code = await self._run(node, request, ended, writer) if node and request["command"] else None
+            while node and request["command"]:
+                code = await self._run(node, request, ended, writer)
+                if node.alive or ended.done():
+                    break
+                await self._leave(node, request)
+                node = await self._placed(request)
             writer.write(_line({"code": code, "node": node.name if node and node.alive else None}))
             await ended  # the process or its srun has ended
         writer.close()
         if node:
-            async with self._changed:
-                node.free(request)
-                self._changed.notify_all()
+            await self._leave(node, request)
+
+    async def _leave(self, node: _Node, request: JSON) -> None:
+        """Frees the place of a stage on a node."""
+        async with self._changed:
+            node.free(request)
+            self._changed.notify_all()
 
     async def _placed(self, request: JSON) -> _Node | None:
         """Waits for a node with room for a stage; None if no node has a host."""

@@ -18,6 +18,7 @@ from rloo_pipeline.before_run import (
     layouts,
     memory,
     model_inputs,
+    places,
     queueing,
     reward_model_cost,
 )
@@ -153,7 +154,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_slurm(config, 60 * wait, work, console)
     if config.node_folder is not None:
         console.print(exchange.node_line(config, shape), soft_wrap=True)
-        found = exchange.room(config, estimate.policy_bytes(config, shape))
+        found = places.node_folder(config, estimate.policy_bytes(config, shape))
         if card is None and not found.ok:
             raise UserError(found.sentence)
     for note in inputs.require(config):

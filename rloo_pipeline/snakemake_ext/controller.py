@@ -27,6 +27,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import ConfigSettings, DeploymentMethod
 
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.before_run import inputs, slurm_checks, warm_engines
 from rloo_pipeline.cluster import containers, node_workers, nodes
 from rloo_pipeline.config import Config
@@ -292,6 +294,8 @@ class Controller:
         if not self.several_nodes:
             scratch.use(self._workflow.snakemake_tmp_dir)
             os.environ[controller_watch.VARIABLE] = controller_watch.name()
+        for run in self.runs.by_folder:  # a killed update's other nodes may have written while its folder was removed
+            files.remove_temporary(self._results / run / POLICIES, "*")
         node_exchange.restore(lost, self.runs.first.deepspeed.nodes, self._program())
         if not self._workflow.storage_settings.notemp:
             configs = {self._results / run: config for run, config in self.runs.configs.items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import node_files
 from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
-from rloo_pipeline.before_run import exchange
+from rloo_pipeline.before_run import estimate, exchange, model_inputs, places
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
@@ -81,8 +81,8 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
     asking = {run: config for run, config in configs.items() if config.node_folder}
     for run, config in asking.items():
         exchange.refuse(config, nodes, as_jobs=False)
-        weights = sum(file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors"))
-        if not (found := exchange.room(config, weights, len(asking))).ok:
+        found = places.node_folder(config, _bytes(run, config), len(asking))
+        if not found.ok:
             raise UserError(found.sentence)
     if len(tops := {config.node_folder for config in asking.values()}) > 1:
         raise UserError("exchange: the runs of an experiment name several folders; name one")
@@ -93,11 +93,22 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         atexit.register(_end, os.getpid(), list(asking))
 
 
+def _bytes(run: Path, config: Config) -> float:
+    """Bytes of a policy's weights, by policy 0 or the model's config.json; 0 if neither is here yet."""
+    if weights := [file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors")]:
+        return sum(weights)
+    try:
+        return estimate.policy_bytes(config, model_inputs.shape(config))
+    except UserError:
+        return 0
+
+
 def _end(owner: int, runs: Iterable[Path]) -> None:
     """Copies policies that runs still have on this node into their folders, before the node's folder is removed."""
     if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
         for policy in _linked(runs):
-            node_files.fill(policy)
+            with announcing(f"copying {policy} from this node"):
+                node_files.fill(policy)
 
 
 def _linked(runs: Iterable[Path]) -> Iterator[Path]:

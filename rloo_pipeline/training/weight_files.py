@@ -105,14 +105,20 @@ def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> str:
-    """Writes a file and flushes it to disk, which no other node could do; returns its digest."""
+    """Writes a file and flushes it to disk, which no other node could do; returns its digest.
+
+    Two nodes may share the folder of `exchange`, and then both write the same file.
+    """
     from safetensors.torch import save_file
 
+    own = path.with_name(f".{path.name}.{ranks.current().number}")
     with translate_disk_full(path.parent):
-        save_file({name: each.contiguous() for name, each in tensors.items()}, path, metadata={"format": "pt"})
-        with path.open("rb") as file:
+        save_file({name: each.contiguous() for name, each in tensors.items()}, own, metadata={"format": "pt"})
+        with own.open("rb") as file:
             os.fsync(file.fileno())
-    return manifest.digest(path)
+    digest = manifest.digest(own)
+    own.rename(path)
+    return digest
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], target: Path) -> None:

@@ -1,14 +1,20 @@
 """In bfloat16 two ranks take the same steps as one, to the last bit: gradients are reduced in float32."""
 
 import json
+import shutil
 from pathlib import Path
 
 import forks
 import pytest
+import torch
 import two_ranks
+from safetensors.torch import load_file
 
-from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts import manifest, node_files
+from rloo_pipeline.artifacts.model_files import WEIGHTS
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
+from rloo_pipeline.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
 
@@ -63,3 +69,25 @@ def test_sums_that_are_taken_beside_the_backward_pass_are_the_same(output, stage
     ours, theirs = contents(output / beside), contents(output / after)
     weights = [file for file in theirs if file.endswith(".safetensors")]
     assert [ours[file] for file in weights] == [theirs[file] for file in weights] != []
+
+
+def test_each_node_has_a_policy_that_goes_through_its_own_disk(model, output) -> None:
+    """The run's folder has links to the files of the first rank's node."""
+    policy = output / "policies" / "00001"
+    digest = Policy(policy).digest
+    files = node_files.links(policy)
+    assert len(files) > 2
+    assert {file.readlink().parts[len(output.parts)] for file in files} == {"node 0"}
+    for file in files:
+        [twin] = (output / "node 1").rglob(file.name)
+        assert twin.read_bytes() == file.read_bytes()
+    weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in load_file(model / WEIGHTS).items())
+    shutil.rmtree(output / "node 0")
+    with pytest.raises(UserError, match="safetensors: lost with a node's own disk"):
+        Policy(policy).verify()
+    assert not node_files.fill(policy)
+    [copy] = (output / "node 1").rglob(".00001.*.tmp")
+    assert node_files.fill(policy, copy)
+    assert not node_files.links(policy)
+    assert Policy(policy).digest == digest

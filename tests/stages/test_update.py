@@ -14,9 +14,10 @@ import pytest
 import torch
 from helpers import Round, done, succeeded
 
-from rloo_pipeline.artifacts import policy, tables
+from rloo_pipeline.artifacts import node_files, policy, tables
 from rloo_pipeline.artifacts.files import read_artifact
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.artifacts.model_files import WEIGHTS
+from rloo_pipeline.runtime import ranks, scratch
 
 pytestmark = pytest.mark.slow
 
@@ -296,6 +297,43 @@ def test_an_update_without_the_state_of_the_round_before_trains_the_rounds_since
     assert files_of(run) == {
         name: content for name, content in expected.items() if name.parts[:2] != ("policies", "00001")
     }
+
+
+def test_weights_that_were_on_a_nodes_own_disk_are_made_again_with_the_same_bytes(
+    tmp_path, tiny_model, monkeypatch
+) -> None:
+    """Policy 3 is kept, so it is a file of the run. The state of round 1 is there, and round 2 is trained again."""
+    first = tmp_path / "first"
+    runs: dict[str, Round] = {}
+    node = tmp_path / "node"
+    node.mkdir()
+    for where in ("shared", str(node)):
+        run = runs[where] = Round(tmp_path / f"run {len(runs)}", tiny_model, rounds=4, keep_every=3, exchange=where)
+        monkeypatch.setenv(scratch.EXCHANGE, str(node))
+        shutil.copytree(tiny_model, run.policy(0))
+        run.model = run.policy(0)
+        policy.seal(run.policy(0), "00000")
+        for number in (1, 2, 3):
+            succeeded(run.write(number).update(number))
+            if number == 1:
+                shutil.copytree(run.run / "trainer", first, dirs_exist_ok=True)
+    shared, run = runs.values()
+    assert [len(node_files.links(run.policy(number))) for number in range(4)] == [0, 1, 1, 0]
+    assert len(list(node.rglob(WEIGHTS))) == 2
+    expected = files_of(shared)
+    assert files_of(run) == expected
+    shutil.rmtree(node)
+    with pytest.raises(AssertionError, match="lost with a node's own disk"):
+        succeeded(run.update(3))
+    shutil.rmtree(run.run / "trainer")
+    shutil.copytree(first, run.run / "trainer")
+    done("restore-policy", "--output", run.policy(2))
+    assert node_files.links(run.policy(2)) == []
+    node.mkdir()
+    succeeded(run.update(3))
+    shutil.rmtree(run.policy(1))
+    shutil.rmtree(shared.policy(1))
+    assert files_of(run) == files_of(shared)
 
 
 @pytest.mark.long

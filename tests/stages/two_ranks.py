@@ -6,6 +6,7 @@ taken beside the backward pass.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,7 @@ from split_ranks import step
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.runtime import ranks
+from rloo_pipeline.runtime import ranks, scratch
 from rloo_pipeline.training import deepspeed_config, weight_files
 from rloo_pipeline.training.engine import Engine
 
@@ -39,6 +40,16 @@ def steps(model: Path, zero_stage: int, communication: str, output: Path) -> tup
     return norms, [call.args[1].name for call in own.call_args_list]
 
 
+def on_two_nodes(model: Path, output: Path) -> None:
+    """The policy of these ranks as if each were alone on a node, whose own disk is OUTPUT/node RANK."""
+    number = str(ranks.current().number)
+    nodes = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", scratch.EXCHANGE: str(output / f"node {number}")}
+    (output / f"node {number}").mkdir()
+    engine = Engine(Policy(model), trainer_settings(1e-2, zero_stage=3), 0)
+    with mock.patch.dict(os.environ, nodes), mock.patch.object(weight_files, "SHARD", 20_000):
+        engine.save_policy(output / "policies" / "00001", on_nodes=True)
+
+
 def name(zero_stage: int, communication: str) -> str:
     """The name of a case."""
     return f"{zero_stage}-{communication}"
@@ -48,3 +59,4 @@ if __name__ == "__main__":
     model, output = map(Path, sys.argv[1:])
     results = {name(*case): steps(model, *case, output) for case in CASES}
     (output / f"{ranks.current().number}.json").write_text(json.dumps(results))
+    on_two_nodes(model, output)

@@ -95,7 +95,7 @@ def test_a_stage_that_is_killed_ends_on_its_node_and_leaves_its_place(steps, job
 
 
 def test_a_host_that_is_killed_fails_no_stage(steps, job) -> None:
-    """The stage becomes a step of its own; later ones run on the node that has a host."""
+    """A stage for its node becomes a step; others run on the node that has a host, where they take the places."""
     mark, done = job / "mark", job / "done"
     command = f"[ -e {mark} ] || {{ touch {mark}; sleep 600; }}; echo $SLURMD_NODENAME >{done}"
     stage = shell(command, "--nodelist=node1")
@@ -106,6 +106,19 @@ def test_a_host_that_is_killed_fails_no_stage(steps, job) -> None:
     assert started(job) == 3
     assert "node2" in shell("echo $SLURMD_NODENAME >&2").communicate()[1]
     assert started(job) == 3
+
+
+def test_a_stage_whose_host_is_killed_waits_for_a_place_on_another_node(steps, job) -> None:
+    command = f"echo $SLURMD_NODENAME >>{job}/begun; until [ -e {job}/go ]; do sleep 0.02; done"
+    both = [shell(command), shell(command)]
+    wait_until(lambda: (job / "begun").exists() and len((job / "begun").read_text().split()) == 2)
+    steps["node1"].kill()
+    wait_until(lambda: not steps["node1"].is_running() or has_ended(steps["node1"].pid))
+    later = shell("exit 4")
+    (job / "go").touch()
+    assert [process.wait() for process in (*both, later)] == [0, 0, 4]
+    assert sorted((job / "begun").read_text().split()) == ["node1", "node2", "node2"]
+    assert started(job) == 2, "the hosts"
 
 
 def test_a_stage_ends_as_its_command_does_whatever_it_leaves_running(steps, job) -> None:
