@@ -1,5 +1,8 @@
 """Updates on several nodes."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from slurm_project import GO_ON
 
@@ -49,3 +52,26 @@ def on_one_node(cluster, finished, last: str, stage: int) -> dict[str, bytes]:
 
 def log(cluster, number: str) -> str:
     return (cluster.folder / f"results/mini/logs/update/{number}.log").read_text()
+
+
+def test_policies_that_stay_on_two_nodes_are_those_of_one_node(cluster, finished) -> None:
+    """A policy that is not kept is copied from the node into the run's folder at the end, since it is asked for."""
+    expected = on_one_node(cluster, finished, "00002", stage=2)
+    folder = cluster.folder / "results" / "mini" / "policies"
+    shutil.rmtree(folder / "00001")
+    shutil.rmtree(folder / "00002")
+    updates = ("update_transient", "update_last")
+    again = (*GO_ON, "--retries=0", "--forcerun", *updates, "--allowed-rules", *updates, "gate")
+    targets = [f"results/mini/policies/{number:05d}" for number in (1, 2)]
+    job = cluster.submit(
+        *("--nodes=2", "--time=10", "--", "--sdm=apptainer", *again, "--", *targets),
+        deepspeed=RANKS | {"zero_stage": 2, "nodes": 2},
+        workers="always",
+        keep_every=2,
+        exchange="node",
+    )
+    assert cluster.outcome(job)["outcome"] == "done"
+    assert "2 ranks on node1, node2" in log(cluster, "00001")
+    assert cluster.files("policies/*/*") == expected
+    assert not any(file.is_symlink() for file in folder.glob("*/*"))
+    assert not list(Path("/dev/shm").glob("rloo-exchange-*"))
