@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import node_files
+from rloo_pipeline.artifacts import manifest, node_files
 from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
 from rloo_pipeline.before_run import estimate, exchange, model_inputs, places
 from rloo_pipeline.config import Config
@@ -46,7 +46,7 @@ def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> Non
     """
     for folder in policies:
         run = folder.parent.parent
-        if node_files.fill(folder, run / STATES / folder.name / STATE_POLICY):
+        if node_files.fill(folder, *_in_state(folder, run / STATES / folder.name)):
             continue
         log = run / "logs" / "restore" / f"{folder.name}.log"
         command = [*(program if nodes == 1 else (sys.executable, "-m", "rloo_pipeline"))]  # srun is not in the image
@@ -54,6 +54,15 @@ def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> Non
             outcome = subprocess.run([*command, "restore-policy", "--output", str(folder), f"--log={log}"], check=False)
         if outcome.returncode:
             raise UserError(f"{folder}: its weights were on a node's own disk and could not be made again, see {log}")
+
+
+def _in_state(policy: Path, state: Path) -> list[Path]:
+    """The folder in a trainer state that has a policy's weights, if they are there."""
+    if not (state / manifest.MANIFEST).exists():
+        return []
+    written, held = (manifest.read_manifest(folder).digests for folder in (policy, state))
+    names = [link.name for link in node_files.links(policy)]
+    return [state / STATE_POLICY] if all(held.get(f"{STATE_POLICY}/{name}") == written[name] for name in names) else []
 
 
 def refuse(configs: Iterable[Config], policies: Iterable[Path]) -> None:

@@ -107,7 +107,12 @@ def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it
     assert manifest.verify_manifest(policies / "00001")
     state = Path(tmp_path / "trainer" / "00002" / "policy")
     state.mkdir(parents=True)
+    (state / "model.safetensors").write_text("another")
+    manifest.write_manifest(state.parent)
+    with pytest.raises(UserError, match="could not be made again, see .*restore/00002.log"):
+        node_exchange.restore([policies / "00002"], 1, ["false"])
     (state / "model.safetensors").write_text("weights")
+    manifest.write_manifest(state.parent)
     node_exchange.restore([policies / "00002"], 1, ["false"])
     assert manifest.verify_manifest(policies / "00002")
     assert json.loads((policies / "00002" / "manifest.json").read_text())["about"] == {"policy": "00002"}
