@@ -109,7 +109,7 @@ def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it
     state.mkdir(parents=True)
     (state / "model.safetensors").write_text("another")
     manifest.write_manifest(state.parent)
-    with pytest.raises(UserError, match="could not be made again, see .*restore/00002.log"):
+    with pytest.raises(UserError, match=r"could not be made again, see .*restore/00002\.log"):
         node_exchange.restore([policies / "00002"], 1, ["false"])
     (state / "model.safetensors").write_text("weights")
     manifest.write_manifest(state.parent)
