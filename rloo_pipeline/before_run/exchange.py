@@ -89,7 +89,7 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
 
 
 def node_line(config: Config, shape: ModelDims) -> str:
-    """What policies on the nodes' own disks take and give."""
+    """The line of a plan about policies on the nodes' own disks: what they take and give."""
     policy, most = estimate.policy_bytes(config, shape) / memory.GB, 2 + config.rollout.lag
     count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
     return (

@@ -65,8 +65,8 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    config = checkpointing.resolve(config, start)
     digest = start.digest  # before anything reads its weights
+    config = checkpointing.resolve(config, start)
     inputs = inputs.used(config)
     sampled = round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
