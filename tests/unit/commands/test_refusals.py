@@ -174,6 +174,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=WEIGHTS,
         ),
     ),
+    "artifacts.node_files": NODE,
+    "artifacts.policy.Policy.verify": NODE,
     "artifacts.policy.Policy.transformers_config": (
         Case("transformers cannot read this", model=edited("config.json", hidden_size="x"), checks=MODEL),
     ),
@@ -469,6 +471,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
     "training.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
+    "training.weight_files": NODE,
 }
 CASES = {
     f"{place} {number}": case
