@@ -105,7 +105,7 @@ class TrainerState:
             link = folder / file.relative_to(self.weights)
             link.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(file, link)
+                os.link(file.resolve(), link)  # which may be on a node's own disk (exchange)
             except OSError:
                 shutil.copyfile(file, link)
         return {f"{POLICY}/{name}": digest for name, digest in manifest.read_manifest(self.weights).digests.items()}
