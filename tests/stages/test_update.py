@@ -320,6 +320,7 @@ def test_weights_that_were_on_a_nodes_own_disk_are_made_again_with_the_same_byte
     shared, run = runs.values()
     assert [len(node_files.links(run.policy(number))) for number in range(4)] == [0, 1, 1, 0]
     assert len(list(node.rglob(WEIGHTS))) == 2
+    assert not any(file.is_symlink() for file in run.run.glob("trainer/**/*"))
     expected = files_of(shared)
     assert files_of(run) == expected
     shutil.rmtree(node)
