@@ -9,7 +9,7 @@ from helpers import ROOT
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import vllm_import
 from rloo_pipeline.runtime import guard
-from rloo_pipeline.snakemake_ext import ancient_inputs, slurm_executor
+from rloo_pipeline.snakemake_ext import planning, slurm_executor
 from rloo_pipeline.training import deepspeed_config
 
 
@@ -19,10 +19,10 @@ def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> N
 
     for distribution in filter(guard.is_installed, guard.PINS):
         guard.require(distribution)
-    ancient_inputs.find_all_jobs()
-    assert DAG.bfs.__module__ == ancient_inputs.__name__
+    planning.find_all_jobs()
+    assert DAG.bfs.__module__ == planning.__name__
     changed = DAG.bfs
-    ancient_inputs.find_all_jobs()
+    planning.find_all_jobs()
     assert DAG.bfs is changed, "once in a process"
 
 
