@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_ma
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +72,7 @@ class Policy:
         Raises:
             UserError: transformers cannot read it.
         """
-        import_shims.prepare_transformers()
+        optional_parts.prepare_transformers()
         from transformers import AutoConfig
 
         try:
@@ -116,7 +116,7 @@ class Policy:
         Raises:
             UserError: the folder has no tokenizer, or the tokenizer has no EOS token.
         """
-        import_shims.prepare_transformers()
+        optional_parts.prepare_transformers()
         from transformers import AutoTokenizer
 
         try:

@@ -13,8 +13,8 @@ from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout.engine_size import VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import nvme
-from rloo_pipeline.training.deepspeed_config import effective_zero_stage
+from rloo_pipeline.training.deepspeed_internals import nvme
+from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 
 Terms = dict[str, float]
 MB, GB = 1e6, 1e9

@@ -98,7 +98,7 @@ def architecture() -> Iterator[Finding]:
 
 def machine(config: Config) -> Iterator[Finding]:
     """Checks that this node can run updates. Stages on other nodes check their own node."""
-    from rloo_pipeline.training import nvme
+    from rloo_pipeline.training.deepspeed_internals import nvme
 
     if config.model.dtype != "float32":
         yield _number_format(config.model.dtype)

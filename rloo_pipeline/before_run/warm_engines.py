@@ -10,7 +10,7 @@ from rloo_pipeline.before_run import memory, model_inputs
 from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.deepspeed_config import effective_zero_stage
+from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 from rloo_pipeline.workers import gpu_shares
 
 PROCESS = 4e9

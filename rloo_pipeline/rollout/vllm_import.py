@@ -16,8 +16,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.runtime import guard, without_torchvision
+from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.progress import announcing
+from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,9 +58,9 @@ def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
 
 def register(architecture: str) -> None:
     """Makes vLLM use an architecture of IMAGE_MODULES from this process; else it would import it in another one."""
-    if architecture not in IMAGE_MODULES or not without_torchvision.is_missing():
+    if architecture not in IMAGE_MODULES or not optional_parts.lacks_torchvision():
         return
-    without_torchvision.prepare_processors()
+    optional_parts.prepare_processors()
     with _empty_modules():
         module = import_module(f"vllm.model_executor.models.{IMAGE_MODULES[architecture]}")
     registry: Any = import_module("vllm").ModelRegistry

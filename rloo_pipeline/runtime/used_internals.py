@@ -54,6 +54,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
     },
     "transformers": {
         "transformers": {
+            "PreTrainedModel.get_expanded_tied_weights_keys": "(self, all_submodels)",
             "Qwen2_5_VLProcessor.get_attributes": "()",
             "Qwen3VLProcessor.get_attributes": "()",
         },

@@ -50,7 +50,7 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
 
     configuration = None
     if split:
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         split_loading.start_ranks()
         configuration = split_loading.minimal_configuration(dtype)
@@ -65,7 +65,8 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
 
 def load_configured(policy: Policy, config: Config, temperature: float) -> TokenLogProbs:
     """Loads a policy as `load` does, by the sections `model` and `deepspeed`, as a function to log-probs."""
-    from rloo_pipeline.training import sequence_group, split_loading
+    from rloo_pipeline.training import sequence_group
+    from rloo_pipeline.training.deepspeed_internals import split_loading
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
     if config.deepspeed.sequence_parallel > 1:

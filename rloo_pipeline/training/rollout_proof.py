@@ -66,7 +66,7 @@ class RolloutProof:
         Raises:
             UserError: another policy sampled the rollouts.
         """
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         config = self.config
         split_loading.start_ranks()

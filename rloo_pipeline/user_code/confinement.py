@@ -21,7 +21,8 @@ from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.config import provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.installation import PACKAGE
-from rloo_pipeline.user_code import contract, fork_server
+from rloo_pipeline.transformers_internals import optional_parts
+from rloo_pipeline.user_code import fork_server
 from rloo_pipeline.user_code.sandbox import command_line, sandbox
 from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
 from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, OF_THIS_PYTHON, THREADS
@@ -126,7 +127,7 @@ def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServ
         )
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
-    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, contract.schema_file())
+    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, optional_parts.schema_file())
 
 
 def _in_sandbox(
@@ -152,7 +153,7 @@ def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
 def _in_image(
     confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
 ) -> ForkServerCommand:
-    image, schema_file = Path(confinement.image).resolve(), contract.schema_file()
+    image, schema_file = Path(confinement.image).resolve(), optional_parts.schema_file()
     if not image.exists():
         raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
     files = tuple(sorted({*own, schema_file}))

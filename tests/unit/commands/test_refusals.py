@@ -374,8 +374,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.batch": SAMPLED,
     "training.objective": "tests/unit/before_run/test_loss_trial.py",
     "training.selection": STAGES_FILE,
-    "training.cpu_adam": NODE,
-    "training.deepspeed_config": STAGES_FILE,
+    "training.deepspeed_internals.cpu_adam": NODE,
+    "training.deepspeed_internals.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (
         "tests/unit/training/test_demonstrations.py",
         Case(
@@ -431,8 +431,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.nvme": NODE,
-    "training.nvme_access": NODE,
+    "training.deepspeed_internals.nvme": NODE,
+    "training.deepspeed_internals.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
@@ -451,7 +451,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.retraining": STAGES_FILE,
     "training.reward_engine": WEIGHTS_IN_MEMORY,
     "training.round_data": STAGES_FILE,
-    "training.router_replay": "counts the routers of the loaded model",
+    "transformers_internals.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.run": (
@@ -467,7 +467,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.split_loading": WEIGHTS_IN_MEMORY,
+    "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
 }
 CASES = {

@@ -10,7 +10,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import vllm_import
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.snakemake_ext import planning, slurm_executor
-from rloo_pipeline.training import deepspeed_config
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 
 def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> None:

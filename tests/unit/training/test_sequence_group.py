@@ -9,7 +9,8 @@ from synthetic_runs import configuration
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import forward_only, sequence_group, split_loading
+from rloo_pipeline.training import forward_only, sequence_group
+from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.sequence_group import SequenceGroup

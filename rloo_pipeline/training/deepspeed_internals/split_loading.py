@@ -18,7 +18,9 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training import deepspeed_config, plain_model
+from rloo_pipeline.training import plain_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,18 +60,12 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     Raises:
         UserError: its weights are not exactly the tensors of the model.
     """
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
-    if getattr(shapes, "_weight_conversions", None):
+    if loaded_model.renames_weights(shapes):
         return None
     _check_tied(shapes, policy.base)
-    active = HfDeepSpeedConfig(configuration)  # transformers keeps a weak reference to it
-    try:
+    with loaded_model.loading_by_zero(configuration):
         model: PreTrainedModel = plain_model.from_pretrained(policy, dtype, **options)
-    finally:
-        unset_hf_deepspeed_config()
-        del active
     _restore_buffers(model, dtype, policy.trust_remote_code)
     return model
 
@@ -97,7 +93,7 @@ def _check_tied(model: Any, base: Path) -> None:
     """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
     from safetensors import safe_open
 
-    tied = dict(model.get_expanded_tied_weights_keys(all_submodels=True))
+    tied = loaded_model.tied_weights(model)
     names = {*tied, *tied.values()}
     tensors: dict[str, Tensor] = {}
     for file in sorted(base.glob("*.safetensors")) if tied else []:
@@ -164,7 +160,7 @@ def weights(model: nn.Module, trained_only: bool) -> Iterator[tuple[str, Tensor]
 
 def tensors(model: Any) -> dict[str, Tensor]:
     """Parameters and persistent buffers, without those that are tied to others (such as an `lm_head.weight`)."""
-    persistent, tied = model.state_dict().keys(), model.get_expanded_tied_weights_keys(all_submodels=True)
+    persistent, tied = model.state_dict().keys(), loaded_model.tied_weights(model)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     named = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     return {name: tensor for name, tensor in named.items() if name not in tied}
