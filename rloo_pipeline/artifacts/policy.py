@@ -18,6 +18,7 @@ from rloo_pipeline.artifacts.files import read_artifact, read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.vision import ImageKind, ImageTokens
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import optional_parts
 
@@ -35,6 +36,10 @@ class Policy:
     folder: Path
     trust_remote_code: bool = False
     """Allow code in the folder to run."""
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[Path, bool]]:
+        """Pickles the policy without what was read of it."""
+        return Policy, (self.folder, self.trust_remote_code)
 
     def __str__(self) -> str:
         """The folder, as messages name the policy."""
@@ -93,6 +98,31 @@ class Policy:
             return model_dims.read(self.base, self.config)
         except UserError:
             return None
+
+    @cached_property
+    def context(self) -> int | None:
+        """The context length in tokens that config.json declares; None where it declares none."""
+        return model_dims.context(self.config)
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """True if layers have a state (Mamba, DeltaNet, short convolutions)."""
+        return model_dims.is_recurrent(self.config)
+
+    @cached_property
+    def image_kind(self) -> ImageKind | None:
+        """The way in which the model takes images; None if it takes none."""
+        return vision.kind_of(self.config) if vision.takes_images(self.config) else None
+
+    @cached_property
+    def image_tokens(self) -> ImageTokens:
+        """The tokens of images of a model that takes them."""
+        return vision.tokens_of(self.config)
+
+    @cached_property
+    def placeholder_ids(self) -> list[int]:
+        """Ids that stand for a part of an image or video, which no model samples."""
+        return vision.placeholder_ids(self.config)
 
     @cached_property
     def vocabulary(self) -> int:

@@ -16,9 +16,10 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.engine_size import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
-from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model

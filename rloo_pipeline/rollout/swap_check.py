@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import adapters
+from rloo_pipeline.rollout import engine_weights
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -140,10 +139,10 @@ def _shown(policy: Policy, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
 
     from rloo_pipeline.training import row_images
 
-    if not vision.takes_images(policy.config) or (tokens := vision.tokens_of(policy.config)).part not in prompt:
+    if policy.image_kind is None or policy.image_tokens.part not in prompt:
         return {}
     processor = policy.processor.image_processor
-    image = row_images.joined([row_images.process(processor, fixed_image())], tokens)
+    image = row_images.joined([row_images.process(processor, fixed_image())], policy.image_tokens)
     return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 
@@ -194,7 +193,7 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     if policy.is_adapter:
         raise UserError(
             f"{policy}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
-            f"(PEFT's log-probs), and a new engine would load it in the same way; {adapters.ADVICE}"
+            f"(PEFT's log-probs), and a new engine would load it in the same way; {engine_weights.ADVICE}"
         )
     say(
         f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rloo_pipeline.artifacts import image_store, vision
+from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
@@ -102,6 +102,5 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sto
         return None
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
-    tokens = vision.tokens_of(policy.config)
-    processor = policy.processor.image_processor
-    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, tokens)
+    store, processor = image_store.ImageStore(prompts), policy.processor.image_processor
+    return StoredImages(rollouts[image_store.IDS].to_pylist(), store, processor, policy.image_tokens)

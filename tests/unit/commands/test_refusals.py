@@ -315,17 +315,17 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
-    "rollout.adapters": "counts the modules that a started engine applies",
-    "rollout.cpu_limits._check_delta_net": (
+    "rollout.engine_weights": "counts the modules that a started engine applies",
+    "rollout.device_limits._check_delta_net": (
         machine("DeltaNet layers (linear_num_value_heads) in bfloat16 only", **DELTA),
         machine("and linear_key_head_dim is 96", "bfloat16", **DELTA),
     ),
-    "rollout.cpu_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
-    "rollout.cpu_limits._check_head": (
+    "rollout.device_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
+    "rollout.device_limits._check_head": (
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
-    "rollout.cpu_limits.check_quantization": (
+    "rollout.device_limits.check_on_cpu": (
         Case(
             "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
@@ -337,7 +337,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
-    "rollout.gpu_limits": (
+    "rollout.device_limits.check_on_gpu": (
         Case(
             "model.dtype: float32 cannot be used with update.lora on a GPU",
             config={"update": {"lora": LORA}},
