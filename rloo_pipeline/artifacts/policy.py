@@ -100,6 +100,16 @@ class Policy:
             return None
 
     @cached_property
+    def text_config(self) -> Mapping[str, Any]:
+        """The section of the language model in config.json."""
+        return model_dims.text_config(self.config)
+
+    @property
+    def has_experts(self) -> bool:
+        """True if layers have several experts."""
+        return model_dims.experts_key(self.config) is not None
+
+    @cached_property
     def context(self) -> int | None:
         """The context length in tokens that config.json declares; None where it declares none."""
         return model_dims.context(self.config)
@@ -131,7 +141,7 @@ class Policy:
         Raises:
             UserError: config.json does not give it.
         """
-        size = model_dims.text_config(self.config).get("vocab_size")
+        size = self.text_config.get("vocab_size")
         if not isinstance(size, int):
             raise UserError(f"{self.config_file}: has no vocab_size; fetch or write the model again")
         return size
@@ -253,15 +263,6 @@ def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}
     return _digest(write_manifest(folder, known, policy=name, **made_from).digests)
 
 
-def sealed_digest(folder: Path) -> str:
-    """The digest of a model that `seal` has sealed, whatever its folder's name.
-
-    Raises:
-        UserError: a file is missing, added or changed.
-    """
-    return _digest(verify_manifest(folder).digests)
-
-
 def measured_reward_model(measured: Path) -> Path:
     """The folder of a run's own reward model, beside the `measured` checks.json.
 
@@ -269,18 +270,13 @@ def measured_reward_model(measured: Path) -> Path:
         UserError: a file of the model is missing or damaged, or checks.json is about another model.
     """
     folder = measured.parent / "model"
-    read_artifact(measured, policy=sealed_digest(folder))
+    read_artifact(measured, policy=_digest(verify_manifest(folder).digests))
     return folder
 
 
 def _digest(digests: Mapping[str, str]) -> str:
     names = sorted(name for name in digests if name.endswith(DECIDING) and "/" not in name)
     return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()
-
-
-def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
-    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:

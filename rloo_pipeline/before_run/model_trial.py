@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline import import_string
-from rloo_pipeline.artifacts import model_dims, model_files
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
@@ -148,7 +148,7 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     if (size := config.deepspeed.sequence_parallel) > 1:
         if checked.slow:
             raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
-        sequence_group.check_heads(int(model_dims.text_config(found.config).get("num_attention_heads") or size), size)
+        sequence_group.check_heads(int(found.text_config.get("num_attention_heads") or size), size)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {found.config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy, has_pad
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.checks.evidence import TokenFacts
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompting import render
@@ -41,7 +41,7 @@ def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) 
             for row, text in zip(chats, opening, strict=True)
         ),
         generation_prompt=opening[0] if opening else "",
-        pad=pad if isinstance(pad, int) and has_pad(tokenizer) else None,
+        pad=pad if isinstance(pad, int) and _has_pad(tokenizer) else None,
         eos=eos if isinstance(eos, int) else None,
         stops=tuple(policy.stop_ids),
         configured=policy.generation_ends,
@@ -70,3 +70,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any)
     ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
     first = next((token for token in ids if token in special), None)
     return None if first is None else (first, str(tokenizer.convert_ids_to_tokens(first)))
+
+
+def _has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
+    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None

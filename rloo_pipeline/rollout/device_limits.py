@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_dims import experts_key, text_config
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
@@ -65,10 +64,10 @@ def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None
         raise UserError(
             f"rollout.quantization: {quantization} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out"
         )
-    text = text_config(policy.config)
+    text = policy.text_config
     if text.get("linear_num_value_heads"):
         _check_delta_net(policy.config_file, text, dtype)
-    if experts_key(policy.config):
+    if policy.has_experts:
         _check_experts(policy.config_file, text)
 
 
@@ -111,7 +110,7 @@ def check_configured_heads(policy: Policy) -> None:
     Raises:
         UserError: vLLM cannot compute these heads on a CPU.
     """
-    text = text_config(policy.config)
+    text = policy.text_config
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     size = text.get("head_dim") or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else None)
     if isinstance(size, int) and not text.get("kv_lora_rank") and not policy.is_recurrent:

@@ -118,7 +118,7 @@ def transformers_logps(
     """
     import torch
 
-    from rloo_pipeline.training import plain_model
+    from rloo_pipeline.training import plain_model, row_images
 
     with _uncompiled(engine):  # eager: SDPA leaves soft caps out
         model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
@@ -126,24 +126,12 @@ def transformers_logps(
         model = plain_model.load_adapter(model, policy)
     model.eval()
     with torch.inference_mode():
+        shown = [row_images.with_prompt(policy, prompt, fixed_image()) for prompt in prompts]
         logits = [
-            model(torch.tensor([list(prompt)]), use_cache=False, **_shown(policy, prompt)).logits[0, -1]
-            for prompt in prompts
+            model(torch.tensor([list(prompt)]), use_cache=False, **images).logits[0, -1]
+            for prompt, images in zip(prompts, shown, strict=True)
         ]
     return torch.stack(logits).float().log_softmax(-1)
-
-
-def _shown(policy: Policy, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Inputs of a vision-language model besides a prompt: the fixed image, if the prompt has placeholders for it."""
-    import torch
-
-    from rloo_pipeline.training import row_images
-
-    if policy.image_kind is None or policy.image_tokens.part not in prompt:
-        return {}
-    processor = policy.processor.image_processor
-    image = row_images.joined([row_images.process(processor, fixed_image())], policy.image_tokens)
-    return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 
 @contextmanager
