@@ -67,6 +67,6 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     nodes = config.deepspeed.nodes
     ranks = config.deepspeed.processes // nodes
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
-    of_trainer = ranks * (PROCESS + memory.weight_bytes(config, dims)) + copies * memory.state(config, dims)
+    of_trainer = ranks * (PROCESS + memory.weight_bytes(config.model, dims)) + copies * memory.state(config, dims)
     waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
     return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}

@@ -72,7 +72,9 @@ class RolloutProof:
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
-        logprobs = forward_only.load_configured(self.policy, config, config.rollout.temperature)
+        logprobs = forward_only.load_configured(
+            self.policy, config.model.dtype, config.deepspeed, config.rollout.temperature
+        )
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
         logprobs.leave_gpu()
