@@ -36,7 +36,7 @@ Changes = dict[str, Any]
 
 
 class GpuLayout(NamedTuple):
-    """One way to spread a run."""
+    """A way to distribute a run over GPUs."""
 
     name: str
     config: Config

@@ -174,7 +174,7 @@ def size_of(count: float) -> str:
 
 
 def quota(output: str, needed: float) -> Iterator[Finding]:
-    """The quota suffices on each file system.
+    """Checks that the quota on each file system leaves enough room.
 
     Args:
         output: output of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …

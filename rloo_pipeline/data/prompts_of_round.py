@@ -118,16 +118,19 @@ def uncertainty(counts: Counts) -> float:
 
 
 def draw(weights: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """Draws prompts one after the other without replacement, each with a chance in proportion to its weight.
+    """Draws prompts one by one without replacement, with probabilities proportional to their weights.
 
-    Each prompt gets the key log(u)/w with its own uniform u, and the largest keys are drawn (Efraimidis and Spirakis
-    2006, "Weighted random sampling with a reservoir"). So the order of the prompts does not matter, and what is drawn
-    before others stays so when prompts are added or removed.
+    Each prompt gets the key log(u)/w with a uniform u of its own, and the prompts with the largest keys are drawn
+    (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). So the result does not depend on the
+    order of the prompts, and two prompts keep their order if others are added or removed.
 
     Args:
-        weights: positive, by prompt_id.
-        count: prompts to draw; at most all.
-        seed: seed of the draw.
+        weights: positive weights by prompt_id.
+        count: number of prompts to draw, at most all of them.
+        seed: seed of the random numbers.
+
+    Returns:
+        The prompt_ids in the order in which they were drawn.
     """
     keys = {name: log((derive(seed, name) + 1) / (2**63 + 1)) / weight for name, weight in weights.items()}
     return sorted(keys, key=lambda name: (-keys[name], name))[:count]

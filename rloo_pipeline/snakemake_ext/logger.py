@@ -106,7 +106,7 @@ class LogHandler(LogHandlerBase):
         return False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one event; where that fails, it is printed as Snakemake would print it."""
+        """Shows one event. If that fails, prints it as Snakemake would."""
         if self.display is None:
             return
         try:

@@ -206,7 +206,9 @@ def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
 
 
 def _experts(prompts: Sequence[Sequence[int]], experts: Sequence[np.ndarray]) -> Tensor:
-    """Experts of the tokens of a row; a shared prompt has the experts of its first sequence."""
+    """Joins the experts of several sequences into those of a row. A prompt that sequences share has the experts of the
+    first of them.
+    """
     starts = [0, *(len(prompt) if previous == prompt else 0 for previous, prompt in pairwise(prompts))]
     return torch.from_numpy(
         np.concatenate([of[start:] for start, of in zip(starts, experts, strict=True)]).astype(np.int32)
