@@ -40,7 +40,7 @@ class SnakemakeCall:
         self.is_module = not workflow.modifier.is_main_snakefile()
         self.in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         chosen = None if self.main else os.environ.get(nodes.IMAGE)
-        self.image = chosen or containers.image(runs.first, installation.root())
+        self.image = chosen or containers.image(runs.first.container, installation.root())
         """The image that stages run in with `--sdm apptainer`: in a job the one that its run started with."""
         # while rules are read, Snakemake has no executor yet, and local_exec is always true
         self.several_nodes = self.main and not workflow.dryrun and slurm.job_nodes() > 1
