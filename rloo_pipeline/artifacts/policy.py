@@ -99,7 +99,7 @@ class Policy:
         except UserError:
             return None
 
-    @cached_property
+    @property
     def text_config(self) -> Mapping[str, Any]:
         """The section of the language model in config.json."""
         return model_dims.text_config(self.config)
@@ -109,27 +109,27 @@ class Policy:
         """True if layers have several experts."""
         return model_dims.experts_key(self.config) is not None
 
-    @cached_property
+    @property
     def context(self) -> int | None:
         """The context length in tokens that config.json declares; None where it declares none."""
         return model_dims.context(self.config)
 
-    @cached_property
+    @property
     def is_recurrent(self) -> bool:
         """True if layers have a state (Mamba, DeltaNet, short convolutions)."""
         return model_dims.is_recurrent(self.config)
 
-    @cached_property
+    @property
     def image_kind(self) -> ImageKind | None:
         """The way in which the model takes images; None if it takes none."""
         return vision.kind_of(self.config) if vision.takes_images(self.config) else None
 
-    @cached_property
+    @property
     def image_tokens(self) -> ImageTokens:
         """The tokens of images of a model that takes them."""
         return vision.tokens_of(self.config)
 
-    @cached_property
+    @property
     def placeholder_ids(self) -> list[int]:
         """Ids that stand for a part of an image or video, which no model samples."""
         return vision.placeholder_ids(self.config)

@@ -103,7 +103,7 @@ def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     }
 
 
-def call_reader(policy: Policy, dataset: Dataset, parser: str | None) -> CallReader:
+def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
     """The reader of tool calls in a model's turns; its `template` renders the tools' answers.
 
     Args:
