@@ -25,7 +25,7 @@ from rloo_pipeline.before_run import data_trial, model_trial
 from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.config import Config
 
-PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training")
+PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training", "transformers_internals")
 DATA = (data_trial.datasets, data_trial.enough)
 MODEL, WEIGHTS, TOKENIZER, MACHINE = (
     (function,) for function in (model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine)
