@@ -81,8 +81,7 @@ class Replay:
         Args:
             pool: processes for tools and environments.
             rows: for each episode, the row of its prompt with all columns.
-            episodes: rows of a table of rollouts, with `messages`, `finish_reason`, and the environment's reward and
-                state.
+            episodes: rows of a table of rollouts, with `messages`, `finish_reason` and what the environment gave.
         """
         self.pool, self.rows, self.episodes = pool, rows, episodes
         self.turns = [list(turns_of(json.loads(row["messages"]), row["finish_reason"])) for row in episodes]
