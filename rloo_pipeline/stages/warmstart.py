@@ -18,6 +18,13 @@ from rloo_pipeline.training import model_support, plain_model, policy_model, sel
 from rloo_pipeline.training.sft import sft
 
 
+def trains(config: Config, trial: Path | None) -> bool:
+    """True if SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
+    if config.warmstart.sft is None:
+        return False
+    return trial is None or bool(read_artifact(trial)["asks_for_sft"])
+
+
 def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, output: Path) -> None:
     """Writes policy 0; with SFT, every rank calls this.
 
@@ -36,14 +43,13 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     model_support.check_run(config, model)
     model.check()
     model_files.check_finite(model.folder)
-    section = config.warmstart.sft
-    if trial is not None and section is not None:
+    if trial is not None and config.warmstart.sft is not None:
         checks = read_artifact(trial, policy=model.digest)["asks_for_sft"]
         say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
-        section = section if checks else None
     result = self_check.load_or_run(model, config.dataset.shows_images)
     policy_model.check_adapter(model, config.update.lora)
-    if section is not None:
+    if config.warmstart.sft is not None and trains(config, trial):
+        section = config.warmstart.sft
         sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
         return
     if config.model.quantization is None:  # else they are loaded here
