@@ -5,13 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import mini
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config, Dtype
+from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import device_limits
-from rloo_pipeline.stages import warmstart as stage
 
 MODEL = Policy(Path("model"))
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
@@ -69,24 +67,3 @@ def test_heads_of_other_sizes_are_refused() -> None:
         device_limits.check_heads(MODEL, engine(48))
     with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
         device_limits.check_heads(MODEL, engine(320, latent=True))
-
-
-REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set model.dtype: bfloat16, or remove"
-
-
-def test_an_adapter_in_float32_is_refused_and_others_are_not() -> None:
-    with pytest.raises(UserError, match=REFUSED):
-        device_limits.check_on_gpu("float32", has_adapter=True)
-    device_limits.check_on_gpu("float32", has_adapter=False)
-    for dtype in ("bfloat16", "float16"):
-        device_limits.check_on_gpu(dtype, has_adapter=True)
-
-
-@pytest.mark.parametrize(("device", "message"), [("cuda", REFUSED), ("cpu", "has no manifest.json")])
-def test_warmstart_refuses_it_before_it_reads_the_model_where_there_is_a_gpu(
-    tmp_path, monkeypatch, device, message
-) -> None:
-    monkeypatch.setattr(stage.devices, "device_type", lambda: device)
-    config = Config(**mini(update={"lora": {"target_modules": ["q_proj"]}}))
-    with pytest.raises((UserError, OSError), match=message):
-        stage.warmstart(config, tmp_path, tmp_path, None, tmp_path / "policy")

@@ -1,0 +1,29 @@
+"""A run that vLLM cannot sample on a GPU ends before anything is paid for, and the same run goes on on CPUs."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import device_limits
+from rloo_pipeline.stages import warmstart as stage
+
+REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set model.dtype: bfloat16, or remove"
+
+
+def test_an_adapter_in_float32_is_refused_and_others_are_not() -> None:
+    with pytest.raises(UserError, match=REFUSED):
+        device_limits.check_on_gpu("float32", has_adapter=True)
+    device_limits.check_on_gpu("float32", has_adapter=False)
+    for dtype in ("bfloat16", "float16"):
+        device_limits.check_on_gpu(dtype, has_adapter=True)
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda", REFUSED), ("cpu", "has no manifest.json")])
+def test_warmstart_refuses_it_before_it_reads_the_model_where_there_is_a_gpu(
+    tmp_path, monkeypatch, device, message
+) -> None:
+    monkeypatch.setattr(stage.devices, "device_type", lambda: device)
+    config = Config(**mini(update={"lora": {"target_modules": ["q_proj"]}}))
+    with pytest.raises((UserError, OSError), match=message):
+        stage.warmstart(config, tmp_path, tmp_path, None, tmp_path / "policy")
