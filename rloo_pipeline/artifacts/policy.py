@@ -38,7 +38,7 @@ class Policy:
     """Allow code in the folder to run."""
 
     def __reduce__(self) -> tuple[type[Policy], tuple[Path, bool]]:
-        """Pickles the policy without what was read of it."""
+        """Pickles only the two fields, not what was read from the folder."""
         return Policy, (self.folder, self.trust_remote_code)
 
     def __str__(self) -> str:

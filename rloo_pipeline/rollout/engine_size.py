@@ -261,7 +261,7 @@ def cpu_settings(policy: Policy, dtype: Dtype, most_gib: int, longest: int) -> d
 
 
 def image_settings(policy: Policy, most: int) -> dict[str, Any]:
-    """vLLM's settings for a model of images whose prompts have at most so many; else none.
+    """vLLM's settings for a model of images whose prompts have at most `most` images; empty for other models.
 
     The processor normalizes pixels, as for the trainer: vLLM itself would take mean and deviation from files that may
     lack them.

@@ -101,7 +101,7 @@ class EpisodeRecord:
         )
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in the table, but for the keys and the prompt."""
+        """The episode's columns in the rollouts table, except the keys and the prompt."""
         return {
             "completion_ids": self.ids,
             "completion": self.text,

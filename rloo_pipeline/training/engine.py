@@ -111,7 +111,7 @@ class Engine:
             return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
-        """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""
+        """Seeds dropout, with another seed on every rank, since the ranks have different micro-batches."""
         import torch
 
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
@@ -311,7 +311,7 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
 
-        They are on the CPU, but for an adapter's and its base's, of which PEFT writes a small part.
+        They are on the CPU, except for an adapter and its base, of which PEFT writes only a small part.
         """
         from rloo_pipeline.training.deepspeed_internals import split_loading
 

@@ -1,4 +1,4 @@
-"""What a model of transformers knows of its checkpoint, of its tied weights and of its layers of experts."""
+"""Reads from a model of transformers: names in its checkpoint, tied weights, layers of experts; loads it with ZeRO 3."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ PROCESSES = 16
 
 
 class Confinement(NamedTuple):
-    """Where the processes of tools and environments run: sandbox, image, or another Python."""
+    """The sandbox, image or Python in which the processes of tools and environments run."""
 
     sandbox: bool = False
     memory_mb: int = 2048

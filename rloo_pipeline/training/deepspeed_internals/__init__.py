@@ -1,1 +1,1 @@
-"""All that knows internals of DeepSpeed: with `runtime/used_internals.py`, what a newer release may change."""
+"""Everything that uses internals of DeepSpeed: a newer release may require changes here, and nowhere else."""
