@@ -83,8 +83,7 @@ def rollout(
 
 
 def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[dict[str, Any]]:
-    """One shard's share of the held-out prompts of a round: the first ones, except those that are too long for
-    the engine."""
+    """One shard's share of the held-out prompts of a round: the first ones, except those too long for the engine."""
     count = config.held_out_each_round
     if not count:
         return []

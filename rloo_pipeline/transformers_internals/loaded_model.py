@@ -1,4 +1,4 @@
-"""Reads from a model of transformers: names in its checkpoint, tied weights, layers of experts; loads it with ZeRO 3."""
+"""Reads from a model of transformers: names in its checkpoint, tied weights, layers of experts."""
 
 from __future__ import annotations
 
