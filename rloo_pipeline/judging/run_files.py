@@ -38,7 +38,7 @@ BY_SEED = ("evaluate_chosen", "prove_chosen")
 
 
 class RunFiles(NamedTuple):
-    """A run, as far as it has come."""
+    """A run and what it has finished so far."""
 
     folder: Path
     config: Config

@@ -91,7 +91,7 @@ class Sampler:
         return engine
 
     def _compiling(self, version: str) -> contextlib.AbstractContextManager[None]:
-        """A block in which vLLM may fill its compile cache, some files of which it writes in place."""
+        """A block in which vLLM may fill its compile cache. vLLM writes some of these files in place."""
         settings = {key: value for key, value in self.settings.items() if key != "model"}
         facts = json.dumps([version, devices.card(), settings, self.policy.config], sort_keys=True, default=str)
         folder = Path(os.environ.get("VLLM_CACHE_ROOT", caches.cache_folder() / "vllm"))
@@ -176,11 +176,12 @@ class Sampler:
         return [turns.done[index] for index in range(len(requests))]
 
     def play(self, turns: Turns, label: str) -> None:
-        """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
-        long as it has another, and is not started for none.
+        """Runs all requests to completion, including follow-up turns. Requests are batched continuously.
+
+        Starts the engine only if there is at least one request.
 
         Args:
-            turns: the requests.
+            turns: yields requests and takes completions; new requests may follow from these.
             label: label of the progress line.
         """
         began = time.monotonic()

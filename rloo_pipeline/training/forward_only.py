@@ -27,7 +27,7 @@ class TokenValues(NamedTuple):
     top_logps: list[Any]
     """NumPy arrays with K numbers per token, position by position."""
     top_ids: list[Any]
-    """The same for their ids."""
+    """NumPy arrays with the ids of these K tokens."""
 
     @classmethod
     def empty(cls, completions: int) -> TokenValues:

@@ -36,7 +36,7 @@ class OwnTokens(NamedTuple):
     """Positions of this rank's tokens."""
 
     def to(self, device: torch.device) -> OwnTokens:
-        """The same on another device."""
+        """Copies the tensors to another device."""
         return OwnTokens(devices.moved(self.places, device), self.counts, devices.moved(self.mine, device))
 
 
@@ -199,7 +199,7 @@ def pack(
 
 
 def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
-    """The same row, in which only the sampled tokens are predicted."""
+    """Returns the row with predictions of the sampled tokens only."""
     sampled = torch.from_numpy(np.fromiter(chain.from_iterable(loss_masks), np.bool_))
     lengths = torch.tensor([sum(mask) for mask in loss_masks])
     return pack._replace(predicting=pack.predicting[sampled], targets=pack.targets[sampled], completion_lengths=lengths)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.objective import Record
 
 FEWEST, MOST, SHARE = 4, 64, 32
-"""Completions of a pass of its own: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
+"""Completions of a separate pass: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
 
 A round takes the time of at least four forward passes over its completions (one to sample them, three to train on
 them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, loading the policy comes on top.
