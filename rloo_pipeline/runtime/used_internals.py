@@ -61,10 +61,6 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         "transformers.core_model_loading": {
             "revert_weight_conversion": "(model, state_dict)",
         },
-        "transformers.integrations.deepspeed": {
-            "HfDeepSpeedConfig": "(config_file_or_dict)",
-            "unset_hf_deepspeed_config": "()",
-        },
         "transformers.utils.import_utils": {
             "is_scipy_available": "()",
             "is_sklearn_available": "()",

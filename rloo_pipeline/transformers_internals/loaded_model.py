@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,23 +33,6 @@ def as_in_checkpoint(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
     in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return in_files
-
-
-@contextmanager
-def loading_by_zero(configuration: dict[str, Any]) -> Iterator[None]:
-    """A block in which `from_pretrained` loads models inside DeepSpeed's `zero.Init`.
-
-    Args:
-        configuration: DeepSpeed's, with ZeRO 3.
-    """
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    active = HfDeepSpeedConfig(configuration)  # transformers keeps a weak reference to it
-    try:
-        yield
-    finally:
-        unset_hf_deepspeed_config()
-        del active
 
 
 def takes_experts(layer: Any) -> bool:
