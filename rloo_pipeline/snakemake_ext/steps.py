@@ -8,8 +8,9 @@ command, outside the image; here it is a script that passes the command to the h
 stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` says in the profile;
 the others get none.
 
-On one machine, Snakemake's resource `gpu_stages` limits concurrent stages. By default it counts GPUs: a stage takes as
-many as its engine needs (`runtime/gpu_claims.py` chooses them). If the user sets a number, it counts stages.
+On one machine, a host in the image runs the stages if they run in an image. Snakemake's resource `gpu_stages` limits
+concurrent stages. By default it counts GPUs: a stage takes as many as its engine needs (`runtime/gpu_claims.py` chooses
+them). If the user sets a number, it counts stages.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def place(call: SnakemakeCall) -> None:
         spread(rules, limits, anywhere=call.overlaps)
     if call.on_this_machine:
         limit(rules, limits, call.runs.configs.values())
+        if call.in_image and not call.dry_run:
+            by_host(rules)
 
 
 def use_this_machine(call: SnakemakeCall) -> None:
@@ -78,6 +81,8 @@ def start_workers(call: SnakemakeCall) -> None:
     program = nodes.program(shlex.split(call.workflow.deployment_settings.apptainer_args))
     if not call.several_nodes:
         manager.start(first, cores, logs, stages, runs, without, program)
+        if call.in_image and first.workers != "never":
+            node_workers.start_here(logs, program)
     elif first.workers != "never" and have_whole_nodes(rules, limits):
         config = call.run_folder(next(iter(call.runs.configs))) / "config.yaml"
         without |= {"trainer"} if call.overlaps else set()
@@ -101,6 +106,12 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
         options = [_gres(rule.resources), *([] if anywhere else _place(rule))]
         path = _shell([*filter(None, options)]) if "runtime" in rule.resources else _script("short", SHORT)
         rule.resources["shell_exec"] = str(path.absolute())
+
+
+def by_host(rules: Iterable[Any]) -> None:
+    """Makes Snakemake run the jobs of these rules by this machine's host, if it has one."""
+    for rule in rules:
+        rule.resources["shell_exec"] = str(_script("short", SHORT).absolute())
 
 
 def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
