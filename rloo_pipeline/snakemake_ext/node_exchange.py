@@ -16,13 +16,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.artifacts import manifest, node_files
+from rloo_pipeline.artifacts import files, manifest, node_files
 from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
 from rloo_pipeline.before_run import estimate, exchange, model_inputs, places
+from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
 from rloo_pipeline.runtime.progress import announcing
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def refuse_jobs(call: SnakemakeCall) -> None:
+    """Refuses to run stages as SLURM jobs, where the nodes' own disks are of no use."""
+    if not call.workflow.local_exec:
+        refuse(call.runs.configs.values(), lost(call.workflow.dag.needrun_jobs()))
+
+
+def prepare(call: SnakemakeCall, program: Sequence[str]) -> None:
+    """Brings lost policies back before the first job, and makes this node's folder; `program` as for `restore`."""
+    for run in call.runs.by_folder:  # a killed update's other nodes may have written while its folder was removed
+        files.remove_temporary(call.run_folder(run) / POLICIES, "*")
+    restore(lost(call.workflow.dag.needrun_jobs()), call.runs.first.deepspeed.nodes, program)
+    if not call.workflow.storage_settings.notemp:
+        configs = {call.run_folder(run): config for run, config in call.runs.configs.items()}
+        start(configs, slurm.job_nodes() if call.several_nodes else 1)
 
 
 def lost(jobs: Iterable[Any]) -> list[Path]:
