@@ -126,7 +126,7 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
         write_json(run / file, {})
     starting.start()
     assert is_finished(run, config), "no job of this call makes the summary"
-    summary = SimpleNamespace(output=[str(run / "summary.json")])
+    summary = SimpleNamespace(input=[], output=[str(run / "summary.json")])
     starting.workflow.dag.needrun_jobs = lambda: [summary]
     starting.start()
     assert not is_finished(run, config)
