@@ -69,7 +69,7 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
         wait: seconds that a job waits in the queue.
     """
     counts = {stage: count for stage, count in estimate.jobs(config).items() if stage not in ON_SNAKEMAKES_MACHINE}
-    waits = 2 + (2 if config.tries_model else 0) + _waits_of_rounds(config) + 3
+    waits = 2 + _waits_of_rounds(config) + 3
     gpus = gpus_of(config)
     at_once = gpus["update"] + max(gpus["rollout"], gpus["reference"]) if config.rollout.lag else max(gpus.values())
     jobs = sum(counts.values())

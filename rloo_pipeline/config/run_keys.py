@@ -40,8 +40,6 @@ class Report(Section):
 
     title: str | None = None
     """Heading of the page. Default: the name of the run."""
-    note: str | None = None
-    """Paragraph under the heading."""
     task_column: str | None = None
     """Column of the held-out rows with the name of each row's task. The page then shows every reward per task."""
     every: int | None = Field(None, ge=0)

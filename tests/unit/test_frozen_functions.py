@@ -10,7 +10,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.artifacts import files, function_copies
+from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.config import provenance, syntax
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
