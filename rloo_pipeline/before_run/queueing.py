@@ -74,7 +74,7 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
     at_once = gpus["update"] + max(gpus["rollout"], gpus["reference"]) if config.rollout.lag else max(gpus.values())
     jobs = sum(counts.values())
     return (
-        Mode("snakemake --profile slurm", jobs, waits, waits * (wait + SUBMISSION), at_once),
+        Mode("snakemake --profile profiles/slurm", jobs, waits, waits * (wait + SUBMISSION), at_once),
         Mode("rloo submit", 1, 1, wait, at_once),
     )
 

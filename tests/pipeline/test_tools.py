@@ -42,7 +42,6 @@ TOOLS = {
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
         {"function": "calls.py:called"},
     ],
-    "evaluation": {"breakdown": []},
 }
 CALLED = """
 def called(completions, **_):

@@ -34,7 +34,7 @@ def _no_copies_stay_in_use(monkeypatch, tmp_path) -> Iterator[None]:
 def freeze(function: str) -> Path:
     """Copies the files of a reward for a run."""
     folder = function_copies.folder_of(Path("results/mini"))
-    changes = {"rewards": [{"function": function, "name": "answer"}], "evaluation": {"breakdown": []}}
+    changes = {"rewards": [{"function": function, "name": "answer"}]}
     function_copies.write(folder, [validate(mini(**changes), "test")])
     return folder
 

@@ -40,7 +40,7 @@ def run(tmp_path) -> Path:
 
 def configuration(**report):
     rewards = [{"function": f"rloo_pipeline.rewards.answer:{name}", "name": name} for name in ("math", "code")]
-    return validate(mini(rewards=rewards, evaluation={"breakdown": []}, report=report), "test").only("report")
+    return validate(mini(rewards=rewards, report=report), "test").only("report")
 
 
 def test_each_function_has_a_mean_and_a_share_of_none_by_task(run) -> None:
