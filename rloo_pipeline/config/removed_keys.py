@@ -12,6 +12,7 @@ REMOVED: Mapping[str, str] = {
     "evaluation.breakdown": "completions.parquet has all scores to break accuracy down by; leave the key out",
     "judge.timeout_value": "write the number at on_timeout, in place of `value`",
     "report.note": "leave the key out",
+    "report.task_column": "the page has the mean of each reward, so give each task its own; leave the key out",
     "rewards.timeout_value": "write the number at on_timeout, in place of `value`",
     "select.then": "the choice is always evaluated on dataset.eval; leave the key out",
     "warmstart.train": "SFT runs if warmstart.sft is set; leave out this key, and warmstart.sft to train none",

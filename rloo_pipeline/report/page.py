@@ -15,7 +15,7 @@ from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging.completions import score_names
 from rloo_pipeline.judging.run_files import RunFiles, read_held_out, read_metrics
-from rloo_pipeline.report import frame, jobs, samples, tasks
+from rloo_pipeline.report import frame, jobs, samples
 from rloo_pipeline.report.charts import Chart, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
@@ -84,7 +84,6 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         },
         examples=samples.held_out_examples(config, run) if finished else [],
         groups=samples.probed(config, run) if stopped else samples.groups(config, run, summary["rounds"]),
-        tasks=tasks.of_run(config, run) if finished else [],
         origin=origin(),
         in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
