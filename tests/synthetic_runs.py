@@ -66,7 +66,7 @@ def configuration(**changes: Any) -> Config:
         "dataset": {"train": source, "eval": source},
         "rewards": [{"function": reward, "name": "answer"}, {"function": reward, "name": "worked", "weight": 0}],
         "evaluation": {"num_generations": SAMPLES},
-        "report": {"title": "Sums & <b>differences</b>", "note": "Three digits, from memory or in columns."},
+        "report": {"title": "Sums & <b>differences</b>"},
     }
     return validate(plain | changes, "test")
 
