@@ -81,7 +81,6 @@ PREFERENCES = {
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer", "weight": 0},
     ],
     "correct": {"reward": "answer"},
-    "evaluation": {"breakdown": []},
     "checks": {"accept": ["pair_accuracy"]},
 }
 OFFLOAD = {
@@ -111,7 +110,6 @@ TOOLS = {
         "max_completion_length": 64,
     },
     "rewards": [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}],
-    "evaluation": {"breakdown": []},
 }
 ACCEPT = ["scorable", "teaching", "truncated", "entropy", "duplicates"]
 QLORA = {

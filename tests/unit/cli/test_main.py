@@ -86,7 +86,7 @@ def test_commands_of_users_come_before_stages(capsys) -> None:
     assert listed == [name for names in groups.values() for name in names]
     stages = groups.pop(main.STAGES)
     users = [name for names in groups.values() for name in names]
-    assert {"check", "plan", "doctor", "watch", "compare", "submit", "profiles"} <= set(users)
+    assert {"check", "plan", "doctor", "watch", "compare", "submit", "images"} <= set(users)
     assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(stages)
     assert out.index(main.STAGES) > out.index("  track ")
     assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"
