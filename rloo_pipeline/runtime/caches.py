@@ -61,8 +61,8 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
         temporary.replace(begun)
         yield
+        begun.unlink()  # first: were both there after a kill, the next job would remove what is complete
         complete.touch()
-        begun.unlink()
 
 
 def _locks(file: int) -> bool:
