@@ -184,7 +184,6 @@ class Sampler:
         """Loads a policy into the engine and checks that it did."""
         block = int(llm.llm_engine.vllm_config.cache_config.block_size)
         prompts = swap_check.fixed_prompts(self.vocabulary, block, self.max_model_len, self.never)
-        engine_process.reset_cache(llm)
         before = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
