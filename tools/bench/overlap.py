@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +38,11 @@ def on_slurm(repeats: int, folder: Path, arguments: argparse.Namespace) -> Figur
     """rollout.lag: 1 against none in one SLURM job of two nodes (`rloo submit --nodes 2`), in turns, from the end of
     round 1 on. Needs a SLURM, such as that of `make cluster-up`.
     """
-    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
-        print("bench: overlap_slurm: left out, since there is no SLURM here", file=sys.stderr, flush=True)
+    if not whole.slurm_runs("overlap_slurm"):
         return {}
 
     def run(project: whole.Project, _: int, __: Figures) -> float:
-        project.on_slurm(LARGE, ROUNDS)
+        project.on_slurm(LARGE, ROUNDS, 2)
         return sum(project.seconds(ROUNDS))
 
     return _with_and_without("overlap_slurm", repeats, folder, arguments, run)

@@ -24,6 +24,7 @@ from typing import Any
 import data_parallel
 import handover
 import long_run
+import nodes
 import overlap
 import scoring
 import shapes
@@ -232,6 +233,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
     "overlap": overlap.in_turns,
     "overlap_trl": overlap.against_trl,
     "overlap_slurm": overlap.on_slurm,
+    "nodes": nodes.in_a_job,
     "plan": plan,
     "long": long_run.long_run,
     "data_parallel": data_parallel.data_parallel,

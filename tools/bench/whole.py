@@ -89,20 +89,22 @@ class Project:
         """Runs up to the policy of this round."""
         return self.snakemake(f"policies/{last:05d}", environment=environment)
 
-    def on_slurm(self, configuration: str, last: int) -> None:
-        """Runs up to the policy of this round in one SLURM job of two nodes, with a core of each.
+    def on_slurm(self, configuration: str, last: int, nodes: int, *options: str) -> None:
+        """Runs up to the policy of this round in one SLURM job of these nodes, with a core of each.
 
         Args:
             configuration: file with the run's name.
             last: number of the round.
+            nodes: how many.
+            options: further ones of Snakemake.
 
         Raises:
             SystemExit: the job failed.
         """
         target = str((self.run / "policies" / f"{last:05d}").relative_to(self.folder))
-        resources = ("--nodes=2", "--cpus-per-node=1", "--time=120", "--sbatch=mem=12000")
+        resources = (f"--nodes={nodes}", "--cpus-per-node=1", "--time=120", "--sbatch=mem=12000")
         command = [sys.executable, "-m", "rloo_pipeline", "submit", configuration, *resources, "--"]
-        run_measured([*command, *self.configuration, "--", target], self.folder, {})
+        run_measured([*command, *options, *self.configuration, "--", target], self.folder, {})
         in_queue = ["squeue", "-h", "-n", f"rloo-{self.run.name}"]
         while (queue := subprocess.run(in_queue, capture_output=True, check=False)).returncode or queue.stdout.strip():
             time.sleep(1)  # also while SLURM does not answer
@@ -134,13 +136,14 @@ class Project:
 
     def idle_share(self, rounds: int) -> float:
         """Share of the time from the end of round 1 to that of round `rounds` in which no engine works."""
-        times = [self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in (1, rounds)]
-        until, end = (datetime.fromtimestamp(time.stat().st_mtime) for time in times)
-        whole, idle = (end - until).total_seconds(), 0.0
-        for began, ended in sorted([*self._engines("*"), (end, end)]):
-            idle += max(0.0, (min(began, end) - until).total_seconds())
-            until = max(until, ended)
-        return idle / whole
+        return sum(self.idle(rounds)) / sum(self.seconds(rounds))
+
+    def idle(self, rounds: int) -> list[float]:
+        """Seconds of each round but the first in which no engine works, wherever it runs."""
+        files = [self.run / "rounds" / f"{number:05d}" / "metrics.json" for number in range(1, rounds + 1)]
+        ends = [datetime.fromtimestamp(file.stat().st_mtime) for file in files]
+        work = sorted(self._engines("*"))
+        return [_free(work, begin, end) for begin, end in pairwise(ends)]
 
     def tokens(self, rounds: int) -> int:
         """Sampled in all rounds."""
@@ -150,6 +153,14 @@ class Project:
         tables_read = [pq.read_table(table, columns=["completion_ids"], partitioning=None) for table in tables]
         assert len(tables_read) >= rounds
         return sum(len(ids) for table in tables_read for ids in table["completion_ids"].to_pylist())
+
+
+def slurm_runs(part: str) -> bool:
+    """Asks whether a SLURM answers, and says on stderr that a part is left out where none does."""
+    if shutil.which("sinfo") and not subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        return True
+    print(f"bench: {part}: left out, since there is no SLURM here", file=sys.stderr, flush=True)
+    return False
 
 
 def empty_rloo(folder: Path) -> dict[str, str]:
@@ -167,6 +178,15 @@ def _work(log: str) -> tuple[datetime, datetime]:
     second, thousandths, seconds = re.findall(pattern, log, re.MULTILINE)[-1]
     ended = datetime.fromisoformat(second) + timedelta(milliseconds=int(thousandths))
     return ended - timedelta(seconds=float(seconds)), ended
+
+
+def _free(work: list[tuple[datetime, datetime]], begin: datetime, end: datetime) -> float:
+    """Seconds from `begin` to `end` outside these spans of time, which are in the order of their begin."""
+    free, until = 0.0, begin
+    for began, ended in [*work, (end, end)]:
+        free += max(0.0, (min(began, end) - until).total_seconds())
+        until = max(until, ended)
+    return free
 
 
 def between(files: list[Path]) -> list[float]:
