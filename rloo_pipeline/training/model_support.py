@@ -66,7 +66,7 @@ def check_run(config: Config, policy: Policy) -> None:
         )
     lora_support.check_lora(policy, config.update.lora)
     parts = config.deepspeed.sequence_parallel
-    check_heads(int(text_config(policy.config).get("num_attention_heads") or parts), parts, policy.config_file)
+    check_heads(int(policy.text_config.get("num_attention_heads") or parts), parts, policy.config_file)
     if config.model.quantization is None and comes_in_nf4(policy.config):
         raise UserError(
             f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "

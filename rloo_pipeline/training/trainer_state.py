@@ -14,7 +14,7 @@ from pathlib import Path
 from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
-from rloo_pipeline.training import nvme
+from rloo_pipeline.training.deepspeed_internals import nvme
 from rloo_pipeline.training.engine import Engine
 
 FOLDER = "trainer"
@@ -85,8 +85,8 @@ class TrainerState:
 
     def _write_parts(self, folder: Path) -> dict[str, str]:
         """Writes this rank's files; returns their digests."""
-        from rloo_pipeline.training import offload
-        from rloo_pipeline.training.deepspeed_config import save_reproducibly
+        from rloo_pipeline.training.deepspeed_internals import offload
+        from rloo_pipeline.training.deepspeed_internals.deepspeed_config import save_reproducibly
 
         folder.mkdir(parents=True, exist_ok=True)
         engine = self.engine

@@ -15,7 +15,8 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training import deepspeed_config, weight_files
+from rloo_pipeline.training import weight_files
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.engine import Engine
 
 STEPS = 2

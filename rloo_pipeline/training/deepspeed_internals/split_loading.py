@@ -20,7 +20,9 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training import deepspeed_config, plain_model
+from rloo_pipeline.training import plain_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +63,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
         UserError: its weights are not exactly the tensors of the model.
     """
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
-    if getattr(shapes, "_weight_conversions", None):
+    if loaded_model.renames_weights(shapes):
         return None
     _check_tied(shapes, policy.base)
     files = files_of_tensors(policy.base)
@@ -125,7 +127,7 @@ def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 def _check_tied(model: Any, base: Path) -> None:
     """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
     files = files_of_tensors(base)
-    for name, source in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+    for name, source in loaded_model.tied_weights(model).items():
         if not files.keys() >= {name, source}:
             continue
         one, other = (read_tensor(files[each], each) for each in (name, source))
@@ -189,7 +191,7 @@ def weights(model: nn.Module, trained_only: bool) -> Iterator[tuple[str, Tensor]
 
 def tensors(model: Any) -> dict[str, Tensor]:
     """Parameters and persistent buffers, without those that are tied to others (such as an `lm_head.weight`)."""
-    persistent, tied = model.state_dict().keys(), model.get_expanded_tied_weights_keys(all_submodels=True)
+    persistent, tied = model.state_dict().keys(), loaded_model.tied_weights(model)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     named = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     return {name: tensor for name, tensor in named.items() if name not in tied}
