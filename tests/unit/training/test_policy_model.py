@@ -16,7 +16,8 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
-from rloo_pipeline.training import forward_only, plain_model, policy_model, split_loading, weight_files
+from rloo_pipeline.training import forward_only, plain_model, policy_model, weight_files
+from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.kernels import lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
