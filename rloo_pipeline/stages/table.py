@@ -131,7 +131,7 @@ ROWS = (
         policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
         | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
-        reads=(*_LENGTHS, "update"),
+        reads=(*_LENGTHS, "update", "deepspeed"),
         box=(0, 90),
         local=True,
         identifies=True,

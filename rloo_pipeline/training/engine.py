@@ -292,7 +292,7 @@ class Engine:
                     self._write_adapter(weights, temporary)
             else:
                 if temporary is not None:
-                    policy_model.save_beside(self.model, temporary, self.policy.folder)
+                    policy_model.save_beside(self.model, temporary, self.policy)
                 folder = self.from_first(temporary)
                 assert folder is not None
                 digests = weight_files.write_together(self.model, folder)

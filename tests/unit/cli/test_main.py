@@ -60,6 +60,8 @@ def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     assert explain(error).startswith(
         "there/model.safetensors: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     )
+    of_safetensors = RuntimeError("Error while serializing: I/O error: File too large (os error 27)")
+    assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
 
 
 def test_a_read_only_results_folder_is_one_sentence() -> None:
