@@ -40,7 +40,8 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
         return None
     dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
     device = "cuda" if card else "cpu"
-    config = advice.override(config.of_reward_model, {"update.lora": None, "update.optimizer": "adamw"})
+    others = {"update.lora": None, "update.optimizer": "adamw", "algorithm.teacher": None}
+    config = advice.override(config.of_reward_model, others)
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
