@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,10 +112,13 @@ def _ran(command: str, folder: Path) -> Iterator[tuple[float, str]]:
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     process = PtyProcessUnicode.spawn(command.split(), cwd=folder, env=environment, dimensions=(ROWS, COLUMNS))
-    before = time.monotonic()
+    before, shown = time.monotonic(), ""
     with contextlib.suppress(EOFError):  # the command has ended
         while True:
             text, now = process.read(65536), time.monotonic()
+            last, shown = shown, re.sub(r"\d+", "0", text)
+            if shown == last and text.startswith("\r"):  # the same lines in place of the last, with a later clock
+                continue
             yield min(now - before, LONGEST_PAUSE), text
             before = now
     if process.wait():

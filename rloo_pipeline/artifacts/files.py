@@ -204,7 +204,8 @@ def sha256(path: Path) -> str:
 def link_or_copy(source: Path, target: Path) -> None:
     """Makes `target` a hard link to `source`, or a copy where the file system does not allow links.
 
-    A copy also with a cache of Snakemake, which makes what it keeps writable for all: that would be `source` as well.
+    It also copies if Snakemake's cache is in use: the cache makes its files writable for everybody, and through a hard
+    link it would do so with `source`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if OUTPUT_CACHE not in os.environ:

@@ -44,7 +44,7 @@ def digest(path: Path) -> str:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The files of a folder in sorted order, without hidden files and the manifest."""
+    """Files of a folder in sorted order, except hidden files and the manifest."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in files if not path.name.startswith(".") and path.name != MANIFEST)
 

@@ -105,6 +105,25 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
         )
 
 
+def files_of_tensors(folder: Path) -> dict[str, Path]:
+    """The weight file that has each tensor of a model, by the tensor's name."""
+    from safetensors import safe_open
+
+    names = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            names |= dict.fromkeys(opened.keys(), file)
+    return names
+
+
+def read_tensor(file: Path, name: str) -> Any:
+    """A tensor of a weight file; the file is closed again, for its pages count as this process's memory."""
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(name)
+
+
 def check_finite(folder: Path) -> None:
     """Checks that no weight of a model is NaN or infinite.
 

@@ -18,8 +18,9 @@ from rloo_pipeline.artifacts.files import read_artifact, read_json
 from rloo_pipeline.artifacts.manifest import Manifest, verify_manifest, write_manifest
 from rloo_pipeline.artifacts.manifest import digest as digest_of
 from rloo_pipeline.artifacts.model_dims import ModelDims
+from rloo_pipeline.artifacts.vision import ImageKind, ImageTokens
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +36,10 @@ class Policy:
     folder: Path
     trust_remote_code: bool = False
     """Allow code in the folder to run."""
+
+    def __reduce__(self) -> tuple[type[Policy], tuple[Path, bool]]:
+        """Pickles only the two fields, not what was read from the folder."""
+        return Policy, (self.folder, self.trust_remote_code)
 
     def __str__(self) -> str:
         """The folder, as messages name the policy."""
@@ -72,7 +77,7 @@ class Policy:
         Raises:
             UserError: transformers cannot read it.
         """
-        import_shims.prepare_transformers()
+        optional_parts.prepare_transformers()
         from transformers import AutoConfig
 
         try:
@@ -94,6 +99,41 @@ class Policy:
         except UserError:
             return None
 
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The section of the language model in config.json."""
+        return model_dims.text_config(self.config)
+
+    @property
+    def has_experts(self) -> bool:
+        """True if layers have several experts."""
+        return model_dims.experts_key(self.config) is not None
+
+    @property
+    def context(self) -> int | None:
+        """The context length in tokens that config.json declares; None where it declares none."""
+        return model_dims.context(self.config)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if layers have a state (Mamba, DeltaNet, short convolutions)."""
+        return model_dims.is_recurrent(self.config)
+
+    @property
+    def image_kind(self) -> ImageKind | None:
+        """The way in which the model takes images; None if it takes none."""
+        return vision.kind_of(self.config) if vision.takes_images(self.config) else None
+
+    @property
+    def image_tokens(self) -> ImageTokens:
+        """The tokens of images of a model that takes them."""
+        return vision.tokens_of(self.config)
+
+    @property
+    def placeholder_ids(self) -> list[int]:
+        """Ids that stand for a part of an image or video, which no model samples."""
+        return vision.placeholder_ids(self.config)
+
     @cached_property
     def vocabulary(self) -> int:
         """Number of tokens that the model embeds.
@@ -101,7 +141,7 @@ class Policy:
         Raises:
             UserError: config.json does not give it.
         """
-        size = model_dims.text_config(self.config).get("vocab_size")
+        size = self.text_config.get("vocab_size")
         if not isinstance(size, int):
             raise UserError(f"{self.config_file}: has no vocab_size; fetch or write the model again")
         return size
@@ -116,7 +156,7 @@ class Policy:
         Raises:
             UserError: the folder has no tokenizer, or the tokenizer has no EOS token.
         """
-        import_shims.prepare_transformers()
+        optional_parts.prepare_transformers()
         from transformers import AutoTokenizer
 
         try:
@@ -223,15 +263,6 @@ def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}
     return _digest(write_manifest(folder, known, policy=name, **made_from).digests)
 
 
-def sealed_digest(folder: Path) -> str:
-    """The digest of a model that `seal` has sealed, whatever its folder's name.
-
-    Raises:
-        UserError: a file is missing, added or changed.
-    """
-    return _digest(verify_manifest(folder).digests)
-
-
 def measured_reward_model(measured: Path) -> Path:
     """The folder of a run's own reward model, beside the `measured` checks.json.
 
@@ -239,18 +270,13 @@ def measured_reward_model(measured: Path) -> Path:
         UserError: a file of the model is missing or damaged, or checks.json is about another model.
     """
     folder = measured.parent / "model"
-    read_artifact(measured, policy=sealed_digest(folder))
+    read_artifact(measured, policy=_digest(verify_manifest(folder).digests))
     return folder
 
 
 def _digest(digests: Mapping[str, str]) -> str:
     names = sorted(name for name in digests if name.endswith(DECIDING) and "/" not in name)
     return hashlib.sha256("".join(f"{name} {digests[name]}\n" for name in names).encode()).hexdigest()
-
-
-def has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
-    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:

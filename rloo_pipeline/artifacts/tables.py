@@ -339,7 +339,7 @@ def lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 def sampled_lengths(rollouts: pa.Table) -> list[int]:
-    """Number of tokens of each completion that the model sampled: all of them, but for those of tools and users."""
+    """Number of tokens of each completion that the model sampled: all but those of tools and users."""
     if not is_episodes(rollouts):
         return lengths(rollouts["completion_ids"])
     return lengths(rollouts["sampling_logps"])

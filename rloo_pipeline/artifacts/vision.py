@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims, without_torchvision
+from rloo_pipeline.transformers_internals import optional_parts
 
 
 class ImageKind(NamedTuple):
@@ -99,8 +99,7 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
     Raises:
         UserError: the folder has none, or one that does not belong to the model.
     """
-    import_shims.prepare_transformers()
-    without_torchvision.prepare_processors()
+    optional_parts.prepare_processors()
     from transformers import AutoProcessor
 
     try:

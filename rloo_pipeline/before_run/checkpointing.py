@@ -37,7 +37,7 @@ def _room() -> float:
         return room
     import torch
 
-    from rloo_pipeline.training import split_loading
+    from rloo_pipeline.training.deepspeed_internals import split_loading
 
     split_loading.start_ranks()
     rooms = [room] * world
@@ -72,7 +72,7 @@ def resolve_for(
 def _fits(
     config: Config, shape: ModelDims, device: str, room: float, whole: OptimizerName | None, tokens: int | None
 ) -> bool:
-    """True if the estimate with micro-batches of so many tokens is within the room; None: with the largest one."""
+    """True if an update with micro-batches of `tokens` (None: the largest) is estimated to fit into `room` bytes."""
     if whole is not None:
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole, "algorithm.teacher": None})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel

@@ -170,7 +170,7 @@ def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:
 
 
 def _images(templater: Templater, row: Row) -> Any:
-    """A row's images as rewards get them."""
+    """Returns the images of a row in the form that reward functions get."""
     pixels = [image_store.decode(templater.files[digest], "image") for digest in row[image_store.IDS]]
     return next(iter(pixels), None) if templater.single else pixels
 

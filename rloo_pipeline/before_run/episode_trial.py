@@ -45,7 +45,7 @@ def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTr
     pool.check()
     if model is None:
         return None
-    reader = groups.call_reader(model, config)
+    reader = groups.call_reader(model, config.dataset, config.rollout.tool_parser)
     several = isinstance(config.rollout.environment, dict)
     template = reader.template
     templater = Templater(config.dataset, template.tokenizer, sorted(template.stop_ids), pool, several)

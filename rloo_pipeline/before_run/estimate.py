@@ -255,6 +255,6 @@ def _moved(config: Config, shape: ModelDims, pace: str) -> float:
     if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
         share = _packed_tokens(config) / config.deepspeed.processes * config.deepspeed.sequence_parallel
         batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
-        weights = memory.weight_bytes(config, shape) / config.deepspeed.processes
+        weights = memory.weight_bytes(config.model, shape) / config.deepspeed.processes
         seconds += batches * _passes(config) * weights / link
     return seconds

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, queueing, speeds
 from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.memory import GB
-from rloo_pipeline.config import Config, Lora, Mismatch, Offload
+from rloo_pipeline.config import Algorithm, Config, Lora, Mismatch, Offload, Rollout
 from rloo_pipeline.config import lag as lags
 
 PER_NODE = 8
@@ -36,7 +36,7 @@ Changes = dict[str, Any]
 
 
 class GpuLayout(NamedTuple):
-    """One way to spread a run."""
+    """A way to distribute a run over GPUs."""
 
     name: str
     config: Config
@@ -110,7 +110,7 @@ def _turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
     """All GPUs sample, and then all train; nothing without a GPU."""
     if not gpus:
         return []
-    parts = product(_sampling(config, gpus), _training(config, gpus, changes))
+    parts = product(_sampling(config.rollout, gpus), _training(config, gpus, changes))
     return list(_allowed(config, [changes | one | other | {"rollout.lag": 0} for one, other in parts]))
 
 
@@ -118,28 +118,27 @@ def _beside(config: Config, gpus: int) -> list[list[Changes]]:
     """Some GPUs sample, while the others train on the samples before: the candidates for each number of the latter."""
     groups = []
     for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
-        parts = product(_sampling(config, gpus - trainers), _training(config, trainers, {}))
-        lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config)}
+        parts = product(_sampling(config.rollout, gpus - trainers), _training(config, trainers, {}))
+        lag = {"rollout.lag": config.rollout.lag or 1, **_correction(config.algorithm)}
         groups.append(list(_allowed(config, [one | other | lag for one, other in parts])))
     return groups
 
 
-def _correction(config: Config) -> Changes:
+def _correction(algorithm: Algorithm) -> Changes:
     """The correction that a lag brings where the configuration has none."""
-    algorithm = config.algorithm
     if algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
         return {}
     of_tokens = algorithm.importance_sampling_level == "token"
     return {"algorithm.mismatch": Mismatch(**(lags.OF_TOKENS if of_tokens else lags.OF_COMPLETIONS))}
 
 
-def _sampling(config: Config, gpus: int) -> Iterator[Changes]:
+def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
     """Engines over 1, 2, 4 or 8 GPUs, as many as there are GPUs for."""
     for parallel in (1, 2, 4, 8):
-        if engines := gpus // (parallel + config.rollout.environment_gpus):
+        if engines := gpus // (parallel + rollout.environment_gpus):
             yield {
                 "vllm.tensor_parallel_size": parallel,
-                "rollout.shards": min(engines, config.rollout.sampled_prompts),
+                "rollout.shards": min(engines, rollout.sampled_prompts),
             }
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Dtype, Model, Update
 from rloo_pipeline.rollout.engine_size import VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import nvme
-from rloo_pipeline.training.deepspeed_config import effective_zero_stage
+from rloo_pipeline.training.deepspeed_internals import nvme
+from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 
 Terms = dict[str, float]
 MB, GB = 1e6, 1e9
@@ -111,7 +111,7 @@ def update(
     sums = 4 if size == 2 else 0
     gradients = learned * size * split["grads"]
     optimizer = state(config, shape) * split["adam"] + learned * sums * split["grads"]
-    weights = weight_bytes(config, shape) * split["weights"]
+    weights = weight_bytes(config.model, shape) * split["weights"]
     if device == "cuda" and config.deepspeed.offload.optimizer is not None:
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
@@ -120,7 +120,7 @@ def update(
     if config.algorithm.teacher_top_k:
         forward["teacher's tokens"] = _likeliest(config, shape, batch, device)
     freed = 0.0 if batch.several else total(forward)
-    scratch = SCRATCH[config.update.optimizer][device] * _largest(config, shape)
+    scratch = SCRATCH[config.update.optimizer][device] * _largest(config.update, shape)
     if device == "cuda" and config.deepspeed.offload.on_disk:  # through which DeepSpeed's gradients go in float32
         scratch += learned * 4 * share
     if first:
@@ -152,9 +152,9 @@ def offloaded(config: Config, shape: ModelDims) -> Terms:
     if config.deepspeed.offload.parameters == "nvme":
         terms["buffers"] += nvme.READ * 2 * (largest + nvme.ALIGNED)
     elif config.deepspeed.offload.parameters is not None:
-        terms["weights"] = weight_bytes(config, shape) * share
+        terms["weights"] = weight_bytes(config.model, shape) * share
     if config.deepspeed.gradient_checkpointing == "offload":
-        terms["inputs of layers"] = _layer_inputs(config, shape, micro_batch_of(config))
+        terms["inputs of layers"] = _layer_inputs(config.model.dtype, shape, micro_batch_of(config))
     return terms
 
 
@@ -165,10 +165,10 @@ def on_disk(config: Config, shape: ModelDims) -> Terms:
     return {name: nvme.WRITTEN[name] * share for name, place in places.items() if place == "nvme"}
 
 
-def weight_bytes(config: Config, shape: ModelDims) -> float:
+def weight_bytes(model: Model, shape: ModelDims) -> float:
     """Bytes of all weights as the trainer holds them; NF4 has 4 bits and a float32 scale per 64 weights."""
-    size = BYTES[config.model.dtype]
-    in_4_bits = _in_layers(shape) if config.model.quantization else 0
+    size = BYTES[model.dtype]
+    in_4_bits = _in_layers(shape) if model.quantization else 0
     return in_4_bits * (0.5 + 4 / 64) + (shape.parameters - in_4_bits) * size
 
 
@@ -191,11 +191,11 @@ def moments(config: Config, shape: ModelDims) -> float:
     return MOMENTS[name] * learned + (MOMENTS["adamw"] - MOMENTS["muon"]) * apart
 
 
-def _largest(config: Config, shape: ModelDims) -> float:
+def _largest(update: Update, shape: ModelDims) -> float:
     """Numbers in the largest trained parameter."""
-    if config.update.lora is not None:
-        return float(config.update.lora.r * max(shape.hidden, shape.intermediate))
-    apart = 0 if config.update.optimizer == "muon" else shape.vocabulary
+    if update.lora is not None:
+        return float(update.lora.r * max(shape.hidden, shape.intermediate))
+    apart = 0 if update.optimizer == "muon" else shape.vocabulary
     return float(shape.hidden * max(shape.intermediate, shape.heads, apart))
 
 
@@ -205,28 +205,28 @@ def reference(config: Config, shape: ModelDims, device: str, batch: MicroBatch |
     return {
         "process": PROCESS[device],
         "weights": shape.parameters * BYTES[config.model.dtype] / share,
-        "activations": batch.tokens * _layer_bytes(config, shape),
+        "activations": batch.tokens * _layer_bytes(config.model.dtype, shape),
         "logits": logits(config, shape, batch, device),
     }
 
 
 def activations(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
-    per_layer = _layer_bytes(config, shape)
+    per_layer = _layer_bytes(config.model.dtype, shape)
     if not config.deepspeed.recomputes:
         return batch.tokens * shape.layers * per_layer
     offloads = device == "cuda" and config.deepspeed.gradient_checkpointing == "offload"
-    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(config, shape, batch))
+    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(config.model.dtype, shape, batch))
 
 
-def _layer_inputs(config: Config, shape: ModelDims, batch: MicroBatch) -> float:
+def _layer_inputs(dtype: Dtype, shape: ModelDims, batch: MicroBatch) -> float:
     """Inputs of all layers."""
-    return float(batch.tokens * shape.layers * shape.hidden * BYTES[config.model.dtype])
+    return float(batch.tokens * shape.layers * shape.hidden * BYTES[dtype])
 
 
-def _layer_bytes(config: Config, shape: ModelDims) -> float:
+def _layer_bytes(dtype: Dtype, shape: ModelDims) -> float:
     """Bytes per token that a layer keeps."""
-    size = BYTES[config.model.dtype]
+    size = BYTES[dtype]
     widths = shape._asdict()
     all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * size
     return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - size)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_pipeline import import_string
-from rloo_pipeline.artifacts import model_dims, model_files
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import cpu_limits, gpu_limits
+from rloo_pipeline.rollout import device_limits
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import plain_model, policy_model, self_check, sequence_group
 
@@ -82,11 +82,10 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     dtype = inputs.config.model.dtype
     with problems_of("sampling") as problems:
         if devices.has_gpu():
-            gpu_limits.check(dtype, has_adapter=inputs.config.update.lora is not None)
+            device_limits.check_on_gpu(dtype, has_adapter=inputs.config.update.lora is not None)
         else:
-            cpu_limits.check(inputs.model, dtype)
-            cpu_limits.check_configured_heads(inputs.model)
-            cpu_limits.check_quantization(inputs.config.rollout.quantization)
+            device_limits.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
+            device_limits.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 
@@ -143,13 +142,13 @@ def _model(inputs: RunInputs) -> Policy | None:
 def _finding(inputs: RunInputs, found: Policy) -> Finding:
     config = inputs.config
     name = config.model.name_or_path or f"built by {config.model.build}"
-    context = model_dims.context(found.config) or "unknown"
+    context = found.context or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
     policy_model.check_adapter(found, config.update.lora)
     if (size := config.deepspeed.sequence_parallel) > 1:
         if checked.slow:
             raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
-        sequence_group.check_heads(int(model_dims.text_config(found.config).get("num_attention_heads") or size), size)
+        sequence_group.check_heads(int(found.text_config.get("num_attention_heads") or size), size)
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {found.config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

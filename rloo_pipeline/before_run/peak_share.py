@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import model_dims, vision
+from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run.cards import CARDS
 from rloo_pipeline.runtime import devices
@@ -77,12 +77,11 @@ def _triangle(length: int) -> int:
 
 def _needed(config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int]) -> int | None:
     """FLOPs of an update; None for models whose cost per token this module does not know."""
-    described, dims = policy.config, policy.dimensions
-    unknown = vision.takes_images(described) or model_dims.experts_key(described) or model_dims.is_recurrent(described)
-    if dims is None or unknown:
+    dims = policy.dimensions
+    if dims is None or policy.image_kind or policy.has_experts or policy.is_recurrent:
         return None
     head = dims.vocabulary * dims.hidden
-    layers = dims.parameters - head * (1 if model_dims.is_tied(described) else 2)
+    layers = dims.parameters - head * (1 if model_dims.is_tied(policy.config) else 2)
     algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2  # a base has no gradients
     passes = algorithm.num_iterations * passes + algorithm.needs_old_pass
     shared = config.rollout.num_generations

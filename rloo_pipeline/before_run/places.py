@@ -98,7 +98,7 @@ def architecture() -> Iterator[Finding]:
 
 def machine(config: Config) -> Iterator[Finding]:
     """Checks that this node can run updates. Stages on other nodes check their own node."""
-    from rloo_pipeline.training import nvme
+    from rloo_pipeline.training.deepspeed_internals import nvme
 
     if config.model.dtype != "float32":
         yield _number_format(config.model.dtype)
@@ -174,7 +174,7 @@ def size_of(count: float) -> str:
 
 
 def quota(output: str, needed: float) -> Iterator[Finding]:
-    """The quota suffices on each file system.
+    """Checks that the quota on each file system leaves enough room.
 
     Args:
         output: output of `quota -w -p`. Columns: file system, KiB used, soft limit, hard limit (0: none), …

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rloo_pipeline import import_string
 from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
-from rloo_pipeline.config import Config, Reward
+from rloo_pipeline.config import Config, Reward, Warmstart
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -42,7 +42,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     tokenizer = None if inputs.model is None else inputs.model.tokenizer
-    samples = {key: _inputs(config, inputs.datasets[key], tokenizer) for key in keys}
+    samples = {key: _inputs(config.warmstart, inputs.datasets[key], tokenizer) for key in keys}
     scores: dict[str, float | None] = {}
     for reward in config.rewards:
         obstacles = {
@@ -96,7 +96,7 @@ def _not_called(reward: Reward, reason: str) -> Finding:
     return Finding(subject, True, f"{reward.function} exists; it was not called, because {reason}", note=True)
 
 
-def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
+def _inputs(warmstart: Warmstart, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
     from rloo_pipeline.user_code.completion_text import as_completion
     from rloo_pipeline.user_code.score_batch import RewardBatch
     from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
@@ -104,8 +104,8 @@ def _inputs(config: Config, dataset: DatasetSample, tokenizer: PreTrainedTokeniz
     rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
     prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
     names = ["completion", "solution", "answer"]
-    if config.warmstart.sft is not None:
-        names.insert(0, config.warmstart.sft.completion_column)
+    if warmstart.sft is not None:
+        names.insert(0, warmstart.sft.completion_column)
     solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
     texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
     completions = list(map(as_completion, texts, prompts))

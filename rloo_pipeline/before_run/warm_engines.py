@@ -10,7 +10,7 @@ from rloo_pipeline.before_run import memory, model_inputs
 from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.deepspeed_config import effective_zero_stage
+from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 from rloo_pipeline.workers import gpu_shares
 
 PROCESS = 4e9
@@ -67,6 +67,6 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     nodes = config.deepspeed.nodes
     ranks = config.deepspeed.processes // nodes
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
-    of_trainer = ranks * (PROCESS + memory.weight_bytes(config, dims)) + copies * memory.state(config, dims)
+    of_trainer = ranks * (PROCESS + memory.weight_bytes(config.model, dims)) + copies * memory.state(config, dims)
     waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
     return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}

@@ -56,17 +56,17 @@ class Evidence:
     rewarded: bool
     """True if a reward has a weight; else the run learns from a teacher alone, and all rewards are NaN."""
     right: NDArray[np.bool_]
-    """[P, K]"""
+    """[P, K] True for correct completions."""
     lengths: NDArray[np.int64]
     """[P, K] tokens"""
     truncated: NDArray[np.bool_]
-    """[P, K]"""
+    """[P, K] True for completions without an end token."""
     texts: list[list[str]]
     """[P][K]"""
     in_form: NDArray[np.bool_] | None
-    """[P, K] whether the format reward is at least 1; None without such a reward."""
+    """[P, K] True where the format reward is at least 1; None without such a reward."""
     differences: Array | None
-    """[tokens] log-prob of the sampler less that of the trainer; None if their distributions differ by design."""
+    """[tokens] log-prob of the sampler minus that of the trainer; None if their distributions differ by design."""
     entropies: Array
     """[tokens] nats"""
     demonstrations: Array | None

@@ -174,7 +174,7 @@ def empty_outputs(history: RoundHistory, *, ratio: Fraction = 0.1, min_length: N
 
     Limits:
         ratio: mean length up to which this is a symptom, as a fraction of that of the first rounds.
-        min_length: or: mean length up to which this is a symptom, in tokens including the end token.
+        min_length: mean length in tokens, with the end token, up to which this is a symptom in any case.
     """
     start, latest = history.start(LENGTH), history.latest(LENGTH)
     if latest is not None and latest <= min_length:

@@ -66,13 +66,13 @@ def command(
 
 
 def call(reference: str, options: Sequence[Option], arguments: argparse.Namespace, *first: Any) -> None:
-    """Imports a function, which may take seconds, and calls it with the values of options by their names.
+    """Imports a function, which may take seconds, and calls it with the options as keyword arguments.
 
     Args:
         reference: `module:function`.
-        options: options that it takes.
+        options: the options to pass.
         arguments: the parsed command line.
-        first: arguments before the options.
+        first: positional arguments of the function.
     """
     module, _, name = reference.partition(":")
     values = {option.name: getattr(arguments, option.name) for option in options}

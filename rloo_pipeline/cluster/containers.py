@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.files import OUTPUT_CACHE
-from rloo_pipeline.config import Config, provenance
+from rloo_pipeline.config import Config, Container, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.version import __version__
@@ -43,15 +43,15 @@ ENGINES = "rloo_pipeline/engines"
 """Subfolder of the cache folder for what engines compile."""
 
 
-def image(config: Config, project: Path) -> str:
+def image(section: Container, project: Path) -> str:
     """The image of a run: `container.image`, else the one that `rloo images` builds from `project`.
 
     This is the GPU image if it has been built, or if no image has been built and this machine has a GPU. Its name
     changes with the pinned requirements and the definition file. It is in images/ of the working folder or, if the run
     has a folder of its own, in images/ of `project`.
     """
-    if config.container.image:
-        return config.container.image
+    if section.image:
+        return section.image
     names = [_image_name(kind, project) for kind in KINDS]
     candidates = [*names, *(str(project / name) for name in names)]
     return next((name for name in candidates if Path(name).exists()), names[0] if devices.has_gpu() else names[-1])

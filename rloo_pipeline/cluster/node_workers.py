@@ -1,4 +1,4 @@
-"""Warm workers on the nodes of a SLURM job, for `rloo submit --nodes N`, whose stages run on any node of the job.
+"""Hosts of stages, and warm workers on the nodes of a SLURM job, for `rloo submit --nodes N`.
 
 Snakemake starts a step on each node (`start`) that shares the node's resources with all other steps. It starts the
 workers there (`host`), as `manager.start` does on Snakemake's machine, runs the node's stages (`node_stages.py`), and
@@ -22,10 +22,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from rloo_pipeline.cluster import node_stages, slurm, step_client
+from rloo_pipeline.config import JSON
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.workers import client, gpu_shares, manager
@@ -66,17 +67,8 @@ def start(
         # an update runs where the trainer of the last one is: on the first node
         here = plan | {"without": sorted({*without, *over_nodes, *(["trainer"] if name != names[0] else [])})}
         sizes = ["--nodes=1", "--ntasks=1", f"--nodelist={name}", f"--cpus-per-task={cpus}", "--mem=0"]
-        with (logs / f"{name}.log").open("a") as log:
-            _steps[name] = subprocess.Popen(
-                ["srun", "--quiet", "--overlap", *sizes, *program, "worker-host", json.dumps(here)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,  # `select` would not see lines in a buffer
-                start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
-            )
-    atexit.register(end)
+        srun = ["srun", "--quiet", "--overlap", *sizes]
+        _start_host(name, [*srun, *program, "worker-host", json.dumps(here)], logs / f"{name}.log", environment)
     _wait()
     if devices.has_gpu():  # for stages without a worker, which share the GPU with idle engines
         os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
@@ -88,6 +80,34 @@ def start(
         without = without | {*client.ROLES.values()} - over_nodes
         manager.start(load(config), int(cpus) * len(names), logs, stages, runs, without, folder=first)
     _start_router(int(cpus), gpu_stages)
+
+
+def start_here(logs: Path, program: Sequence[str]) -> None:
+    """Starts a host on this machine, in the image, so that no stage starts the image anew. Sets RLOO_ROUTER.
+
+    Args:
+        logs: folder for its log.
+        program: the command `rloo` in the image.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    _start_host(os.environ.get("SLURMD_NODENAME", ""), [*program, "worker-host", "null"], logs / "host.log", os.environ)
+    _wait()
+    _start_router(0, 0)  # Snakemake counts cores and GPUs
+
+
+def _start_host(name: str, command: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> None:
+    """Starts the host of a node, which ends with this process."""
+    with log_file.open("a") as log:
+        _steps[name] = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            bufsize=0,  # `select` would not see lines in a buffer
+            start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
+        )
+    atexit.register(end)
 
 
 def _start_router(cores: int, gpu_stages: int) -> None:
@@ -129,9 +149,15 @@ def host(text: str) -> None:
     """Starts the workers of this node, and runs its stages until standard input ends.
 
     Args:
-        text: the plan that `start` made, as JSON.
+        text: the plan that `start` made, as JSON; null on Snakemake's machine, whose workers run already.
     """
-    plan = json.loads(text)
+    if plan := json.loads(text):
+        _start_workers(plan)
+    print(LISTENING, flush=True)
+    asyncio.run(node_stages.Host().serve())
+
+
+def _start_workers(plan: JSON) -> None:
     name = os.environ["SLURMD_NODENAME"]
     folder = Path(f"{plan['folder']}@{name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -143,5 +169,3 @@ def host(text: str) -> None:
     stages, without = set(plan["stages"]), set(plan["without"])
     manager.start(load(Path(plan["config"])), cores, where, stages, plan["runs"], without, program, folder)
     os.environ |= {ranks.STEP: "1", controller_watch.VARIABLE: controller_watch.name()}
-    print(LISTENING, flush=True)
-    asyncio.run(node_stages.Host().serve())

@@ -34,6 +34,12 @@ def own_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def job_nodes() -> int:
+    """Number of nodes of the job whose batch script started this process; 1 outside a job, and in a step."""
+    inside = own_job() is not None and "SLURM_STEP_ID" not in os.environ
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
+
+
 def node_names() -> list[str]:
     """Names of the nodes of this process's job, in SLURM's order.
 

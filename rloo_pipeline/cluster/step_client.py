@@ -1,4 +1,4 @@
-"""The shell of stages in a multi-node job: the host of a node runs the command, or srun if no host can.
+"""The shell of stages in a multi-node job or in an image: a host runs the command, or srun or a shell if none can.
 
 Called as `python step_client.py srun OPTIONS sh -c SCRIPT sh -c COMMAND`, or with `bash -c COMMAND` for a short stage,
 which stays on this node (`snakemake_ext/steps.py` writes the scripts that do so). It asks the router in Snakemake's
@@ -36,7 +36,7 @@ def main(shell: Sequence[str]) -> None:
         "variables": {name: os.environ[name] for name in os.environ if name in PASSED or name.endswith("_NUM_THREADS")},
         "threads": int(options.get("--cpus-per-task", 0)),
         "gpu": by_srun and options.get("--gres") != "none",
-        "node": options.get("--nodelist") if by_srun else os.environ["SLURMD_NODENAME"],
+        "node": options.get("--nodelist") if by_srun else os.environ.get("SLURMD_NODENAME"),
     }
     place = []
     if ROUTER in os.environ:

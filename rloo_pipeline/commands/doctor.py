@@ -36,7 +36,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
     yield from places.architecture()
     vllm_cache = None
     if with_image:
-        name = containers.image(config, project)
+        name = containers.image(config.container, project)
         yield from image.findings(name)
         vllm_cache = containers.compiled_folder(name) / containers.COMPILED["VLLM_CACHE_ROOT"]
     yield from gpus.findings(with_image, vllm_cache)

@@ -58,7 +58,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
             continue
         batches = {}
         for name, scores in (("old", old), ("new", new)):
-            completions = completions_of(config, RoundTables(rollouts, scores))
+            completions = completions_of(config.algorithm, RoundTables(rollouts, scores), config.rollout.cut_by)
             batches[name], states[name] = make_batch(config.algorithm, config.rollout, completions, states[name])
         compared[folder.name] = (
             *(_by_prompt(batches[name].completions.scores, config.rollout) for name in ("old", "new")),
@@ -93,7 +93,9 @@ def _tables(
     new = []
     for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
-        new.append(score_table(config, shard_rollouts, prompts, Policy(run / "policies" / "00000")))
+        new.append(
+            score_table(config.rewards, config.scoring, shard_rollouts, prompts, Policy(run / "policies" / "00000"))
+        )
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
         about |= scoring_facts(config.rewards)
         tables.write(output / path.relative_to(folder), new[-1], schema, "scores", **about)

@@ -237,8 +237,8 @@ def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> J
     """`update.lora` from the arguments of PEFT's LoraConfig, whose defaults differ from those here.
 
     Args:
-        options: arguments that are given.
-        value: gives an argument's value, or a default.
+        options: the arguments in the script.
+        value: function that returns the value of an argument, or a default.
     """
     keys = {"r": value("r", 8), "lora_alpha": value("lora_alpha", 8)}
     keys |= {name: value(name, None) for name in ("lora_dropout", "use_rslora") if name in options}

@@ -77,7 +77,9 @@ class _Reader:
         return TrlProject(ordered, self.files, self.rows, data)
 
     def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
-        """Rows for what became nothing: options of unknown value, arguments of the trainer, lines of the script."""
+        """Adds a row for each thing that was not taken over: options with unknown values, arguments of the trainer, and
+        lines of the script.
+        """
         for name, node in unknown.items():
             self._row(name, ast.unparse(node), "", "the text does not show its value; set the key yourself")
         for name, node in self.script.arguments.items():

@@ -28,6 +28,7 @@ WITHOUT_EFFECT = {
     *("artifacts.files", "artifacts.fence", "artifacts.function_copies", "artifacts.lineage", "artifacts.manifest"),
     *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.rollout_proof"),
     *("training.sampler_proof", "training.lora_support", "training.model_support", "training.self_check"),
+    "transformers_internals.optional_parts",
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """

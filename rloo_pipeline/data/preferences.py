@@ -38,7 +38,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
     Args:
         rows: all rows of the data.
         path: their file, for messages.
-        system_prompt: `dataset.system_prompt`, which begins the run's own prompts; put before messages that have none.
+        system_prompt: `dataset.system_prompt`; it is put before messages that do not begin with one.
 
     Raises:
         UserError: a column is missing, a row has neither texts nor messages, its completions are equal or empty, or its

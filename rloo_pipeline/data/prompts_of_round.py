@@ -25,6 +25,7 @@ from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config, Rollout
+from rloo_pipeline.config.data import PromptSelection
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 
@@ -73,7 +74,7 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
     if select is not None and select.pass_rate is not None:
         rows = kept_rows([difficulty[prompt_id] for prompt_id in ids], select.pass_rate)
     if len(rows) < count:
-        raise UserError(_too_few(config, train, [difficulty[name].pass_rate for name in ids], len(rows)))
+        raise UserError(_too_few(select, [difficulty[name].pass_rate for name in ids], len(rows), count))
     seed = derive(config.seed, "prompts")
     if select is None or select.weights == "none":
         indices = rows_of_round(len(rows), count, round_, seed)
@@ -117,16 +118,19 @@ def uncertainty(counts: Counts) -> float:
 
 
 def draw(weights: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """Draws prompts one after the other without replacement, each with a chance in proportion to its weight.
+    """Draws prompts one by one without replacement, with probabilities proportional to their weights.
 
-    Each prompt gets the key log(u)/w with its own uniform u, and the largest keys are drawn (Efraimidis and Spirakis
-    2006, "Weighted random sampling with a reservoir"). So the order of the prompts does not matter, and what is drawn
-    before others stays so when prompts are added or removed.
+    Each prompt gets the key log(u)/w with a uniform u of its own, and the prompts with the largest keys are drawn
+    (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir"). So the result does not depend on the
+    order of the prompts, and two prompts keep their order if others are added or removed.
 
     Args:
-        weights: positive, by prompt_id.
-        count: prompts to draw; at most all.
-        seed: seed of the draw.
+        weights: positive weights by prompt_id.
+        count: number of prompts to draw, at most all of them.
+        seed: seed of the random numbers.
+
+    Returns:
+        The prompt_ids in the order in which they were drawn.
     """
     keys = {name: log((derive(seed, name) + 1) / (2**63 + 1)) / weight for name, weight in weights.items()}
     return sorted(keys, key=lambda name: (-keys[name], name))[:count]
@@ -177,14 +181,14 @@ def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mappin
     return prompt_counts.read([file], policy_round)
 
 
-def _too_few(config: Config, train: PromptSet, rates: Sequence[float], count: int) -> str:
+def _too_few(select: PromptSelection | None, rates: Sequence[float], count: int, needed: int) -> str:
     """The sentence for a range of pass rates that leaves too few prompts."""
-    low, high = (config.dataset.select and config.dataset.select.pass_rate) or (0, 1)
+    low, high = (select and select.pass_rate) or (0, 1)
     below, above, none = sum(rate < low for rate in rates), sum(rate > high for rate in rates), sum(map(isnan, rates))
     return (
-        f"dataset.select.pass_rate: {count} of {len(train)} training prompts have a pass rate of policy 0 from {low:g} "
+        f"dataset.select.pass_rate: {count} of {len(rates)} training prompts have a pass rate of policy 0 from {low:g} "
         f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
-        f"{config.rollout.sampled_prompts}; widen the range, or lower rollout.generation_batch_size"
+        f"{needed}; widen the range, or lower rollout.generation_batch_size"
     )
 
 

@@ -129,7 +129,9 @@ class ToolTemplate:
         return whole[len(start) :]
 
     def ids(self, messages: Sequence[Message], next_turn: bool = False) -> list[int]:
-        """Token ids of messages, rendered by `render`; special tokens that answers spell stay text."""
+        """Renders messages with the chat template and returns their token ids. A special token that is spelled out in a
+        message stays plain text.
+        """
         ids = chat_ids(list(messages), self.dataset, self.tokenizer, self.name, next_turn)
         check_embedded(ids, self.tokenizer, self.name)
         return ids

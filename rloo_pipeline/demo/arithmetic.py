@@ -138,7 +138,7 @@ def distinct(split: str, size: int, digits: int, draws: Iterator[Problem]) -> li
 
 
 def operands(rng: random.Random, digits: int) -> tuple[int, int]:
-    """Two numbers with so many digits."""
+    """Two numbers with this many digits."""
     smallest, largest = 10 ** (digits - 1), 10**digits - 1
     return rng.randint(smallest, largest), rng.randint(smallest, largest)
 

@@ -35,7 +35,7 @@ class Symptom(NamedTuple):
     """Something that is wrong with a run."""
 
     name: str
-    """Its key in `gates`."""
+    """The symptom's key in `gates`."""
     title: str
     action: str
     """`warn` or `stop`."""

@@ -38,7 +38,7 @@ BY_SEED = ("evaluate_chosen", "prove_chosen")
 
 
 class RunFiles(NamedTuple):
-    """A run, as far as it has come."""
+    """A run and what it has finished so far."""
 
     folder: Path
     config: Config
@@ -52,7 +52,7 @@ class RunFiles(NamedTuple):
 
     def is_current(self, file: Path, policy: int | None) -> bool:
         """True if a file is there and was made from the policy of this number, not from that of an earlier training;
-        None stands for what is made from no policy.
+        None for a file that is made without a policy.
         """
         if not policy:
             return _not_older(file, _before_rounds(self.folder) if policy == 0 else ())
@@ -161,7 +161,7 @@ def _before_rounds(folder: Path) -> list[Path]:
 
 
 def _rounds_of_training(run: Path, last: int) -> int:
-    """The last round of this training, from 1 to `last`; 0 where what the first is made from is newer than it."""
+    """The last round of this training, from 1 to `last`; 0 if an input of the first round is newer than it."""
     first = metrics_of(run, 1)
     kinds = ("rollouts", "scores", "reference", "teacher")
     tables = (file for kind in kinds for file in (first.parent / kind).glob("*.parquet"))

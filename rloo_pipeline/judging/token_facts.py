@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy, has_pad
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.checks.evidence import TokenFacts
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Dataset
 from rloo_pipeline.data.prompting import render
 from rloo_pipeline.judging.template_lint import TemplateLint
 
@@ -28,7 +28,7 @@ def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) 
     """
     tokenizer = policy.tokenizer
     chats = [row for row in rows if not isinstance(row["prompt"], str)]
-    opening = [_opening(tokenizer, config, row["prompt"]) for row in chats]
+    opening = [_opening(tokenizer, config.dataset, row["prompt"]) for row in chats]
     bos, pad, eos = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id
     lint = TemplateLint(config, tokenizer, policy.stop_ids).findings([row["prompt"] for row in rows])
     return TokenFacts(
@@ -41,11 +41,11 @@ def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) 
             for row, text in zip(chats, opening, strict=True)
         ),
         generation_prompt=opening[0] if opening else "",
-        pad=pad if isinstance(pad, int) and has_pad(tokenizer) else None,
+        pad=pad if isinstance(pad, int) and _has_pad(tokenizer) else None,
         eos=eos if isinstance(eos, int) else None,
         stops=tuple(policy.stop_ids),
         configured=policy.generation_ends,
-        turn_end=_turn_end(tokenizer, config, chats[0]["prompt"]) if chats else None,
+        turn_end=_turn_end(tokenizer, config.dataset, chats[0]["prompt"]) if chats else None,
         template=tuple(finding.message for finding in lint if finding.problem),
     )
 
@@ -56,17 +56,22 @@ def _round_trip(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _opening(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> str:
+def _opening(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: Any) -> str:
     """The text that the template puts before an answer; may be empty."""
-    closed, opened = (render(messages, config.dataset, tokenizer, CHECKED, value) for value in (False, True))
+    closed, opened = (render(messages, dataset, tokenizer, CHECKED, value) for value in (False, True))
     return opened[len(closed) :] if opened.startswith(closed) else ""
 
 
-def _turn_end(tokenizer: PreTrainedTokenizerBase, config: Config, messages: Any) -> tuple[int, str] | None:
+def _turn_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: Any) -> tuple[int, str] | None:
     """The first special token that the template puts after an answer."""
-    whole = render([*messages, {"role": "assistant", "content": ANSWER}], config.dataset, tokenizer, CHECKED, False)
+    whole = render([*messages, {"role": "assistant", "content": ANSWER}], dataset, tokenizer, CHECKED, False)
     after = whole.rpartition(ANSWER)[2]
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     ids = tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
     first = next((token for token in ids if token in special), None)
     return None if first is None else (first, str(tokenizer.convert_ids_to_tokens(first)))
+
+
+def _has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
+    return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None

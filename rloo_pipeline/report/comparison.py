@@ -26,9 +26,9 @@ class Fact(NamedTuple):
 
     name: str
     value_of: Callable[[FinishedRun], Any]
-    """Its value in a run, as JSON."""
+    """Function that returns the fact's value in a run, as JSON."""
     text_of: Callable[[Any], str]
-    """A short text for a value; different values may have the same text."""
+    """Function that returns a short text for a value; different values may have the same text."""
     consequence: str
     """Meaning of a difference between the runs."""
 

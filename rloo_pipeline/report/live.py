@@ -34,7 +34,7 @@ CURVES = (
 COLOURS = {"warn": "yellow", "stop": "red"}
 SAMPLE_LINES = 6
 CURVE_WIDTH = 32
-"""With title and values, a curve fits into 80 columns."""
+"""Width of a curve in characters: with its title and values it fits into 80 columns."""
 COLOURS_OF_RUNS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 HEIGHT = 8
 LABELS = 9

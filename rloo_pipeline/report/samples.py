@@ -63,7 +63,7 @@ class ShownCompletion(NamedTuple):
     finish_reason: str
     tokens: int
     advantage: float | None = None
-    """Its advantage in the update; None in evaluations."""
+    """The completion's advantage in the update; None in evaluations."""
 
 
 class HeldOutExample(NamedTuple):

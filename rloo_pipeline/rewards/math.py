@@ -78,7 +78,7 @@ class MathAnswer(NamedTuple):
     latex: str
     """The answer as math-verify gets it."""
     number: Number | None = None
-    """Its value where it is one plain number."""
+    """The answer as a number, if it is a single plain one."""
     only: bool = False
     """True if only units and punctuation stand beside the number."""
     name: str = ""

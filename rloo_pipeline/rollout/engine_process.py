@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
 SEPARATE_ON_CPUS = False
-"""For tests and measurements only: other processes do not have the replacements of `cpu_kernels`."""
+"""For tests and measurements only: other processes do not have the replacements of `vllm_import`."""
 _folder: Path | None = None
 """Folder of the sockets to the engine's process, and of LAST_WORDS."""
 LAST_WORDS = "error"

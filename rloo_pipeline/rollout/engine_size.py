@@ -1,15 +1,16 @@
-"""Sizes of a vLLM engine at its start: context, KV cache, images per prompt."""
+"""The settings of a vLLM engine, and its sizes at its start: context, KV cache, images per prompt."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts import model_dims, vision
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import engine_weights
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.workers import engine_cache
 
 CPU_MAX_SEQS = 256
 """Largest number of sequences in one batch on CPUs."""
@@ -22,6 +23,71 @@ LIVE = {"hidden": 4, "heads": 2, "key_value": 4, "intermediate": 3}
 LOGITS = 4
 """Copies of the float32 logits that vLLM holds at once while it samples."""
 GB = 1e9
+LOGPROBS_MODE = "processed_logprobs"
+
+
+class EngineSettings(NamedTuple):
+    """Options of the configuration that vLLM is started with."""
+
+    dtype: Dtype
+    gpu_memory_utilization: float
+    kv_cache_gib: int
+    tensor_parallel_size: int
+    most_images: int = 0
+    """Images that a prompt may have."""
+    router_replay: bool = False
+    """True if completions get the experts that vLLM chose."""
+    quantization: str | None = None
+    """vLLM's name of the scheme by which it quantizes weights as it loads them."""
+    decode_context_parallel_size: int = 1
+
+
+def settings(policy: Policy, engine: EngineSettings, max_model_len: int, seed: int) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` for a policy on this device.
+
+    Raises:
+        UserError: the KV cache cannot hold a sequence.
+    """
+    on_gpu = devices.device_type() == "cuda"
+    arguments: dict[str, Any] = {
+        "model": str(policy.base),
+        "dtype": engine.dtype,
+        "logprobs_mode": LOGPROBS_MODE,
+        "max_model_len": max_model_len,
+        "seed": seed & 0x7FFFFFFF,
+        "trust_remote_code": policy.trust_remote_code,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "generation_config": "vllm",
+        **image_settings(policy, engine.most_images),
+    }
+    if engine.decode_context_parallel_size > 1:
+        arguments["decode_context_parallel_size"] = engine.decode_context_parallel_size
+    if engine.quantization is not None:
+        arguments["quantization"] = engine.quantization
+    if engine.router_replay:
+        # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
+        arguments |= {"enable_return_routed_experts": True, "async_scheduling": False}
+    if policy.is_adapter:
+        arguments |= engine_weights.adapter_settings(policy)
+    if engine_cache.is_enabled() and on_gpu:
+        arguments["enable_sleep_mode"] = True
+    if not on_gpu:
+        return arguments | cpu_settings(policy, engine.dtype, engine.kv_cache_gib, max_model_len)
+    parallel = engine.tensor_parallel_size
+    sizes = (visible_gpu(parallel), engine.gpu_memory_utilization, parallel, max_model_len)
+    return arguments | gpu_settings(policy, engine.dtype, *sizes, quantized=engine.quantization is not None)
+
+
+def visible_gpu(parallel: int) -> VisibleGpu:
+    """The first GPU of this process. With several GPUs, vLLM forks processes, so CUDA must not start here."""
+    from vllm.platforms import current_platform
+
+    if parallel > 1:
+        return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
+    import torch
+
+    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
+    return VisibleGpu(facts.total_memory, facts.name)
 
 
 def context_length(policy: Policy, needed: int) -> int:
@@ -30,7 +96,7 @@ def context_length(policy: Policy, needed: int) -> int:
     Raises:
         UserError: `needed` exceeds the context of the model.
     """
-    longest = model_dims.context(policy.config)
+    longest = policy.context
     if longest is not None and needed > longest:
         raise UserError(
             f"{policy.base}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
@@ -164,8 +230,7 @@ def gpu_settings(
     dims = policy.dimensions
     if dims is None:
         return {"max_num_seqs": gpu.sequences, "gpu_memory_utilization": utilization}
-    recurrent = model_dims.is_recurrent(policy.config)
-    budget = gpu_budget(dims, dtype, gpu, utilization, parallel, longest, recurrent, quantized)
+    budget = gpu_budget(dims, dtype, gpu, utilization, parallel, longest, policy.is_recurrent, quantized)
     if budget.cache < (needed := dims.cached(dtype) * longest / parallel):
         raise UserError(
             f"vllm.gpu_memory_utilization: {utilization} of a GPU of {gpu.memory / GB:.1f} GB is too little: the "
@@ -190,18 +255,18 @@ def cpu_settings(policy: Policy, dtype: Dtype, most_gib: int, longest: int) -> d
         "max_num_seqs": CPU_MAX_SEQS,
         "kv_cache_memory_bytes": cache_bytes(policy.dimensions, dtype, most_gib, longest),
     }
-    if model_dims.is_recurrent(policy.config):  # without chunks vLLM keeps no states for prompts that begin alike
+    if policy.is_recurrent:  # without chunks vLLM keeps no states for prompts that begin alike
         settings["enable_prefix_caching"] = False
     return settings
 
 
-def image_settings(hf_config: dict[str, Any], most: int) -> dict[str, Any]:
-    """vLLM's settings for a model of images, by its config.json, whose prompts have at most so many; else none.
+def image_settings(policy: Policy, most: int) -> dict[str, Any]:
+    """vLLM's settings for a model of images whose prompts have at most `most` images; empty for other models.
 
     The processor normalizes pixels, as for the trainer: vLLM itself would take mean and deviation from files that may
     lack them.
     """
-    if not vision.takes_images(hf_config):
+    if policy.image_kind is None:
         return {}
-    videos = {} if vision.kind_of(hf_config).video is None else {"video": 0}
+    videos = {} if policy.image_kind.video is None else {"video": 0}
     return {"limit_mm_per_prompt": {"image": most, **videos}, "mm_device_do_normalize": False}

@@ -101,7 +101,7 @@ class EpisodeRecord:
         )
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in the table, but for the keys and the prompt."""
+        """The episode's columns in the rollouts table, except the keys and the prompt."""
         return {
             "completion_ids": self.ids,
             "completion": self.text,
@@ -137,7 +137,10 @@ class Episodes:
             resets.reset(context.pool, index, episode.row)
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
-        """The turns that can be sampled now, each with its episode; with `wait` at least one, if there will be any."""
+        """Returns the turns that are ready to be sampled, each with the index of its episode.
+
+        With `wait`, it first waits until one is ready or no episode is left.
+        """
         self._read_answers(0.0)
         while self.context.pool.waiting and wait and not self.next:
             self._read_answers(resets.POLL_SECONDS)

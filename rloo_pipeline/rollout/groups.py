@@ -13,12 +13,13 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import JSON, Config, Model, Rollout
+from rloo_pipeline.config import JSON, Config, Dataset, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout.engine_size import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
-from rloo_pipeline.rollout.sampler import LOGPROBS_MODE, EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
@@ -65,7 +66,7 @@ def load_sampler(
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
-        call_reader(policy, config)  # fails before an engine is started
+        call_reader(policy, config.dataset, config.rollout.tool_parser)  # fails before an engine is started
     count = vllm.data_parallel_size
     key = (settings, count, config.seed, compatibility_key(policy))
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
@@ -102,20 +103,21 @@ def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     }
 
 
-def call_reader(policy: Policy, config: Config) -> CallReader:
+def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
     """The reader of tool calls in a model's turns; its `template` renders the tools' answers.
 
     Args:
         policy: the policy.
-        config: with the sections `dataset` and `rollout`.
+        dataset: the section, for the chat template.
+        parser: `rollout.tool_parser`.
 
     Raises:
         UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 
-    template = ToolTemplate(policy.tokenizer, config.dataset, policy.stop_ids)
-    return CallReader(template, config.rollout.tool_parser)
+    template = ToolTemplate(policy.tokenizer, dataset, policy.stop_ids)
+    return CallReader(template, parser)
 
 
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:
@@ -216,7 +218,7 @@ class Draw(NamedTuple):
             }
             for place, (row, completion) in enumerate(zip(self.prompts_of_requests(), columns, strict=True))
         ]
-        return pa.Table.from_pylist(rows, schema=schema(config))
+        return pa.Table.from_pylist(rows, schema=schema(config.dataset, config.rollout))
 
     def _seed_of(self, config: Config, row: JSON, sample: int) -> int:
         return derive(config.seed, *self.names, row["prompt_id"], sample)
@@ -257,13 +259,13 @@ def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Sa
     return [draw.table(config, [*islice(sampled, len(own))]) for draw, own in zip(draws, requests, strict=True)]
 
 
-def schema(config: Config) -> pa.Schema:
+def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
     """The schema of the tables of `sample_groups`."""
-    if config.dataset.shows_images:
+    if dataset.shows_images:
         return tables.WITH_IMAGES
-    if config.rollout.router_replay:
+    if rollout.router_replay:
         return tables.WITH_EXPERTS
-    return tables.EPISODES if config.rollout.uses_tools else tables.ROLLOUTS
+    return tables.EPISODES if rollout.uses_tools else tables.ROLLOUTS
 
 
 def _play_episodes(
@@ -273,7 +275,7 @@ def _play_episodes(
     from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
     from rloo_pipeline.rollout.resets import pool_of
 
-    reader = call_reader(sampler.policy, config)
+    reader = call_reader(sampler.policy, config.dataset, config.rollout.tool_parser)
     with pool_of(config.rollout) as pool:
         episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests)
         sampler.play(episodes, "episodes")

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Harness, Vllm
-from rloo_pipeline.rollout import adapters, cpu_kernels, engine_process, engine_size, vllm_import
-from rloo_pipeline.rollout.sampler import visible_gpu
+from rloo_pipeline.rollout import engine_process, engine_size, engine_weights, vllm_import
 from rloo_pipeline.runtime import devices
 
 
@@ -22,7 +20,7 @@ def prepare(settings: Vllm) -> None:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     os.environ.setdefault(engine_process.SWITCH, "0")
     vllm_import.import_vllm()
-    cpu_kernels.rotate_heads()
+    vllm_import.rotate_heads()
     with by_either_name():
         importlib.import_module("lm_eval.models.vllm_causallms")
 
@@ -68,10 +66,10 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
         "generation_config": "vllm",
     }
     if on_gpu:
-        longest = section.max_model_len or model_dims.context(policy.config)
+        longest = section.max_model_len or policy.context
         parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
-        sizes = (policy, config.model.dtype, visible_gpu(parallel), share, parallel)
+        sizes = (policy, config.model.dtype, engine_size.visible_gpu(parallel), share, parallel)
         settings |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
     if policy.is_adapter:
-        settings |= {"lora_local_path": str(policy), **adapters.settings(policy)}
+        settings |= {"lora_local_path": str(policy), **engine_weights.adapter_settings(policy)}
     return settings

@@ -19,8 +19,9 @@ from typing import Any
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import engine_process
+from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
-from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices, progress
 from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
@@ -50,7 +51,7 @@ class ParallelSampler:
             self._connections.append(ours)
             self._processes.append(process)
         with announcing(f"starting {count} vLLM engines"):
-            self._call("start", _bare(policy), engine, max_model_len, seed)
+            self._call("start", policy, engine, max_model_len, seed)
         devices.hold_gpu(self)
 
     def sample(self, requests: Sequence[Request], label: str) -> list[Completion]:
@@ -82,7 +83,7 @@ class ParallelSampler:
     def swap(self, policy: Policy, max_model_len: int) -> None:
         """Loads another policy into all engines, as `Sampler.swap`."""
         with announcing(f"loading {policy} into {len(self._connections)} vLLM engines"):
-            self._call("swap", _bare(policy), max_model_len)
+            self._call("swap", policy, max_model_len)
         self.policy, self.digest = policy, policy.digest
 
     def leave_gpu(self) -> None:
@@ -133,11 +134,6 @@ def _gpus(count: int, parallel: int) -> Iterator[list[str]]:
             "all; ask for more (gres in the profile), or lower it"
         )
     return (visible[engine * parallel : (engine + 1) * parallel] for engine in range(count))
-
-
-def _bare(policy: Policy) -> Policy:
-    """The policy without what was read of it."""
-    return Policy(policy.folder, policy.trust_remote_code)
 
 
 KILLED = "the process of an engine was killed, as where memory runs out"

@@ -72,7 +72,7 @@ class Completion(NamedTuple):
     """Experts, layer by layer, of every token of prompt and completion but the last; None unless requested."""
 
     def columns(self) -> dict[str, Any]:
-        """Its columns in the table, but for the keys and the prompt."""
+        """The completion's columns in the rollouts table, except the keys and the prompt."""
         return {
             "completion_ids": self.ids,
             "completion": self.text,

@@ -17,50 +17,19 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Dtype
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
-from rloo_pipeline.rollout import (
-    adapters,
-    cpu_kernels,
-    cpu_limits,
-    engine_process,
-    engine_size,
-    gpu_limits,
-    swap_check,
-    vllm_import,
-    weight_reload,
-)
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout import device_limits, engine_process, engine_size, engine_weights, swap_check, vllm_import
+from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import caches, devices
 from rloo_pipeline.runtime.progress import announcing, counting
-from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
-
-LOGPROBS_MODE = "processed_logprobs"
-
-
-class EngineSettings(NamedTuple):
-    """Options of the configuration that vLLM is started with."""
-
-    dtype: Dtype
-    gpu_memory_utilization: float
-    kv_cache_gib: int
-    tensor_parallel_size: int
-    most_images: int = 0
-    """Images that a prompt may have."""
-    router_replay: bool = False
-    """True if completions get the experts that vLLM chose."""
-    quantization: str | None = None
-    """vLLM's name of the scheme by which it quantizes weights as it loads them."""
-    decode_context_parallel_size: int = 1
 
 
 class Sampler:
@@ -78,8 +47,7 @@ class Sampler:
                 "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
                 "sample on a GPU"
             )
-        if not _on_gpu():
-            cpu_limits.check_quantization(engine.quantization)
+        device_limits.check(policy, engine.dtype, engine.quantization)
         self.policy = policy
         self.digest = policy.digest
         """Digest of the weights that the engine holds; empty while others are loaded."""
@@ -88,28 +56,15 @@ class Sampler:
         self.max_model_len = engine_size.context_length(policy, max_model_len)
         self.stop_ids = policy.stop_ids
         self.vocabulary = len(policy.tokenizer)
-        self.never = vision.placeholder_ids(policy.config)
-        self.placeholder = vision.tokens_of(policy.config).whole if engine.most_images else None
+        self.never = policy.placeholder_ids
+        self.placeholder = policy.image_tokens.whole if engine.most_images else None
         """Id of the token that stands for an image in a prompt; None where prompts have none."""
-        self.settings = _llm_settings(policy, engine, self.max_model_len, seed)
-        if _on_gpu():
-            parallel, share = engine.tensor_parallel_size, engine.gpu_memory_utilization
-            self.settings |= engine_size.gpu_settings(
-                policy,
-                engine.dtype,
-                visible_gpu(parallel),
-                share,
-                parallel,
-                self.max_model_len,
-                quantized=engine.quantization is not None,
-            )
-        else:
-            self.settings |= engine_size.cpu_settings(policy, engine.dtype, engine.kv_cache_gib, self.max_model_len)
+        self.settings = engine_size.settings(policy, engine, self.max_model_len, seed)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
         """True if a swap of this engine's weights has passed `swap_check`."""
-        self.lora = _lora_request(policy, 1) if policy.is_adapter else None
+        self.lora = engine_weights.request_of(policy, 1) if policy.is_adapter else None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
         self.llm: LLM | None = self._start_engine()
@@ -118,35 +73,25 @@ class Sampler:
     def _start_engine(self) -> LLM:
         vllm = vllm_import.import_vllm()
         self.settings |= engine_process.prepare()
-        on_gpu, shows_images = _on_gpu(), vision.takes_images(self.policy.config)
-        if shows_images:
-            vllm_import.register(self.policy.config["architectures"][0])
-        if on_gpu:
-            gpu_limits.check(self.settings["dtype"], self.lora is not None)
-        else:
-            cpu_limits.check(self.policy, self.settings["dtype"])
-            cpu_kernels.rotate_heads()
-            if shows_images:
-                cpu_kernels.attend_within_images()
-            if self.lora is not None:
-                cpu_kernels.leave_experts_to_cpus()
+        vllm_import.prepare(self.policy)
+        on_gpu = _on_gpu()
         kernels = ", which compiles its kernels the first time" if on_gpu else ""
         compiling = self._compiling(vllm.__version__) if on_gpu else contextlib.nullcontext()
         with compiling, announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
-            cpu_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
+            device_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
             logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
         if self.lora is not None:
             try:
-                adapters.load(engine, self.lora)
+                engine_weights.load_adapter(engine, self.lora)
             except UserError:
                 engine.llm_engine.engine_core.shutdown()
                 raise
         return engine
 
     def _compiling(self, version: str) -> contextlib.AbstractContextManager[None]:
-        """A block in which vLLM may fill its compile cache, some files of which it writes in place."""
+        """A block in which vLLM may fill its compile cache. vLLM writes some of these files in place."""
         settings = {key: value for key, value in self.settings.items() if key != "model"}
         facts = json.dumps([version, devices.card(), settings, self.policy.config], sort_keys=True, default=str)
         folder = Path(os.environ.get("VLLM_CACHE_ROOT", caches.cache_folder() / "vllm"))
@@ -171,7 +116,7 @@ class Sampler:
         self._wake_up()
         self.policy, self.settings["model"] = policy, str(policy.base)
         if self.llm is None:
-            self.lora = None if self.lora is None else _lora_request(policy, 1)
+            self.lora = None if self.lora is None else engine_weights.request_of(policy, 1)
         elif policy.digest != self.digest:
             self.digest = ""
             with announcing(f"loading {policy} into vLLM"):
@@ -188,10 +133,10 @@ class Sampler:
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
-            self.lora = _lora_request(policy, old + 1)
-            adapters.load(llm, self.lora)
+            self.lora = engine_weights.request_of(policy, old + 1)
+            engine_weights.load_adapter(llm, self.lora)
         else:
-            weight_reload.reload_weights(llm, policy.folder)
+            engine_weights.reload_weights(llm, policy.folder)
         engine_process.reset_cache(llm)
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if reply.cached:
@@ -231,11 +176,12 @@ class Sampler:
         return [turns.done[index] for index in range(len(requests))]
 
     def play(self, turns: Turns, label: str) -> None:
-        """Samples requests until no further one follows from what was sampled; the engine waits for none of them as
-        long as it has another, and is not started for none.
+        """Runs all requests to completion, including follow-up turns. Requests are batched continuously.
+
+        Starts the engine only if there is at least one request.
 
         Args:
-            turns: the requests.
+            turns: yields requests and takes completions; new requests may follow from these.
             label: label of the progress line.
         """
         began = time.monotonic()
@@ -289,51 +235,5 @@ class Sampler:
         self.sleeping = False
 
 
-def _llm_settings(policy: Policy, engine: EngineSettings, max_model_len: int, seed: int) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` for a policy, on CPUs and on GPUs."""
-    settings: dict[str, Any] = {
-        "model": str(policy.base),
-        "dtype": engine.dtype,
-        "logprobs_mode": LOGPROBS_MODE,
-        "max_model_len": max_model_len,
-        "seed": seed & 0x7FFFFFFF,
-        "trust_remote_code": policy.trust_remote_code,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "generation_config": "vllm",
-        **engine_size.image_settings(policy.config, engine.most_images),
-    }
-    if engine.decode_context_parallel_size > 1:
-        settings["decode_context_parallel_size"] = engine.decode_context_parallel_size
-    if engine.quantization is not None:
-        settings["quantization"] = engine.quantization
-    if engine.router_replay:
-        # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
-        settings |= {"enable_return_routed_experts": True, "async_scheduling": False}
-    if policy.is_adapter:
-        settings |= adapters.settings(policy)
-    if engine_cache.is_enabled() and _on_gpu():
-        settings["enable_sleep_mode"] = True
-    return settings
-
-
-def visible_gpu(parallel: int) -> VisibleGpu:
-    """The first GPU of this process. With several GPUs, vLLM forks processes, so CUDA must not start here."""
-    from vllm.platforms import current_platform
-
-    if parallel > 1:
-        return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
-    import torch
-
-    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
-    return VisibleGpu(facts.total_memory, facts.name)
-
-
 def _on_gpu() -> bool:
     return devices.device_type() == "cuda"
-
-
-def _lora_request(policy: Policy, number: int) -> Any:
-    """A request for a policy's adapter, under an id that this engine has not seen."""
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(f"{policy.folder.name}-{number}", number, str(policy.folder))

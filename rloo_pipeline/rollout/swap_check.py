@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import adapters
+from rloo_pipeline.rollout import engine_weights
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def transformers_logps(
     """
     import torch
 
-    from rloo_pipeline.training import plain_model
+    from rloo_pipeline.training import plain_model, row_images
 
     with _uncompiled(engine):  # eager: SDPA leaves soft caps out
         model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
@@ -127,24 +126,12 @@ def transformers_logps(
         model = plain_model.load_adapter(model, policy)
     model.eval()
     with torch.inference_mode():
+        shown = [row_images.with_prompt(policy, prompt, fixed_image()) for prompt in prompts]
         logits = [
-            model(torch.tensor([list(prompt)]), use_cache=False, **_shown(policy, prompt)).logits[0, -1]
-            for prompt in prompts
+            model(torch.tensor([list(prompt)]), use_cache=False, **images).logits[0, -1]
+            for prompt, images in zip(prompts, shown, strict=True)
         ]
     return torch.stack(logits).float().log_softmax(-1)
-
-
-def _shown(policy: Policy, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Inputs of a vision-language model besides a prompt: the fixed image, if the prompt has placeholders for it."""
-    import torch
-
-    from rloo_pipeline.training import row_images
-
-    if not vision.takes_images(policy.config) or (tokens := vision.tokens_of(policy.config)).part not in prompt:
-        return {}
-    processor = policy.processor.image_processor
-    image = row_images.joined([row_images.process(processor, fixed_image())], tokens)
-    return image.inputs(torch.tensor([list(prompt)])) if image else {}
 
 
 @contextmanager
@@ -194,7 +181,7 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     if policy.is_adapter:
         raise UserError(
             f"{policy}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
-            f"(PEFT's log-probs), and a new engine would load it in the same way; {adapters.ADVICE}"
+            f"(PEFT's log-probs), and a new engine would load it in the same way; {engine_weights.ADVICE}"
         )
     say(
         f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "

@@ -144,8 +144,8 @@ class GpuProcess(NamedTuple):
 
 
 def gpu_processes() -> list[GpuProcess]:
-    """Processes that hold memory of the GPUs visible here, the largest first; empty if the driver does not tell, as in
-    some containers.
+    """Processes that hold memory of the GPUs visible here, the largest first; empty if the driver does not
+    list them, as in some containers.
     """
     whole = [name for name in visible_gpus() if not name.startswith("MIG-")]
     only = ["-i", ",".join(whole)] if whole else []

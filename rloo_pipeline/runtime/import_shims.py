@@ -1,8 +1,8 @@
 """Imports libraries without their slow optional dependencies, which no stage needs.
 
-transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), DeepSpeed imports MLflow
-(its tuner), pyarrow imports pandas before its first array: seconds at the start of every stage. Each of them works
-without the package, so it is hidden during the import. User code and later imports find it as usual.
+pyarrow imports pandas before its first array, DeepSpeed and transformers import packages for parts that are not used
+here: seconds at the start of every stage. Each of them works without the package, so it is hidden during the import.
+User code and later imports find it as usual.
 """
 
 from __future__ import annotations
@@ -11,15 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-
-
-def prepare_transformers() -> None:
-    """Makes transformers cache that scikit-learn and SciPy are missing; call it before importing any of its models."""
-    with hidden_packages("sklearn", "scipy"):
-        from transformers.utils import import_utils
-
-        import_utils.is_sklearn_available()
-        import_utils.is_scipy_available()
 
 
 def prepare_arrow() -> None:

@@ -54,15 +54,12 @@ USED: dict[str, dict[str, dict[str, str]]] = {
     },
     "transformers": {
         "transformers": {
+            "PreTrainedModel.get_expanded_tied_weights_keys": "(self, all_submodels)",
             "Qwen2_5_VLProcessor.get_attributes": "()",
             "Qwen3VLProcessor.get_attributes": "()",
         },
         "transformers.core_model_loading": {
             "revert_weight_conversion": "(model, state_dict)",
-        },
-        "transformers.integrations.deepspeed": {
-            "HfDeepSpeedConfig": "(config_file_or_dict)",
-            "unset_hf_deepspeed_config": "()",
         },
         "transformers.utils.import_utils": {
             "is_scipy_available": "()",

@@ -11,24 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rloo_pipeline.config import STAGES, Config
-from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
-def check(runs: RunSet, results: Path) -> None:
-    """Checks all files of the runs.
-
-    Args:
-        runs: the configured runs.
-        results: folder that holds their folders.
+def check(call: SnakemakeCall) -> None:
+    """With `--touch`, checks all files of the runs.
 
     Raises:
         UserError: a file is damaged or of another run, or the configuration is not the one that a run was made with.
     """
-    for run, config in runs.by_folder.items():
-        folder = results / run
+    touches = call.workflow.executor_plugin.name == "touch"
+    for run, config in call.runs.by_folder.items() if touches else ():
+        folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
             check_files(folder, config)

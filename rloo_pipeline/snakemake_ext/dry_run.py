@@ -47,7 +47,7 @@ class PlannedJob(NamedTuple):
 
     rule: str
     reason: str
-    """Snakemake's reason."""
+    """Why Snakemake runs the job, in its own words."""
     log: str | None = None
     """Its log, if it writes one."""
 

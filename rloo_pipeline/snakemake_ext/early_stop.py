@@ -1,21 +1,29 @@
-"""Runs with fewer rounds than planned, or than their files have. If a gate has ended a run early, it is finished as a
-run of the rounds that it has. A finished run may also be called again with fewer rounds.
+"""How a call ends: on a failure, an interrupt, or with fewer rounds than planned or than its files have.
+
+If a gate has ended a run early, it is finished as a run of the rounds that it has. A finished run may also be called
+again with fewer rounds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
-from rloo_pipeline.config.run_set import RunSet
+from snakemake.logging import logger
+
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import STOPPED
-from rloo_pipeline.judging.run_files import stopped_after
+from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
+from rloo_pipeline.snakemake_ext.logger import displays
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def sampled_ahead(run: Path, round_: int) -> int:
@@ -25,26 +33,24 @@ def sampled_ahead(run: Path, round_: int) -> int:
     )
 
 
-def forget(run: Path, rounds: int) -> None:
-    """Removes the file of an earlier stop if the run now has another number of rounds."""
-    if stopped_after(run) not in (None, rounds):
-        (run / STOPPED).unlink(missing_ok=True)
+def forget_earlier(call: SnakemakeCall) -> None:
+    """Removes the file of an earlier stop of a run that now has another number of rounds."""
+    for run, config in call.runs.configs.items():
+        if stopped_after(call.run_folder(run)) not in (None, config.rounds):
+            (call.run_folder(run) / STOPPED).unlink(missing_ok=True)
 
 
-def shortened(runs: RunSet, results: Path) -> RunSet:
-    """The runs of an experiment, those that a gate has ended with the rounds that they have.
+def longer_runs(call: SnakemakeCall) -> Iterator[str]:
+    """A sentence for each run whose evaluation would be overwritten by one of fewer rounds."""
+    for run in call.to_finish():
+        if longer := overwritten(call.run_folder(run), call.runs.configs[run].rounds):
+            yield longer
 
-    Args:
-        runs: as configured.
-        results: the folder that theirs are in.
-    """
-    if not runs.experiment:
-        return runs
-    ends = {run: stopped_after(results / run) or config.rounds for run, config in runs.configs.items()}
-    configs = {
-        run: config.model_copy(update={"rounds": min(ends[run], config.rounds)}) for run, config in runs.configs.items()
-    }
-    return replace(runs, configs=configs)
+
+def refuse_fewer_rounds(call: SnakemakeCall) -> None:
+    """Raises: UserError: this call would overwrite the evaluation of a longer run."""
+    for longer in longer_runs(call):
+        raise UserError(longer)
 
 
 def overwritten(run: Path, rounds: int) -> str | None:
@@ -66,38 +72,66 @@ def overwritten(run: Path, rounds: int) -> str | None:
     )
 
 
-def finish(
-    runs: RunSet, results: Path, ended: Mapping[str, int], configfile: Path | None, leave_terminal: Callable[[], None]
-) -> None:
+def prepare_end(call: SnakemakeCall) -> None:
+    """Lets the other runs of an experiment go on if one fails, as with --keep-going, and Snakemake end its jobs when
+    the user interrupts it.
+    """
+    if call.runs.experiment:
+        call.workflow.scheduler.keepgoing = True
+    only_first_interrupt()
+
+
+def only_first_interrupt() -> None:
+    """Lets only the first SIGINT of this process raise KeyboardInterrupt: a second one, while Snakemake ends its jobs,
+    would break its event loop with a traceback. Leaves a handler of someone else alone.
+
+    A handler of our own also keeps asyncio from installing one that cancels a task instead.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(*_: int | FrameType | None) -> None:
+    # a function rather than SIG_IGN, which child processes would inherit
+    signal.signal(signal.SIGINT, lambda *_: None)
+    raise KeyboardInterrupt
+
+
+def show_experiment(call: SnakemakeCall) -> None:
+    """Makes the page of an experiment from its finished runs; others may have failed."""
+    finished = (is_finished(call.run_folder(run), config) for run, config in call.runs.configs.items())
+    if call.runs.experiment and any(finished):
+        subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(call.folder)], check=False)
+
+
+def finish(call: SnakemakeCall) -> None:
     """Finishes runs that gates have ended, by a second call of Snakemake (judging/diagnosis.py says why). This process
     keeps the lock of the run.
-
-    Args:
-        runs: all runs of this process.
-        results: folder that contains the folders of runs.
-        ended: round after which a gate ended the run, by run.
-        configfile: as for `command`.
-        leave_terminal: gives the terminal to the second call.
 
     Raises:
         SystemExit: with 0 on success.
     """
-    from snakemake.logging import logger
-
+    configs = call.runs.configs
+    stops = {run: stopped_after(call.run_folder(run)) or config.rounds for run, config in configs.items()}
+    ended = {run: stop for run, stop in stops.items() if stop < configs[run].rounds}
+    if not ended or not call.alone or call.workflow.dag_settings.targets:
+        return
     # of an experiment, `shortened` ends the runs
-    change = f"experiment={runs.name}" if runs.experiment else f"rounds={next(iter(ended.values()))}"
-    again = command(change, configfile)
+    change = f"experiment={call.runs.name}" if call.runs.experiment else f"rounds={next(iter(ended.values()))}"
+    again = command(change, call.config_copy)
     if again is None:
         return
     for run, stopped in ended.items():
-        run_label = f" of {run}" if runs.experiment else ""
+        run_label = f" of {run}" if call.runs.experiment else ""
         logger.info(f"A gate ended the run{run_label} after round {stopped}: now its evaluation and report.")
-        run_folders.write_config(results / run, runs.configs[run], rounds=stopped)
-    leave_terminal()
+        run_folders.write_config(call.run_folder(run), configs[run], rounds=stopped)
+    for display in displays(call):
+        display.give_terminal_back()
     if subprocess.run(again, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
         return
     for run, stopped in ended.items():
-        folder, planned = results / run, runs.configs[run].rounds
+        folder, planned = call.run_folder(run), configs[run].rounds
         logger.info(f"{folder} ended after round {stopped} of {planned}; {folder / STOPPED} says why.")
         if ahead := sampled_ahead(folder, stopped):
             logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")

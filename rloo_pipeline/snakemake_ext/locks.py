@@ -18,8 +18,12 @@ import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from snakemake.logging import logger
+
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.report import origin
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 OWNER = "RLOO_RUN_OWNER"
 """Environment variable of what the owner of a run's lock starts: its name, as the file has it."""
@@ -31,6 +35,25 @@ class Hold(NamedTuple):
 
     alone: bool
     message: str = ""
+
+
+def hold_run(call: SnakemakeCall) -> None:
+    """Takes the run's lock, before Snakemake looks at its own; dry runs and jobs take none."""
+    if call.dry_run or not call.main:
+        return
+    origin.note_commit()
+    call.alone, call.owner = held = hold(Path.cwd(), call.runs.name)
+    if held.alone and held.message:
+        logger.info(held.message)
+
+
+def refuse_second_process(call: SnakemakeCall) -> None:
+    """Raises: UserError: another process is at work on the run, and has skipped or cleared Snakemake's own lock, or not
+    taken it yet.
+    """
+    if not call.alone:
+        leave_to_owner(call.workflow.persistence)
+        raise UserError(call.owner)
 
 
 def hold(folder: Path, run: str) -> Hold:

@@ -23,6 +23,7 @@ from rloo_pipeline.snakemake_ext import configfiles, failures
 
 if TYPE_CHECKING:
     from rloo_pipeline.snakemake_ext.run_display import RunDisplay
+    from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 NOISE = re.compile(
     r"Workflow defines that rule |Assuming unrestricted shared filesystem usage|Building DAG of jobs|Using shell: |"
@@ -105,7 +106,7 @@ class LogHandler(LogHandlerBase):
         return False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one event; where that fails, it is printed as Snakemake would print it."""
+        """Shows one event. If that fails, prints it as Snakemake would."""
         if self.display is None:
             return
         try:
@@ -150,3 +151,23 @@ class LogHandler(LogHandlerBase):
         if self.display:
             self.display.close()
         super().close()
+
+
+def displays(call: "SnakemakeCall") -> "list[RunDisplay]":
+    """This plugin's display, if the plugin is active and shows anything, and this process is not a job."""
+    handlers = call.workflow.logger_manager.get_log_handlers()
+    return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
+
+
+def is_only_one(call: "SnakemakeCall") -> bool:
+    """True if only such a display gets Snakemake's reports."""
+    return 0 < len(displays(call)) == len(call.workflow.logger_manager.get_log_handlers())
+
+
+def tell_displays(call: "SnakemakeCall") -> None:
+    """Gives the display the runs of this process."""
+    for display in displays(call):
+        for run, config in call.runs.configs.items():
+            display.add_run(config, call.run_folder(run), call.workflow.logger_manager.get_logfile())
+        if call.runs.experiment:
+            display.add_experiment(call.folder / "experiment.html", call.runs.users)

@@ -7,7 +7,6 @@ last had is in its folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,44 @@ from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import JSON, flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.failures import stage_of, typed
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
-def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]) -> str | None:
-    """A sentence if a file stays that was made with another value of a key that decides it.
+def refuse_kept(call: SnakemakeCall) -> None:
+    """Raises: UserError: a file would stay, see `kept`."""
+    if said := kept(call):
+        raise UserError(said)
 
-    Args:
-        workflow: Snakemake's, which knows by now which jobs it needs.
-        runs: as configured.
-        folder: the folder that theirs are in.
-        before: earlier configurations of runs; of the others they are in their folders.
-    """
-    if RerunTrigger.PARAMS not in workflow.rerun_triggers:  # by --rerun-triggers: no key counts
+
+def kept(call: SnakemakeCall) -> str | None:
+    """A sentence if a file would stay that does not match the configuration, the functions or the model."""
+    outputs = call.outputs()
+    assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
+    replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
+    return _of_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+
+
+def note_configs(call: SnakemakeCall) -> None:
+    """Reads the configurations of the runs before they are written again."""
+    call.before = {run: config for run in call.runs.by_folder if (config := _written(call.run_folder(run)))}
+
+
+def settle_functions(call: SnakemakeCall) -> None:
+    """Copies the users' functions, unless the user has to choose first; see `EditedFunctions.settle`."""
+    call.functions.settle(call.workflow if call.planned else None)
+    if call.planned and (notice := call.functions.notice()):
+        logger.info(notice)
+
+
+def _of_other_keys(call: SnakemakeCall) -> str | None:
+    """A sentence if a file would stay that was made with another value of a key that decides it."""
+    if RerunTrigger.PARAMS not in call.workflow.rerun_triggers:  # by --rerun-triggers: no key counts
         return None
-    for run, files in _without_record(workflow, runs).items():
-        now = runs.by_folder[run]
-        earlier = before.get(run) or _written(folder / run) or now
+    for run, files in _without_record(call.workflow, call.runs).items():
+        now = call.runs.by_folder[run]
+        earlier = call.before.get(run) or _written(call.run_folder(run)) or now
         for stage, file in files.items():
             old, new = _decides(earlier, stage), _decides(now, stage)
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
@@ -47,14 +67,17 @@ def kept(workflow: Any, runs: RunSet, folder: Path, before: Mapping[str, Config]
     return None
 
 
-def missing(runs: RunSet, folder: Path) -> str | None:
-    """An error message if a finished run lacks a file that its user wants, though Snakemake no longer needs it."""
-    for run, config in runs.configs.items():
-        if not run_files.is_finished(folder / run, config):
+def missing(call: SnakemakeCall) -> str | None:
+    """An error message if a finished run lacks a file that its user wants, though Snakemake no longer needs it.
+
+    None if a module or --until asks for only part of the run.
+    """
+    for run, config in call.runs.configs.items():
+        if call.workflow.dag_settings.targets or not run_files.is_finished(call.run_folder(run), config):
             continue
         evaluations = (f"evaluation/{name}/completions.parquet" for name in config.evaluated)
         for name in ("policies/00000", f"policies/{config.rounds:05d}", *evaluations):
-            file = folder / run / name
+            file = call.run_folder(run) / name
             if not file.exists():
                 rounds = ", with all rounds, since states between them are not kept" if config.rounds else ""
                 return (
@@ -97,11 +120,6 @@ def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
             run = getattr(job.wildcards, "run", runs.name)
             files.setdefault(run, {}).setdefault(stage, str(job.output[0]))
     return {run: files[run] for run in files if run in runs.by_folder}
-
-
-def written(runs: RunSet, folder: Path) -> dict[str, Config]:
-    """The configurations that are in the folders of runs."""
-    return {run: config for run in runs.by_folder if (config := _written(folder / run))}
 
 
 def _written(run: Path) -> Config | None:

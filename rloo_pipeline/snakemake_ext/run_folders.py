@@ -17,15 +17,39 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from snakemake.settings.types import ConfigSettings
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import is_experiment, read_mapping, sealed
 from rloo_pipeline.config.run_set import EXPERIMENT, GROUPS, RunSet, jobs_by_group
 from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 FROZEN = Path(".snakemake/rloo")
 """Folder for the copies of configurations, with a subfolder for each run."""
+
+
+def write_configs(call: SnakemakeCall) -> None:
+    """Writes the configuration of each run; for an experiment, also its own configuration and the links."""
+    for run, config in call.runs.by_folder.items():
+        write_config(call.run_folder(run), config)
+    write_experiment(call.configured, call.results)
+
+
+def freeze(call: SnakemakeCall) -> None:
+    """Copies the configuration; from now on, jobs and the call that finishes a run after a gate read the copies."""
+    file = next(iter(call.workflow.config_settings.configfiles), None)
+    call.config_copy = freeze_config(call.workflow.config, call.runs, file, FROZEN / call.runs.name)
+    if call.config_copy:
+        call.workflow.config_settings = ConfigSettings(configfiles=[call.config_copy])
+
+
+def mark_unfinished(call: SnakemakeCall) -> None:
+    """Makes the summaries of runs older than all else, where they are made again: jobs will change their sources."""
+    for run in call.to_finish():
+        if (file := call.run_folder(run) / "summary.json").exists():
+            os.utime(file, (0, 0))
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
@@ -34,12 +58,6 @@ def write_config(folder: Path, config: Config, **changes: Any) -> None:
     Leaves out `functions`, which concerns a single start of the run.
     """
     _write_yaml(folder / "config.yaml", config.model_dump(mode="json", exclude={"functions"}) | changes)
-
-
-def mark_unfinished(folder: Path) -> None:
-    """Makes the summary of a run older than all else, where there is one: jobs will change what it is made from."""
-    if (file := folder / "summary.json").exists():
-        os.utime(file, (0, 0))
 
 
 def write_experiment(runs: RunSet, results: Path) -> None:

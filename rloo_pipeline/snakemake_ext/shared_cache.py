@@ -16,16 +16,27 @@ from typing import Any
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext import run_sources
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 TIMESTAMP = ".snakemake_timestamp"
 """Snakemake's file in a folder with the time of the job that made it."""
 
 
-def make_safe() -> None:
-    """Patches Snakemake's cache in this process."""
+def refuse_unpinned(call: SnakemakeCall) -> None:
+    """Raises: UserError: the cache is used for a run whose sources on the Hub may change."""
+    if call.workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, call.runs.configs.values())):
+        raise UserError(
+            "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
+            "revision of each dataset as commits of 40 digits, or leave --cache out"
+        )
+
+
+def make_safe(call: SnakemakeCall) -> None:
+    """Patches Snakemake's cache in this process if it is used (`--cache`)."""
     from snakemake.caching.local import OutputFileCache
 
-    if OutputFileCache.store.__module__ == __name__:
+    if call.workflow.workflow_settings.cache is None or OutputFileCache.store.__module__ == __name__:
         return
     fetch = OutputFileCache.fetch
 

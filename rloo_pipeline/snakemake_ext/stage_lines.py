@@ -20,7 +20,7 @@ class StageLines:
     """Takes what is written to the terminal, and hands it on line by line."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        """Begins to take it.
+        """Begins to take lines.
 
         Args:
             show: called with each line, from a thread of its own.

@@ -8,8 +8,9 @@ command, outside the image; here it is a script that passes the command to the h
 stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` says in the profile;
 the others get none.
 
-On one machine, Snakemake's resource `gpu_stages` limits concurrent stages. By default it counts GPUs: a stage takes as
-many as its engine needs (`runtime/gpu_claims.py` chooses them). If the user sets a number, it counts stages.
+On one machine, a host in the image runs the stages if they run in an image. Snakemake's resource `gpu_stages` limits
+concurrent stages. By default it counts GPUs: a stage takes as many as its engine needs (`runtime/gpu_claims.py` chooses
+them). If the user sets a number, it counts stages.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.cluster import containers, slurm, step_client
+from rloo_pipeline.before_run import warm_engines
+from rloo_pipeline.cluster import containers, node_workers, nodes, slurm, step_client
 from rloo_pipeline.config import Config
-from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
 from rloo_pipeline.snakemake_ext.failures import stage_of
-from rloo_pipeline.workers import client, gpu_shares
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+from rloo_pipeline.workers import client, gpu_shares, manager
 
 FOLDER = Path(".snakemake/rloo-steps")
 RESOURCE = "gpu_stages"
@@ -47,10 +50,44 @@ exec {client} bash "$@"
 """
 
 
-def nodes() -> int:
-    """Number of nodes of the SLURM job whose batch script started this process; 1 outside a job, and in a step."""
-    inside = slurm.own_job() is not None and "SLURM_STEP_ID" not in os.environ
-    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
+def place(call: SnakemakeCall) -> None:
+    """Limits stages to this machine's GPUs, or makes them steps of a SLURM job of several nodes."""
+    rules, limits = call.workflow.rules, call.workflow.global_resources
+    if call.several_nodes:
+        spread(rules, limits, anywhere=call.overlaps)
+    if call.on_this_machine:
+        limit(rules, limits, call.runs.configs.values())
+        if call.in_image and not call.dry_run:
+            by_host(rules)
+
+
+def use_this_machine(call: SnakemakeCall) -> None:
+    """Sets folders of temporary files and starts workers, if jobs are not on other machines."""
+    if not call.workflow.local_exec:
+        return
+    if not call.several_nodes:
+        scratch.use(call.workflow.snakemake_tmp_dir)
+        os.environ[controller_watch.VARIABLE] = controller_watch.name()
+    if "://" not in call.image or not call.in_image:  # which Apptainer would fetch again for each worker
+        start_workers(call)
+
+
+def start_workers(call: SnakemakeCall) -> None:
+    """Starts workers for the stages that will run, on this machine or on the nodes of this job."""
+    rules, limits = call.workflow.rules, call.workflow.global_resources
+    stages = {stage_of(job.rule) for job in call.workflow.dag.needrun_jobs()} - {""}
+    cores, logs = call.workflow.resource_settings.cores, call.folder / "logs" / "workers"
+    first, runs, without = call.runs.first, len(call.runs.configs), warm_engines.left_out(call.runs.first)
+    program = nodes.program(shlex.split(call.workflow.deployment_settings.apptainer_args))
+    if not call.several_nodes:
+        manager.start(first, cores, logs, stages, runs, without, program)
+        if call.in_image and first.workers != "never":
+            node_workers.start_here(logs, program)
+    elif first.workers != "never" and have_whole_nodes(rules, limits):
+        config = call.run_folder(next(iter(call.runs.configs))) / "config.yaml"
+        without |= {"trainer"} if call.overlaps else set()
+        per_node = limits[RESOURCE].value // slurm.job_nodes()
+        node_workers.start(config, logs, stages, runs, without, program, per_node)
 
 
 def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
@@ -62,13 +99,19 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
         limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
         anywhere: True if updates run on any node, not only on the first, where a worker keeps the trainer.
     """
-    limits[RESOURCE] = (limits[RESOURCE].value if RESOURCE in limits else 1) * nodes()
+    limits[RESOURCE] = (limits[RESOURCE].value if RESOURCE in limits else 1) * slurm.job_nodes()
     for rule in rules:
         if "mpi" in rule.resources:
             continue
         options = [_gres(rule.resources), *([] if anywhere else _place(rule))]
         path = _shell([*filter(None, options)]) if "runtime" in rule.resources else _script("short", SHORT)
         rule.resources["shell_exec"] = str(path.absolute())
+
+
+def by_host(rules: Iterable[Any]) -> None:
+    """Makes Snakemake run the jobs of these rules by this machine's host, if it has one."""
+    for rule in rules:
+        rule.resources["shell_exec"] = str(_script("short", SHORT).absolute())
 
 
 def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
@@ -92,7 +135,7 @@ def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
 def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
     """True if a stage has all GPUs of its node, so that a worker there may take any of them for it."""
     chosen = any("gres" in rule.resources and isinstance(rule.resources["gres"].raw, str) for rule in rules)
-    return not devices.has_gpu() or (limits[RESOURCE].value == nodes() and not chosen)
+    return not devices.has_gpu() or (limits[RESOURCE].value == slurm.job_nodes() and not chosen)
 
 
 def _place(rule: Any) -> list[str]:

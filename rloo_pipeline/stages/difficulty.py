@@ -46,7 +46,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    scores = score_table(config, completions, train, policy)
+    scores = score_table(config.rewards, config.scoring, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))

@@ -85,7 +85,9 @@ def distance(
 
 def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
     """log π of each token, by completion, under a policy."""
-    logprobs = forward_only.load_configured(policy, config, config.evaluation.temperature or 1.0)
+    logprobs = forward_only.load_configured(
+        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
+    )
     return forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
 
 

@@ -53,7 +53,9 @@ def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: 
     ) -> pa.Table:
         draw = groups.Draw(prompt_rows, samples, sampling, groups.EVALUATION)
         [completions] = groups.sample_groups(sampler, config, draw)
-        joined = join_scores(config.rewards, completions, score_table(config, completions, held_out, policy))
+        joined = join_scores(
+            config.rewards, completions, score_table(config.rewards, config.scoring, completions, held_out, policy)
+        )
         about = {"run": config.run, "seed": config.seed, "policy": policy.digest, "evaluated": name}
         about |= groups.sampling_facts(config.model, sampling) | scoring_facts(config.rewards)
         tables.write(path, joined, joined.schema, kind, **about)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools
@@ -61,7 +62,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         [of_old] = pools.score(_against(second, first), samples, {})
     for result in (of_new, of_old):
         require_scores(config.judge, result)
-    verdicts = [_checked(config, result) for result in (of_new, of_old)]
+    verdicts = [_checked(config.judge, result) for result in (of_new, of_old)]
     rows = {
         "prompt_id": new["prompt_id"],
         "sample": new["sample"],
@@ -82,12 +83,11 @@ def _against(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
     return batch._replace(columns={**batch.columns, OTHERS: others.completions})
 
 
-def _checked(config: Config, result: FunctionScores) -> list[float | None]:
-    assert config.judge
+def _checked(judge: Judge, result: FunctionScores) -> list[float | None]:
     for row, verdict in enumerate(result.scores):
         if verdict is not None and not 0 <= verdict <= 1:
             raise UserError(
-                f"judge {config.judge.column}: returned {verdict:g} for row {row}; return from 0 (the completion is "
+                f"judge {judge.column}: returned {verdict:g} for row {row}; return from 0 (the completion is "
                 "worse than that of `other_completions`) to 1 (better), or None"
             )
     return result.scores

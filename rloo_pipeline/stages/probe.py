@@ -45,6 +45,8 @@ def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, o
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
     [completions] = groups.sample_groups(sampler, config, draw)
-    joined = join_scores(config.rewards, completions, score_table(config, completions, train, policy))
+    joined = join_scores(
+        config.rewards, completions, score_table(config.rewards, config.scoring, completions, train, policy)
+    )
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
     tables.write(output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=digest, **about)

@@ -38,7 +38,9 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     table = table.take(sorted(order[:MOST]))
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
-    logprobs = forward_only.load_configured(policy, config, config.evaluation.temperature or 1.0)
+    logprobs = forward_only.load_configured(
+        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
+    )
     logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
     checks = chosen.run / "warmstart" / "checks.json"
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts import round_tables, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
@@ -49,18 +49,20 @@ def refill(
         UserError: the tables are not of this round and policy, or a reward function fails.
     """
     settings = config.rollout
-    teaching = teaching_groups(config, round_tables.read(shards, round=round_, policy=policy.digest)).tolist()
+    algorithm, samples = config.algorithm, settings.num_generations
+    sampled = round_tables.read(shards, round=round_, policy=policy.digest)
+    teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
     spare = prompts_of_round(config, train, round_, rates).spare
     sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
-    while len(parts) < settings.refill and spare and (count := prompts_needed(config, teaching)):
+    while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):
         rows, spare = spare[:count], spare[count:]
         sampler = sampler or groups.load_sampler(policy, config, train, settings.max_completion_length)
-        draw = groups.Draw(train.rows(rows), settings.num_generations, sampling, ("round", round_))
+        draw = groups.Draw(train.rows(rows), samples, sampling, ("round", round_))
         [completions] = groups.sample_groups(sampler, config, draw)
-        parts.append(RoundTables(completions, score_table(config, completions, train, policy)))
-        teaching += teaching_groups(config, parts[-1]).tolist()
+        parts.append(RoundTables(completions, score_table(config.rewards, config.scoring, completions, train, policy)))
+        teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
         seconds += sampler.seconds
     _write(config, round_, policy.digest, parts, rollouts, scores)
     say(
@@ -69,10 +71,10 @@ def refill(
     )
 
 
-def prompts_needed(config: Config, teaching: Sequence[bool]) -> int:
+def prompts_needed(settings: Rollout, teaching: Sequence[bool]) -> int:
     """Number of prompts to sample: as many as should give the missing groups at the share that teaches so far."""
-    most, taught = config.rollout.sampled_prompts, sum(teaching)
-    missing = max(0, config.rollout.num_prompts - taught)
+    most, taught = settings.sampled_prompts, sum(teaching)
+    missing = max(0, settings.num_prompts - taught)
     return min(most, -(-missing * len(teaching) // taught)) if taught else most
 
 
@@ -80,7 +82,7 @@ def _write(
     config: Config, round_: int, digest: str, parts: Sequence[RoundTables], rollouts: Path, scores: Path
 ) -> None:
     """Writes the tables as one more shard."""
-    schema = groups.schema(config)
+    schema = groups.schema(config.dataset, config.rollout)
     rollout_table = pa.concat_tables([schema.empty_table(), *(part.rollouts for part in parts)])
     about = groups.rollout_facts(config, round_, config.rollout.shards, digest)
     tables.write(rollouts, rollout_table, schema, "rollouts", **about, refills=len(parts))

@@ -68,7 +68,9 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
         warmup_steps=section.warmup_steps,
     )
     engine = RewardEngine(
-        start, TrainerSettings.of_section(config, schedule, steps), derive(config.seed, "reward model")
+        start,
+        TrainerSettings.of_section(config.model, config.deepspeed, schedule, steps),
+        derive(config.seed, "reward model"),
     )
     max_tokens = config.deepspeed.micro_batch_tokens
     losses = train(engine, section, trained, steps, max_tokens, config.seed)

@@ -9,7 +9,7 @@ from typing import Any
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
@@ -63,14 +63,15 @@ def rollout(
     sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
     about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
+    held_out_sampling = _held_out_sampling(config.evaluation.temperature, settings)
     completions, held_out_completions = groups.sample_groups(
         sampler,
         config,
         draw,
-        Draw(held_out_rows, 1, _held_out_sampling(config), groups.EVALUATION),
+        Draw(held_out_rows, 1, held_out_sampling, groups.EVALUATION),
     )
     if held_out:
-        held_out_about = about | groups.sampling_facts(config.model, _held_out_sampling(config))
+        held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
     tables.write(output, completions, completions.schema, "rollouts", **about)
     tokens = sum(tables.lengths(completions["completion_ids"])) - begun
@@ -82,7 +83,7 @@ def rollout(
 
 
 def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[dict[str, Any]]:
-    """One shard's share of the held-out prompts of a round: the first ones, but for those too long for the engine."""
+    """One shard's share of the held-out prompts of a round: the first ones, except those too long for the engine."""
     count = config.held_out_each_round
     if not count:
         return []
@@ -92,7 +93,7 @@ def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[d
     return rows[share.start : share.stop]
 
 
-def _held_out_sampling(config: Config) -> SamplingConfig:
+def _held_out_sampling(temperature: float, rollout: Rollout) -> SamplingConfig:
     """The sampling of evaluations, except for the maximum length, which is that of rollouts."""
-    longest, kwargs = config.rollout.max_completion_length, groups.kwargs_of(config.rollout)
-    return SamplingConfig(config.evaluation.temperature, 1.0, 0, None, longest, kwargs)
+    longest, kwargs = rollout.max_completion_length, groups.kwargs_of(rollout)
+    return SamplingConfig(temperature, 1.0, 0, None, longest, kwargs)

@@ -13,14 +13,14 @@ from rloo_pipeline.judging.run_files import read_config, read_evaluation
 from rloo_pipeline.runtime.progress import say
 
 DIGITS = 12
-"""Values that agree to so many digits are equal: sums of the same shares in another order can differ in the last."""
+"""Digits that two values must share to count as equal: sums in another order can differ in the last digit."""
 
 
 class Best(NamedTuple):
     """The best policy of a run."""
 
     run: str
-    """Its folder, relative to that of the experiment; `.` for a single run."""
+    """The run's folder, relative to that of the experiment; `.` for a single run."""
     seed: int
     round: int
     value: float

@@ -41,7 +41,7 @@ class Point(NamedTuple):
     values: dict[str, float]
     """The metrics that are not null, by their names in TensorBoard and W&B."""
     held_out: dict[str, float]
-    """The same of the held-out completions; empty where they were not measured."""
+    """The metrics of held-out completions; empty where they were not measured."""
     held_out_step: int
     """Optimizer steps of the policy that they are of, which is an earlier one."""
 

@@ -22,12 +22,14 @@ from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices, import_shims, ranks
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import deepspeed_config, formats, policy_model
+from rloo_pipeline.training import formats, policy_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +60,8 @@ class Engine:
         formats.check_dtype(settings.dtype)
         import torch
 
-        from rloo_pipeline.training import nvme, optimizers, sequence_group, split_loading
+        from rloo_pipeline.training import optimizers, sequence_group
+        from rloo_pipeline.training.deepspeed_internals import nvme, split_loading
         from rloo_pipeline.training.expert_load import ExpertLoad
 
         self.rank = ranks.current()
@@ -89,9 +92,8 @@ class Engine:
         # ZeRO 3 and adapters lay out weights in their own way, so their trainer state holds them. Otherwise the policy
         # that the state's manifest names holds the weights, and the state leaves them out.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
-        deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, self.weights_in_state)
-        if settings.quantization is not None:  # DeepSpeed would save the scales of the frozen weights too
-            self.engine.module_state_dict = lambda *_, **__: _trained(self.engine.module)
+        in_state, quantized = self.weights_in_state, settings.quantization is not None
+        deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, in_state, quantized)
         self.seed_dropout(seed)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
@@ -101,7 +103,7 @@ class Engine:
 
     def load(self, configuration: JSON) -> tuple[Any, Any]:
         """Loads the model, and the module that trains it, with DeepSpeed's configuration."""
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
         from rloo_pipeline.training.logprobs import TokenLogProbs
 
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
@@ -109,7 +111,7 @@ class Engine:
             return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
-        """Decides what is dropped from here on: something else on every rank, whose micro-batches are others too."""
+        """Seeds dropout, with another seed on every rank, since the ranks have different micro-batches."""
         import torch
 
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
@@ -314,9 +316,9 @@ class Engine:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
 
-        They are on the CPU, but for an adapter's and its base's, of which PEFT writes a small part.
+        They are on the CPU, except for an adapter and its base, of which PEFT writes only a small part.
         """
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         if self.settings.zero_stage == 3:
             yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
@@ -328,7 +330,7 @@ class Engine:
     @property
     def can_wait(self) -> bool:
         """True if a worker can keep the engine while other stages have the GPU."""
-        from rloo_pipeline.training import offload
+        from rloo_pipeline.training.deepspeed_internals import offload
 
         return self.device.type == "cpu" or offload.obstacle(self.engine) is None
 
@@ -345,7 +347,7 @@ class Engine:
         """
         import torch
 
-        from rloo_pipeline.training import offload
+        from rloo_pipeline.training.deepspeed_internals import offload
 
         if self._restore is None:
             self._restore = offload.to_host(self.engine, self.host_copies)
@@ -376,14 +378,9 @@ def import_libraries() -> ModuleType:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
         deepspeed = deepspeed_config.import_deepspeed()
-        import_shims.prepare_transformers()
-        import_module("transformers.modeling_utils")
+        optional_parts.prepare_transformers()
+        import_module("transformers").PreTrainedModel  # noqa: B018
     return deepspeed
-
-
-def _trained(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters that get gradients, by name."""
-    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
 
 
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:

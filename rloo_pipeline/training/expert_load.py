@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.transformers_internals.loaded_model import experts_argument, takes_experts
 
 if TYPE_CHECKING:
     from rloo_pipeline.training.metrics import Metrics
-
-CHOSEN = {"top_k_index", "router_indices"}
-"""Arguments of transformers' expert layers with the experts of each token."""
 
 
 class ExpertLoad:
@@ -36,7 +34,7 @@ class ExpertLoad:
         self.counts: list[Tensor] = []
         self.counts_now = False
         for layer in filter(takes_experts, model.modules()):
-            self._watch(layer, _argument(layer))
+            self._watch(layer, experts_argument(layer))
 
     def _watch(self, layer: Any, name: str) -> None:
         layer_index, parameters = len(self.counts), inspect.signature(layer.forward)
@@ -82,13 +80,3 @@ class ExpertLoad:
             return {}
         entropies = [float(-(share * share.clamp(min=1e-30).log()).sum()) / log(max(2, len(share))) for share in shares]
         return {"experts/largest_share": max(float(share.max()) for share in shares), "experts/entropy": min(entropies)}
-
-
-def takes_experts(layer: torch.nn.Module) -> bool:
-    """True if a module is a layer of experts, which is called with the experts of each token."""
-    return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())
-
-
-def _argument(layer: torch.nn.Module) -> str:
-    """Name of the argument that holds them."""
-    return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()

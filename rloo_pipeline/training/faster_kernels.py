@@ -96,7 +96,7 @@ def liger(model: Any) -> None:
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers import monkey_patch
 
-    from rloo_pipeline.training.expert_load import takes_experts
+    from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
     modules = _transformers()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import deepspeed_config
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
 
@@ -15,14 +13,7 @@ def trains_in(dtype: Dtype) -> bool:
     """True if this machine can train in a number format; DeepSpeed is asked about the 16-bit formats only."""
     if dtype == "float32":
         return True
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed_config.import_deepspeed()
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator = get_accelerator()
+    accelerator = deepspeed_config.accelerator()
     return bool(accelerator.is_fp16_supported() if dtype == "float16" else accelerator.is_bf16_supported())
 
 

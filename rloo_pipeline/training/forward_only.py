@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.config import Config
+    from rloo_pipeline.config import Deepspeed
     from rloo_pipeline.training.kernels.lm_head import LossOf
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
@@ -27,7 +27,7 @@ class TokenValues(NamedTuple):
     top_logps: list[Any]
     """NumPy arrays with K numbers per token, position by position."""
     top_ids: list[Any]
-    """The same for their ids."""
+    """NumPy arrays with the ids of these K tokens."""
 
     @classmethod
     def empty(cls, completions: int) -> TokenValues:
@@ -50,7 +50,7 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
 
     configuration = None
     if split:
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         split_loading.start_ranks()
         configuration = split_loading.minimal_configuration(dtype)
@@ -63,15 +63,16 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def load_configured(policy: Policy, config: Config, temperature: float) -> TokenLogProbs:
-    """Loads a policy as `load` does, by the sections `model` and `deepspeed`, as a function to log-probs."""
-    from rloo_pipeline.training import sequence_group, split_loading
+def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
+    """Loads a policy as `load` does, over the ranks of the section `deepspeed`, as a function to log-probs."""
+    from rloo_pipeline.training import sequence_group
+    from rloo_pipeline.training.deepspeed_internals import split_loading
     from rloo_pipeline.training.logprobs import TokenLogProbs
 
-    if config.deepspeed.sequence_parallel > 1:
+    if deepspeed.sequence_parallel > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
-    model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
-    return TokenLogProbs(model, temperature, sequence_group.group_of(config.deepspeed.sequence_parallel))
+    model = load(policy, dtype, deepspeed.splits_weights)
+    return TokenLogProbs(model, temperature, sequence_group.group_of(deepspeed.sequence_parallel))
 
 
 def score(

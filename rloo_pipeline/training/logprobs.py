@@ -23,8 +23,8 @@ from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.kernels.logit_rows import Top, top_of
 from rloo_pipeline.training.packing import Pack
-from rloo_pipeline.training.router_replay import RouterReplay
 from rloo_pipeline.training.sequence_group import SequenceGroup
+from rloo_pipeline.transformers_internals.router_replay import RouterReplay
 
 
 class TokenLogProbs(nn.Module):

@@ -34,7 +34,7 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     spared = _spared(module) if decay else set[int]()
     if settings.offload.optimizer is not None:
-        from rloo_pipeline.training import cpu_adam
+        from rloo_pipeline.training.deepspeed_internals import cpu_adam
 
         return cpu_adam.build(_by_decay(trained, spared), lr=rate, weight_decay=decay, **adam)
     if settings.optimizer == "adamw":
@@ -47,7 +47,7 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
 
         return AdamW8bit(groups, lr=rate, weight_decay=decay, **adam)  # type: ignore[no-untyped-call]
     if settings.optimizer == "adafactor":  # with the options of transformers' and TRL's `optim: adafactor`
-        from transformers.optimization import Adafactor
+        from transformers import Adafactor
 
         options: dict[str, Any] = {"scale_parameter": False, "relative_step": False}
         return _on_whole_matrices(Adafactor(groups, lr=rate, weight_decay=decay, **options))

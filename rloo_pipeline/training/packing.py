@@ -36,7 +36,7 @@ class OwnTokens(NamedTuple):
     """Positions of this rank's tokens."""
 
     def to(self, device: torch.device) -> OwnTokens:
-        """The same on another device."""
+        """Copies the tensors to another device."""
         return OwnTokens(devices.moved(self.places, device), self.counts, devices.moved(self.mine, device))
 
 
@@ -199,14 +199,16 @@ def pack(
 
 
 def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
-    """The same row, in which only the sampled tokens are predicted."""
+    """Returns the row with predictions of the sampled tokens only."""
     sampled = torch.from_numpy(np.fromiter(chain.from_iterable(loss_masks), np.bool_))
     lengths = torch.tensor([sum(mask) for mask in loss_masks])
     return pack._replace(predicting=pack.predicting[sampled], targets=pack.targets[sampled], completion_lengths=lengths)
 
 
 def _experts(prompts: Sequence[Sequence[int]], experts: Sequence[np.ndarray]) -> Tensor:
-    """Experts of the tokens of a row; a shared prompt has the experts of its first sequence."""
+    """Joins the experts of several sequences into those of a row. A prompt that sequences share has the experts of the
+    first of them.
+    """
     starts = [0, *(len(prompt) if previous == prompt else 0 for previous, prompt in pairwise(prompts))]
     return torch.from_numpy(
         np.concatenate([of[start:] for start, of in zip(starts, experts, strict=True)]).astype(np.int32)

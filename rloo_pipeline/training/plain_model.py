@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
+from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,10 +30,9 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
     check_loading_info(policy.base, loading_info)
-    untied = model.get_expanded_tied_weights_keys(all_submodels=True).keys() - model.all_tied_weights_keys.keys()
-    if untied:  # transformers would use both, vLLM would not
+    if untied := loaded_model.untied_weights(model):  # transformers would use both, vLLM would not
         raise UserError(
-            f"{policy.base}: {min(untied)} is not equal to the tensor that config.json ties it to; set "
+            f"{policy.base}: {untied[0]} is not equal to the tensor that config.json ties it to; set "
             "tie_word_embeddings: false there"
         )
     return model
@@ -45,7 +44,7 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
     Raises:
         UserError: transformers cannot load it.
     """
-    import_shims.prepare_transformers()
+    optional_parts.prepare_transformers()
     import torch
 
     try:

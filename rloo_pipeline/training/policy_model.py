@@ -54,7 +54,7 @@ def load(
     options = {"attn_implementation": implementation}
     model = None
     if split is not None:
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         model = split_loading.load(policy, dtype, split, **options)
     if quantization is not None:
@@ -140,7 +140,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
     if isinstance(lora.target_modules, str):
         return
     from torch import nn
-    from transformers.pytorch_utils import Conv1D
+    from transformers import Conv1D
 
     beside = re.compile(_beside_text(model) or r"(?!)")
     layers = [

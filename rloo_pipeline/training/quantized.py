@@ -23,6 +23,7 @@ from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, plain_model, weight_files
+from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,7 +91,7 @@ def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
 def _write_full(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a model that is not quantized yet."""
     model: Any = load(policy, dtype)
-    if getattr(model, "_weight_conversions", None):
+    if loaded_model.renames_weights(model):
         raise UserError(
             f"{policy}: transformers renames or joins tensors of this model, so its 4-bit form cannot be written under "
             "their names; remove model.quantization"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from rloo_pipeline.artifacts import files, lineage, manifest, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.model_files import POLICIES, files_of_tensors, read_tensor
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -139,20 +138,11 @@ def _same(one: Path, other: Path) -> bool:
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
-    first, second = _opened(one), _opened(other)
+    first, second = files_of_tensors(one), files_of_tensors(other)
     squares = 0.0
     for name, file in first.items():
-        weights = file.get_tensor(name).double()
+        weights = read_tensor(file, name).double()
         if name in second:
-            weights -= second[name].get_tensor(name)
+            weights -= read_tensor(second[name], name)
         squares += float(weights.square().sum())
     return float(squares**0.5)
-
-
-def _opened(folder: Path) -> dict[str, Any]:
-    """The open file of each weight of a policy."""
-    from safetensors import safe_open as open_safetensors
-
-    safe_open: Any = open_safetensors
-    files_of = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
-    return {name: file for file in files_of for name in file.keys()}  # noqa: SIM118

@@ -18,13 +18,13 @@ from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.runtime import import_shims
 from rloo_pipeline.training import dropout, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.packing import Pack, Sequences
 from rloo_pipeline.training.preference_pairs import pad_of
+from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from rloo_pipeline.training.kernels.lm_head import LossOf
@@ -83,7 +83,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     Raises:
         UserError: transformers cannot load it this way, weights are missing, or it is a model for images.
     """
-    import_shims.prepare_transformers()
+    optional_parts.prepare_transformers()
     from transformers import AutoModelForSequenceClassification
 
     form = FORMS[self_check.load_or_run(policy).form]

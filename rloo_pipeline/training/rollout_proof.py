@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.objective import Record
 
 FEWEST, MOST, SHARE = 4, 64, 32
-"""Completions of a pass of its own: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
+"""Completions of a separate pass: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
 
 A round takes the time of at least four forward passes over its completions (one to sample them, three to train on
 them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, loading the policy comes on top.
@@ -66,13 +66,15 @@ class RolloutProof:
         Raises:
             UserError: another policy sampled the rollouts.
         """
-        from rloo_pipeline.training import split_loading
+        from rloo_pipeline.training.deepspeed_internals import split_loading
 
         config = self.config
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
-        logprobs = forward_only.load_configured(self.policy, config, config.rollout.temperature)
+        logprobs = forward_only.load_configured(
+            self.policy, config.model.dtype, config.deepspeed, config.rollout.temperature
+        )
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
         logprobs.leave_gpu()

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def _check_top(teacher: pa.Table, top_k: int) -> None:
             )
 
 
-def completions_of(config: Config, round_tables: RoundTables, vocabulary: int | None = None) -> RoundTensors:
+def completions_of(
+    algorithm: Algorithm, round_tables: RoundTables, cut_by: object = None, vocabulary: int | None = None
+) -> RoundTensors:
     """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
 
     The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
@@ -118,14 +120,14 @@ def completions_of(config: Config, round_tables: RoundTables, vocabulary: int | 
         top[mask.numpy()] = np.where(ids < (vocabulary or 0), logps, -np.inf)
         return torch.from_numpy(top)
 
-    top_k = config.algorithm.teacher_top_k
-    normalizes_each = config.algorithm.multi_objective_aggregation == "normalize_then_sum"
-    sampling = None if config.rollout.cut_by else padded(rollouts["sampling_logps"])
+    top_k = algorithm.teacher_top_k
+    normalizes_each = algorithm.multi_objective_aggregation == "normalize_then_sum"
+    sampling = None if cut_by else padded(rollouts["sampling_logps"])
     return RoundTensors(
         scores=selection.scores(round_tables.scores),
         mask=mask,
         truncated=selection.truncated(rollouts),
-        old_logps=sampling if config.algorithm.old_logps == "sampler" else None,
+        old_logps=sampling if algorithm.old_logps == "sampler" else None,
         reference_logps=None if reference is None else padded(reference["reference_logps"]),
         teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
         teacher_top_logps=None if teacher is None or not top_k else padded_top(teacher, top_k),

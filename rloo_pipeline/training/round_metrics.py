@@ -32,7 +32,9 @@ def round_metrics(config: Config, round_: int, engine: Engine, sampled: RoundTab
     if config.rollout.masked_by:
         metrics |= {f"sampling/{name}": None for name in OF_ENGINES}
     metrics |= group_metrics(
-        teaching_groups(config, sampled), sampled, len(trained.rollouts) // config.rollout.num_generations
+        teaching_groups(config.algorithm, config.rollout.num_generations, sampled),
+        sampled,
+        len(trained.rollouts) // config.rollout.num_generations,
     )
     metrics["sampling/staleness"] = staleness(sampled.rollouts, round_)
     metrics |= trained.experts | _step_metrics(engine, trained)

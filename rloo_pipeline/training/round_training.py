@@ -13,7 +13,7 @@ import torch
 from rloo_pipeline.algorithm.kl import adapt_beta
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.round_tables import RoundTables
-from rloo_pipeline.config import Algorithm, Config
+from rloo_pipeline.config import KL, Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation, shard_range
 from rloo_pipeline.training import round_data
@@ -69,7 +69,7 @@ def train(
             UserError: another policy sampled the rollouts.
     """
     if not len(sampled.rollouts):
-        return _without_steps(config, engine, state, sampled.rollouts)
+        return _without_steps(config.algorithm, engine, state, sampled.rollouts)
     tables_used = sampled.take(chosen_rows(config, sampled))
     rollouts = tables_used.rollouts
     sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
@@ -83,7 +83,7 @@ def train(
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
-        completions = round_data.completions_of(config, tables_used, vocabulary)
+        completions = round_data.completions_of(config.algorithm, tables_used, config.rollout.cut_by, vocabulary)
         if config.algorithm.needs_old_pass:
             if config.algorithm.top_entropy_quantile < 1:
                 old_logps, entropies = engine.logps_and_entropies(sequences, max_tokens, counter.advance)
@@ -105,14 +105,14 @@ def train(
             "completions are masked or filtered"
         )
     seconds = time.monotonic() - start
-    state = _next_state(config, state, batch, record, sampled.rollouts)
+    state = _next_state(config.algorithm.kl, state, batch, record, sampled.rollouts)
     experts = engine.experts.metrics(partial(engine.sum_over_ranks, of_tokens=True))
     return TrainedRound(rollouts, batch, record, steps, skipped, state, experts, seconds)
 
 
-def _without_steps(config: Config, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
+def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
     """The result of a round in which no group has ended (`rollout.token_budget`): the policy stays as it is."""
-    algorithm, none = config.algorithm, torch.zeros(0)
+    none = torch.zeros(0)
     for _ in range(skipped := algorithm.num_iterations * algorithm.steps_per_generation):
         engine.skip_step()
     completions = RoundTensors(none.double(), torch.zeros(0, 0, dtype=torch.bool), none.bool(), None)
@@ -184,12 +184,9 @@ def _steps(
     return Record(*(engine.sum_over_ranks(values) for values in record)), steps, skipped
 
 
-def _next_state(
-    config: Config, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table
-) -> AlgorithmState:
+def _next_state(section: KL, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table) -> AlgorithmState:
     """The state with β adapted to this round's KL and this round's tokens counted."""
-    section, kl = config.algorithm.kl, kl_of_completion(batch, record)
-    beta = state.beta
+    beta, kl = state.beta, kl_of_completion(batch, record)
     if section.target is not None and kl is not None:
         beta = adapt_beta(batch.beta, kl, section.target, section.gain)
     tokens = sum(sum(tables.lengths(rollouts[name])) for name in ("prompt_ids", "completion_ids"))

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rloo_pipeline.artifacts import image_store, vision
+from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
@@ -56,28 +56,27 @@ class RowImages(Protocol):
 class StoredImages:
     """The images of a table of rollouts."""
 
-    def __init__(
-        self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, processor: Any, tokens: ImageTokens
-    ) -> None:
-        """Keeps what all batches need.
-
-        Args:
-            ids: digests of each row.
-            store: the images.
-            processor: image processor of the model.
-            tokens: token ids that stand for an image.
-        """
-        self.ids, self.tokens = ids, tokens
-        self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(processor, store.image(digest)))
+    def __init__(self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, policy: Policy) -> None:
+        """`ids` are the digests of the images of each row, `policy` has the image processor."""
+        self.ids, self.tokens = ids, policy.image_tokens
+        self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(policy, store.image(digest)))
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""
         return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.tokens)
 
 
-def process(processor: Any, image: Any) -> dict[str, Tensor]:
+def process(policy: Policy, image: Any) -> dict[str, Tensor]:
     """An image as tensors, which the model's forward takes by these names."""
-    return {name: values for name, values in processor(images=[image], return_tensors="pt").items() if name != UNREAD}
+    outputs = policy.processor.image_processor(images=[image], return_tensors="pt").items()
+    return {name: values for name, values in outputs if name != UNREAD}
+
+
+def with_prompt(policy: Policy, prompt: Sequence[int], image: Any) -> dict[str, Tensor]:
+    """Arguments of the model's forward besides a prompt that has placeholders for an image; none for other prompts."""
+    if policy.image_kind is None or policy.image_tokens.part not in prompt:
+        return {}
+    return Vision(process(policy, image), policy.image_tokens).inputs(torch.tensor([list(prompt)]))
 
 
 def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:
@@ -102,6 +101,4 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sto
         return None
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
-    tokens = vision.tokens_of(policy.config)
-    processor = policy.processor.image_processor
-    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), processor, tokens)
+    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), policy)

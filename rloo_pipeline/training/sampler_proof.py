@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config.sampling import FP8
@@ -104,7 +103,7 @@ def bound(policy: Policy, number_format: str, temperature: float, checks: Path) 
     """
     found = read_json(checks)
     measured = found.get(KEY) if found.get(FORMAT, number_format) == number_format else None
-    experts = measured is None and model_dims.experts_key(policy.config) is not None
+    experts = measured is None and policy.has_experts
     rounding = ROUNDING[number_format] * (EXPERTS if experts else 1) / min(temperature or 1.0, 1.0)
     return Bound(
         math.inf if CHECK in found.get("accept", ()) else max(rounding, TIMES * (measured or 0.0)),

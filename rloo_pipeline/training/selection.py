@@ -73,10 +73,9 @@ def select(
     return Selection(masked, excluded, teaching)
 
 
-def teaching_groups(config: Config, sampled: RoundTables) -> Bool[Tensor, " prompts"]:
-    """True for groups of these tables that teach, in their order."""
-    samples = config.rollout.num_generations
-    return select(config.algorithm, samples, scores(sampled.scores), truncated(sampled.rollouts)).teaching
+def teaching_groups(algorithm: Algorithm, samples: int, sampled: RoundTables) -> Bool[Tensor, " prompts"]:
+    """True for groups of K = `samples` in these tables that teach, in their order."""
+    return select(algorithm, samples, scores(sampled.scores), truncated(sampled.rollouts)).teaching
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
@@ -84,7 +83,7 @@ def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
     samples = config.rollout.num_generations
     if config.rollout.token_budget or len(sampled.rollouts) == config.rollout.generation_batch_size:
         return list(range(len(sampled.rollouts)))
-    groups = nan_stats.first_teaching(teaching_groups(config, sampled), config.rollout.num_prompts)
+    groups = nan_stats.first_teaching(teaching_groups(config.algorithm, samples, sampled), config.rollout.num_prompts)
     return [group * samples + sample for group in groups for sample in range(samples)]
 
 

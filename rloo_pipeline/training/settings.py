@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import JSON, Config, Dtype, Lora, Offload, OptimizerName, Sft, Update
-from rloo_pipeline.training.learning_rate import LearningRate
+from rloo_pipeline.config import JSON, Config, Deepspeed, Dtype, Lora, Model, Offload, OptimizerName, Sft, Update
+
+
+class LearningRate(NamedTuple):
+    """Linear warm-up, then constant or a linear or cosine decay to `min_ratio` of the peak.
+
+    The decay ends at step `horizon`; later steps keep its last value.
+    """
+
+    peak: float
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    """Optimizer steps of the warm-up."""
+    horizon: int = 0
+    """Optimizer step at which the decay ends, after the warm-up."""
+    min_ratio: float = 0.0
+
+    def at_step(self, step: int) -> float:
+        """Learning rate of an optimizer step, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.kind == "constant":
+            return self.peak
+        progress = min(1.0, (step - self.warmup) / (self.horizon - self.warmup))
+        decay = 1.0 - progress if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.peak * (self.min_ratio + (1.0 - self.min_ratio) * decay)
 
 
 class TrainerSettings(NamedTuple):
@@ -52,7 +77,9 @@ class TrainerSettings(NamedTuple):
     def from_config(cls, config: Config) -> Self:
         """Settings of the stage `update`."""
         steps = config.algorithm.num_iterations * config.algorithm.steps_per_generation
-        settings = cls.of_section(config, config.update, (config.update.lr_horizon_rounds or 0) * steps)
+        settings = cls.of_section(
+            config.model, config.deepspeed, config.update, (config.update.lr_horizon_rounds or 0) * steps
+        )
         return settings._replace(
             temperature=config.rollout.temperature,
             adam_epsilon=config.update.adam_epsilon,
@@ -62,7 +89,7 @@ class TrainerSettings(NamedTuple):
         )
 
     @classmethod
-    def of_section(cls, config: Config, section: Update | Sft, horizon: int) -> Self:
+    def of_section(cls, model: Model, deepspeed: Deepspeed, section: Update | Sft, horizon: int) -> Self:
         """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
@@ -71,21 +98,21 @@ class TrainerSettings(NamedTuple):
             horizon: optimizer steps until the learning rate is at its minimum.
         """
         return cls(
-            dtype=config.model.dtype,
+            dtype=model.dtype,
             learning_rate=LearningRate(
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
             adam_betas=section.adam_betas,
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
-            zero_stage=config.deepspeed.zero_stage,
-            gradient_checkpointing=config.deepspeed.recomputes,
-            offload_activations=config.deepspeed.gradient_checkpointing == "offload",
-            communication_data_type=config.deepspeed.communication_data_type,
+            zero_stage=deepspeed.zero_stage,
+            gradient_checkpointing=deepspeed.recomputes,
+            offload_activations=deepspeed.gradient_checkpointing == "offload",
+            communication_data_type=deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
-            offload=config.deepspeed.offload,
-            nvme_path=config.deepspeed.nvme_path,
-            deepspeed_config=config.deepspeed.own_keys,
-            sequence_parallel=config.deepspeed.sequence_parallel,
+            offload=deepspeed.offload,
+            nvme_path=deepspeed.nvme_path,
+            deepspeed_config=deepspeed.own_keys,
+            sequence_parallel=deepspeed.sequence_parallel,
         )

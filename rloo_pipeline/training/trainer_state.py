@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training import deepspeed_config, nvme
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -87,7 +87,7 @@ class TrainerState:
 
     def _write_parts(self, folder: Path) -> dict[str, str]:
         """Writes this rank's files; returns their digests."""
-        from rloo_pipeline.training import offload
+        from rloo_pipeline.training.deepspeed_internals import offload
 
         folder.mkdir(parents=True, exist_ok=True)
         engine = self.engine

@@ -20,7 +20,8 @@ from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.model_files import INDEX, WEIGHTS
 from rloo_pipeline.errors import translate_disk_full
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training import split_loading
+from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.transformers_internals.loaded_model import as_in_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +49,7 @@ def write_together(model: PreTrainedModel, target: Path) -> dict[str, str]:
             kept = {name: whole for name in names if (whole := split_loading.on_cpu(tensors[name], own)) is not None}
             if own:
                 wait(writing.values())  # at most one file is written while the next is gathered
-                writing[file] = thread.submit(_write, _as_in_files(model, kept), target / file)
+                writing[file] = thread.submit(_write, as_in_checkpoint(model, kept), target / file)
     own_digests = {file: each.result() for file, each in writing.items()}
     of_ranks: list[Any] = [own_digests] * rank.world
     if rank.world > 1:
@@ -75,20 +76,12 @@ def _shards(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[list
             size = 0
         shards[-1].append(name)
         size += each.nbytes
-    in_files = [_as_in_files(model, {name: shapes[name] for name in names}) for names in shards]
-    together = _as_in_files(model, shapes)
+    in_files = [as_in_checkpoint(model, {name: shapes[name] for name in names}) for names in shards]
+    together = as_in_checkpoint(model, shapes)
     apart = {name: each.shape for part in in_files for name, each in part.items()}
     if apart != {name: each.shape for name, each in together.items()}:
         return [list(shapes)], [together]
     return shards, in_files
-
-
-def _as_in_files(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as in a checkpoint; transformers renames or joins some on loading."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
-    return in_files
 
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> str:

@@ -1,10 +1,10 @@
-"""The command that starts the process from which episodes are forked: as any other process, with another Python, in the
+"""Builds the command of the process that forks episodes. It can run as an ordinary process, with another Python, in a
 sandbox, or in an Apptainer image.
 
-The sandbox is that of `code_reward` (`user_code/sandbox`) around all episodes at once, so they share its /tmp, its
-user and its number of processes, and one can end another. In it are the files of Python and its packages, this package,
-the code of the environments and tools, and `read_only`. An image has this package, that code and `read_only` besides
-its own files.
+A single sandbox, the one that `code_reward` uses (`user_code/sandbox`), surrounds all episodes. So they share its /tmp,
+its user and its limit on processes, and one episode can kill another. The sandbox can read Python and its packages,
+this package, the code of environments and tools, and the paths in `read_only`. An image sees its own files, this
+package, that code, and `read_only`.
 """
 
 from __future__ import annotations
@@ -21,60 +21,63 @@ from rloo_pipeline import frozen_functions, import_string
 from rloo_pipeline.config import provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.installation import PACKAGE
-from rloo_pipeline.user_code import contract, fork_server
+from rloo_pipeline.transformers_internals import optional_parts
+from rloo_pipeline.user_code import fork_server
 from rloo_pipeline.user_code.sandbox import command_line, sandbox
 from rloo_pipeline.user_code.sandbox.command_line import SandboxLimits
 from rloo_pipeline.user_code.worker_process import BOOT, ENVIRONMENT, MARK, OF_THIS_PYTHON, THREADS
 
 BOOT_IN_IMAGE = BOOT.replace("sys.path[:] =", "sys.path[:] = [path for path in sys.path if path] +")
-"""Keeps the path of the image's Python, whose packages come first."""
+"""Like BOOT, but the packages of the image's own Python stay on the path, and come first."""
 BOOT_BESIDE = (
     "import sys, importlib.util as util; place = sys.argv.pop(1); "
     "spec = util.spec_from_file_location('rloo_pipeline', place + '/__init__.py', submodule_search_locations=[place]); "
     "spec.loader.exec_module(sys.modules.setdefault('rloo_pipeline', util.module_from_spec(spec))); "
     "from {} import main; main(*{})"
 )
-"""Imports this package by its folder, so that another Python sees none of the packages beside it."""
+"""Imports this package from its folder, so that another Python does not see the packages installed beside it."""
 CPU_SECONDS = float(1 << 31)
-"""Episodes end at their deadlines; the process that forks them lives as long as the stage."""
+"""Limit on CPU seconds in the sandbox, in effect none: episodes have deadlines, and the process that forks them must
+last as long as the stage.
+"""
 FILE_MB = 512
-"""Limit in MiB for a file, and for the /tmp that episodes in a sandbox share."""
+"""Maximum size in MiB of a file, and of the /tmp that the episodes in a sandbox share."""
 PROCESSES = 16
-"""Processes and threads for each worker in a sandbox, on average."""
+"""Average number of processes and threads that each worker in a sandbox may have."""
 
 
 class Confinement(NamedTuple):
-    """The sandbox or image in which processes of tools and environments run."""
+    """The sandbox, image or Python in which the processes of tools and environments run."""
 
     sandbox: bool = False
     memory_mb: int = 2048
-    """Limit for each process in the sandbox."""
+    """Memory limit of each process in the sandbox, in MiB."""
     image: str = ""
     read_only: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
-    """Value of CUDA_VISIBLE_DEVICES for them."""
+    """GPUs that these processes see (CUDA_VISIBLE_DEVICES)."""
     python: str = ""
-    """Another Python."""
+    """Path of another Python to run them with; empty for this one."""
 
     @property
     def has_own_files(self) -> bool:
-        """True if the processes see other files than this one."""
+        """True if these processes see a different file system than this process."""
         return self.sandbox or bool(self.image)
 
 
 class ForkServerCommand(NamedTuple):
-    """The command line that starts the process."""
+    """The command that starts the process, and its environment."""
 
     argv: list[str]
     environment: dict[str, str]
     limits: dict[str, int] | None = None
-    """Limits for `sandbox.inside.limits.apply`, in the sandbox."""
+    """Arguments of `sandbox.inside.limits.apply`; None outside of the sandbox."""
     schema_file: str = ""
-    """File of transformers that makes the schemas of tools; only in an image or with another Python."""
+    """The file of transformers that makes tool schemas, where the process may not have transformers."""
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
-    """An import string as the process needs it, which has another working folder in the sandbox and in an image.
+    """Converts an import string for the process, whose working folder differs in a sandbox and in an image.
 
     Raises:
         UserError: the file or module does not exist.
@@ -88,13 +91,13 @@ def reference_inside(confinement: Confinement, reference: str) -> str:
 
 
 def command(confinement: Confinement, references: Sequence[str], file: int, workers: int) -> ForkServerCommand:
-    """The command that starts `fork_server.main`.
+    """Returns the command that starts `fork_server.main`.
 
     Args:
-        confinement: sandbox or image that it runs in.
+        confinement: sandbox, image or Python to run in.
         references: import strings of the environments and tools.
-        file: file descriptor that `main` gets.
-        workers: most episodes at a time.
+        file: file descriptor to pass to `main`.
+        workers: maximum number of episodes at a time.
 
     Raises:
         UserError: no sandbox works here, there is no Apptainer, or a file does not exist.
@@ -126,7 +129,7 @@ def _with_python(python: Path, file: int, variables: dict[str, str]) -> ForkServ
         )
     argv = [str(python), "-c", BOOT_BESIDE.format(fork_server.__name__, [file]), str(PACKAGE)]
     inherited = {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
-    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, contract.schema_file())
+    return ForkServerCommand(argv, inherited | variables | {MARK: str(os.getpid())}, None, optional_parts.schema_file())
 
 
 def _in_sandbox(
@@ -152,7 +155,7 @@ def _limits(confinement: Confinement, workers: int) -> SandboxLimits:
 def _in_image(
     confinement: Confinement, own: set[str], arguments: list[str], passed: dict[str, str], workers: int
 ) -> ForkServerCommand:
-    image, schema_file = Path(confinement.image).resolve(), contract.schema_file()
+    image, schema_file = Path(confinement.image).resolve(), optional_parts.schema_file()
     if not image.exists():
         raise UserError(f"rollout.environment_image: there is no {confinement.image}; build it, or correct the path")
     files = tuple(sorted({*own, schema_file}))
@@ -188,7 +191,7 @@ def _apptainer() -> str:
 
 
 def read_only_paths(confinement: Confinement) -> list[str]:
-    """`Confinement.read_only` as absolute paths.
+    """Returns `Confinement.read_only` as absolute paths.
 
     Raises:
         UserError: one does not exist.
@@ -207,8 +210,8 @@ def _packages() -> Iterator[str]:
 
 
 def _sources(references: Iterable[str], with_modules: bool) -> Iterator[str]:
-    """Files with the code of environments and tools: of a named file also the neighbours that it imports, and of a
-    module of a package that is not installed the whole package.
+    """Yields the files with the code of environments and tools. A reference to a file also yields the local files that
+    it imports; a reference to a module of a package that is not installed yields the whole package.
     """
     installed = [PACKAGE, *map(Path, _packages())]
     for reference in references:

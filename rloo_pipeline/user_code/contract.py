@@ -8,22 +8,20 @@ from which `transformers.utils.get_json_schema` makes the schema that the model 
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code.reward_call import signature_of
 
 OWN_METHODS = ("reset", "get_reward")
 """Public methods of an environment that are not tools."""
+OF_TYPES = {"PIL", "torch", "transformers"}
+"""Modules with types that transformers can put into a schema; a tool can use these types only if it imports them."""
 
 
 class EnvironmentCode(NamedTuple):
@@ -167,27 +165,22 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     """
     if ready := getattr(tool, "json_schema", None):
         return dict(ready)
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
-
+    maker = optional_parts.schema_maker()
     if not inspect.getdoc(tool):
         raise UserError(f"{label} has no docstring, which tells the model what it does; write one with `Args:`")
     for argument, parameter in list(inspect.signature(tool).parameters.items()):
         if parameter.annotation is parameter.empty and argument not in ("self", "cls"):
             raise UserError(f"{label} has no type for '{argument}'; write `{argument}: str`, or another type of JSON")
     try:
-        schema: dict[str, Any] = get_json_schema(tool)
-    except DocstringParsingException as error:
+        schema: dict[str, Any] = maker.get_json_schema(tool)
+    except maker.DocstringParsingException as error:
         missing = re.search(r"argument '(\w+)'", str(error))
         argument = missing[1] if missing else "its arguments"
         raise UserError(
             f"{label} has a docstring that does not describe '{argument}'; add `{argument}: …` under `Args:`, as "
             "Google's style has it"
         ) from error
-    except (TypeHintParsingException, NameError) as error:
+    except (maker.TypeHintParsingException, NameError) as error:
         reason = " ".join(map(str, error.args))
         raise UserError(
             f"{label} has a type that JSON lacks ({reason}); use str, int, float, bool, list, dict"
@@ -195,40 +188,3 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     except Exception as error:
         raise UserError(f"{label} gives no schema ({type(error).__name__}: {error}); correct its docstring") from error
     return schema
-
-
-SCHEMA_MODULE = "transformers.utils.chat_template_utils"
-OF_TYPES = {"PIL", "torch", "transformers"}
-"""Modules with types that transformers can put into a schema; a tool can use these types only if it imports them."""
-
-
-def schema_file() -> str:
-    """The file of the installed transformers, found without importing it."""
-    package = importlib.util.find_spec("transformers")
-    return str(Path(str(package and package.origin)).parent / "utils" / "chat_template_utils.py")
-
-
-def load_schema_maker(file: str) -> None:
-    """Makes `get_json_schema` of transformers importable without transformers, whose import takes a second and which
-    images may lack. Only the process that makes schemas calls this; processes of episodes do not.
-
-    Schemas need only the standard library; the other imports of the file that defines it are replaced.
-
-    Args:
-        file: `transformers/utils/chat_template_utils.py`.
-    """
-    absent = dict.fromkeys(("is_jinja_available", "is_torch_available", "is_vision_available"), lambda: False)
-    _module("packaging", version=None)
-    _module("transformers")
-    _module("transformers.utils", logging=SimpleNamespace(get_logger=logging.getLogger))
-    _module("transformers.utils.import_utils", **absent)
-    spec = importlib.util.spec_from_file_location(SCHEMA_MODULE, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[SCHEMA_MODULE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
-def _module(name: str, **content: object) -> None:
-    module = sys.modules[name] = ModuleType(name)
-    module.__dict__.update(content)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string, seeds
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
 from rloo_pipeline.user_code.messages import MessageSocket, encode_report
@@ -126,7 +127,7 @@ class Episode(CallerOfUserCode):
         if isinstance(request, FinishEpisode):
             return self.finish(request.completion)
         if request.schema_file or not contract.OF_TYPES & sys.modules.keys():
-            contract.load_schema_maker(request.schema_file or contract.schema_file())
+            optional_parts.load_schema_maker(request.schema_file or optional_parts.schema_file())
         return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:

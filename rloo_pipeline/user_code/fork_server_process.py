@@ -32,7 +32,7 @@ class ForkServerProcess:
     """A subprocess that runs `fork_server.main`."""
 
     def __init__(self, environments: Mapping[str, str], tools: Sequence[str], where: Confinement, workers: int) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
             environments: import strings by name.

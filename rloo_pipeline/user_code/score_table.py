@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.artifacts.manifest import MANIFEST, digest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import REWARD_MODEL, Config, Reward, provenance
+from rloo_pipeline.config import REWARD_MODEL, Reward, Scoring, provenance
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
@@ -30,13 +30,15 @@ OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 """Columns of prompt sets that are not columns of the dataset."""
 
 
-def score_table(config: Config, rollouts: pa.Table, prompts: PromptSet, policy: Policy) -> pa.Table:
+def score_table(
+    rewards: Sequence[Reward], scoring: Scoring, rollouts: pa.Table, prompts: PromptSet, policy: Policy
+) -> pa.Table:
     """The table of scores of a table of rollouts, by all functions."""
-    if any(reward.gpus for reward in config.rewards):
+    if any(reward.gpus for reward in rewards):
         devices.free_gpu()  # a sampler of this process may hold it
-    with WorkerPools(config.rewards, config.scoring.workers) as pools:
+    with WorkerPools(rewards, scoring.workers) as pools:
         columns = score_columns(pools, rollouts, prompts, policy)
-    return join(config.rewards, rollouts, columns)
+    return join(rewards, rollouts, columns)
 
 
 def score_columns(

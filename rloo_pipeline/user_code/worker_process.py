@@ -211,12 +211,12 @@ def adopt_orphans() -> frozenset[int]:
 
 
 def end_orphans(others: frozenset[int]) -> None:
-    """Kills the processes that dead workers left to this one, and those that these leave to it in turn.
+    """Kills orphans: processes that dead workers left behind and this process adopted, and their own children.
 
-    They are known by the mark in their environment, or, without it, by a session that is not this process's.
+    An orphan has our mark in its environment, or belongs to another session than this process.
 
     Args:
-        others: the children that this process had when it called `adopt_orphans`.
+        others: child processes that this process had when it called `adopt_orphans`; they stay alive.
     """
     mark = f"{MARK}={os.getpid()}".encode()
     while orphans := [

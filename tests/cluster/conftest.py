@@ -16,7 +16,7 @@ from rloo_pipeline.config.loading import load
 @pytest.fixture(scope="session")
 def image() -> Path:
     """The image for the current sources."""
-    name = ROOT / containers.image(load(ROOT / ".test" / "config" / "config.yaml"), ROOT)
+    name = ROOT / containers.image(load(ROOT / ".test" / "config" / "config.yaml").container, ROOT)
     if not name.exists():
         missing(f"no image {name}: run `make images`")
     return name

@@ -13,7 +13,8 @@ import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.training import forward_only, split_loading, weight_files
+from rloo_pipeline.training import forward_only, weight_files
+from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences

@@ -26,8 +26,9 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 def sampled(folder: Path, token: int) -> None:
     """Samples in an engine and ends it, since this process also trains."""
+    from rloo_pipeline.rollout.engine_size import EngineSettings
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
-    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+    from rloo_pipeline.rollout.sampler import Sampler
 
     sampler = Sampler(Policy(folder), EngineSettings("float32", 0.5, 1, 1), max_model_len=64, seed=0)
     assert token in sampler.stop_ids

@@ -13,8 +13,9 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import out_of_memory
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.rollout import engine_process, engine_size
+from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.holds_vllm]
 
@@ -57,7 +58,8 @@ import sys, time
 from pathlib import Path
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout import engine_process
-from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.sampler import Sampler
 if __name__ == "__main__":
     engine_process.SEPARATE_ON_CPUS = True
     sampler = Sampler(Policy(Path(sys.argv[1])), EngineSettings("float32", 0.5, 1, 1), 256, 0)

@@ -71,20 +71,14 @@ class Shown:
     """The images of the requests, for the trainer."""
 
     def __init__(self, folder: Path, change: Any = lambda image: image) -> None:
-        import json
-
-        from rloo_pipeline.artifacts import vision
-
-        folder = Policy(folder).base
-        self.tokens = vision.tokens_of(json.loads((folder / "config.json").read_text()))
-        self.processor = Policy(folder).processor.image_processor
+        self.policy = Policy(folder)
         self.images = [[change(image) for image in of_row] for of_row in images()]
 
     def pick(self, rows: Any) -> Any:
         from rloo_pipeline.training import row_images
 
-        shown = [row_images.process(self.processor, image) for row in rows for image in self.images[row // 2]]
-        return row_images.joined(shown, self.tokens)
+        shown = [row_images.process(self.policy, image) for row in rows for image in self.images[row // 2]]
+        return row_images.joined(shown, self.policy.image_tokens)
 
 
 def sequences(folder: Path, rows: Rows, change: Any = lambda image: image) -> Any:

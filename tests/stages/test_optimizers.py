@@ -15,10 +15,9 @@ from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.training import policy_model, trainer_state
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.learning_rate import LearningRate
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
 pytestmark = pytest.mark.usefixtures("engines")
 

@@ -8,7 +8,7 @@ from test_optimizers import ALL, settings
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.training import OWNED
-from rloo_pipeline.training import deepspeed_config
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence() -> None:

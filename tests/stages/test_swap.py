@@ -9,9 +9,10 @@ import pytest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import swap_check, weight_reload
+from rloo_pipeline.rollout import engine_weights, swap_check
+from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
-from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+from rloo_pipeline.rollout.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.holds_vllm]
 
@@ -69,7 +70,7 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
     """Without its step, the tied LM head stays stale, or the cache has prompts of the old policy."""
     first, _, sampler = engines
     for owner, name, left_out, why in (
-        (weight_reload, "_repack_lm_head", lambda _: None, "weights"),
+        (engine_weights, "_repack_lm_head", lambda _: None, "weights"),
         (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
     ):
         sampler.swap(Policy(policies[0]), 256)

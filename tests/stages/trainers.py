@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rloo_pipeline.training.learning_rate import LearningRate
-from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
 
 def trainer_settings(rate: float = 0.0, **changes: Any) -> TrainerSettings:

@@ -17,7 +17,8 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training import deepspeed_config, weight_files
+from rloo_pipeline.training import weight_files
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.engine import Engine
 
 CONFIGURATION = Path(__file__).parents[2] / ".test" / "config" / "config.yaml"

@@ -68,6 +68,7 @@ LAYERS = [
         "import_string",
         "seeds",
         "runtime",
+        "transformers_internals",
         "checks",
         "config",
         "artifacts",

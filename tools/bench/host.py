@@ -34,8 +34,9 @@ def main() -> None:
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.demo.text_model import text_qwen3
     from rloo_pipeline.rollout import engine_process, groups
+    from rloo_pipeline.rollout.engine_size import EngineSettings
     from rloo_pipeline.rollout.requests import SamplingConfig
-    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+    from rloo_pipeline.rollout.sampler import Sampler
     from rloo_pipeline.seeds import derive
 
     class CannedSampler(Sampler):

@@ -30,12 +30,13 @@ def _without(deviation: str) -> None:
     """Turns a deviation off in this process, before the stage imports anything."""
     from rloo_pipeline.rollout import vllm_import
     from rloo_pipeline.runtime import import_shims
-    from rloo_pipeline.training import deepspeed_config
+    from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+    from rloo_pipeline.transformers_internals import optional_parts
 
     if deviation == "mlflow":
         deepspeed_config.import_deepspeed = lambda: import_module("deepspeed")
     elif deviation == "sklearn, scipy":
-        import_shims.prepare_transformers = lambda: None
+        optional_parts.prepare_transformers = lambda: None
     elif deviation == "pandas":
         import_shims.prepare_arrow = lambda: None
     elif deviation == "ranks":

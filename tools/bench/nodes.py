@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from pathlib import Path
 
 import whole
@@ -19,8 +21,13 @@ def in_a_job(_: int, folder: Path, __: argparse.Namespace) -> dict[str, list[flo
         return {}
     figures = {}
     for nodes in (1, 2):
-        options = ("--configfile", CONFIGURATION, "--config", f"rounds={ROUNDS}", "workers=always")
-        project = whole.Project(folder / str(nodes), "mini", *options)
+        changes = folder / "changes.yaml"
+        changes.write_text(json.dumps({"rounds": ROUNDS, "workers": "always"}))  # YAML, too
+        project = whole.Project(folder / str(nodes), "mini", "--configfile", CONFIGURATION, str(changes))
+        for name in whole.PARTS:  # an image does not see what links lead to
+            (project.folder / name).unlink()
+            copy = shutil.copytree if (whole.ROOT / name).is_dir() else shutil.copyfile
+            copy(whole.ROOT / name, project.folder / name)
         (project.folder / "images").symlink_to(whole.ROOT / "images")
         project.on_slurm(CONFIGURATION, ROUNDS, nodes, "--sdm=apptainer")
         figures[f"round_overhead_{nodes}_nodes_seconds"] = project.idle(ROUNDS)

@@ -28,8 +28,9 @@ def main() -> None:
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.character_model import tiny_qwen3
     from rloo_pipeline.rollout import groups
+    from rloo_pipeline.rollout.engine_size import EngineSettings
     from rloo_pipeline.rollout.requests import SamplingConfig
-    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+    from rloo_pipeline.rollout.sampler import Sampler
     from rloo_pipeline.seeds import derive
 
     folder, repeats = Path(sys.argv[1]), int(sys.argv[2])

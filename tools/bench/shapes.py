@@ -70,8 +70,7 @@ def batch(shape: Shape) -> tuple[list[list[int]], list[list[int]], list[float]]:
 
 def settings(rate: float, **changes: Any) -> TrainerSettings:
     """Settings of our trainer: AdamW in float32 at a constant rate; `changes` are further fields."""
-    from rloo_pipeline.training.learning_rate import LearningRate
-    from rloo_pipeline.training.settings import TrainerSettings
+    from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
     return TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.999))._replace(**changes)
 

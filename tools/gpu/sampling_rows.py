@@ -98,8 +98,9 @@ def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
 def ours(model: Path, requests: int, tokens: int) -> Figures:
     """Has the sampler of the rollout stage sample the same requests four times, as a warm worker does."""
     from rloo_pipeline.artifacts.policy import Policy
+    from rloo_pipeline.rollout.engine_size import EngineSettings
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
-    from rloo_pipeline.rollout.sampler import EngineSettings, Sampler
+    from rloo_pipeline.rollout.sampler import Sampler
 
     dtype: Any = os.environ.get("RLOO_GPU_DTYPE", "bfloat16")
     sampler = Sampler(Policy(model), EngineSettings(dtype, 0.35, 1, 1), CONTEXT, 0)

@@ -148,8 +148,7 @@ def packed_attention(
 
 def register() -> None:
     """Registers the attention with transformers as `NAME`, with descriptions in place of masks."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, _describe_mask)

@@ -41,12 +41,12 @@ class PlainModel:
     """
 
     def __init__(self, config: Any, trust_remote_code: bool, longest: int, images: bool = False) -> None:
-        """Computes them.
+        """Builds the model and computes log-probs and gradients of the probe.
 
         Args:
             config: transformers configuration of the small model.
-            trust_remote_code: allow the model's own code to run.
-            longest: tokens of the longest sequence that the model may see.
+            trust_remote_code: allows the model's own code to run.
+            longest: maximum length of a sequence in tokens.
             images: True if prompts have images.
         """
         self.config, self.trust_remote_code = config, trust_remote_code

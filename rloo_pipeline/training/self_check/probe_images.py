@@ -50,7 +50,7 @@ def show(sequences: Sequences, config: Any) -> Sequences:
 
 
 def _tokens(config: Any, count: int) -> list[int]:
-    """The tokens of an image of which so many stand for a part of it."""
+    """The tokens of an image with `count` parts."""
     kind = vision.kind_of(config.to_dict())
     return [getattr(config, kind.begin), *[getattr(config, kind.part)] * count, getattr(config, kind.end)]
 

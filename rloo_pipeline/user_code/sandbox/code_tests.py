@@ -24,7 +24,7 @@ class Asserts(NamedTuple):
     """Python code to run after the program."""
 
     units: list[tuple[str, bool]]
-    """Pieces of code, each with whether it is a test; the others prepare tests."""
+    """Pieces of code, each with True if it is a test; the others prepare tests."""
     builtin: str = ""
     """The builtin whose name the program's function has; empty where it has a name of its own."""
 

@@ -130,7 +130,7 @@ def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
 
 
 def _bind(path: Path, option: str = "--ro-bind") -> list[str]:
-    """Arguments for a readable path. Root's bubblewrap makes the folders above it for root alone, but for `--dir`."""
+    """Arguments for a readable path. `--dir` makes the folders above it: else root's bubblewrap makes them for root."""
     above = [argument for folder in reversed(path.parents[:-1]) for argument in ("--dir", str(folder))]
     return [*above, option, str(path), str(path)]
 

@@ -33,7 +33,7 @@ def write_round(folder: Path, **changes: list) -> RoundFiles:
     about = {"run": "test", "round": 3, "shard": 0, "seed": 1, "policy": "abc"}
     schemas = {"rollouts": tables.ROLLOUTS, "scores": tables.scores_schema(["answer"]), "reference": tables.REFERENCE}
     for (kind, schema), (path,) in zip(schemas.items(), places[:3], strict=True):
-        rows_of_schema = [{field.name: row[field.name] for field in schema} for row in rows]
+        rows_of_schema = [{field.name: row.get(field.name) for field in schema} for row in rows]
         tables.write(path, rows_of_schema, schema, kind, **about)
         if kind == "rollouts":
             about = tables.facts_about(tables.read(path, kind))

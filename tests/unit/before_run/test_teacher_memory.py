@@ -38,7 +38,7 @@ def of_tables() -> object:
     lists = {name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in top.items()}
     rollouts, teacher = pa.table({**rows, "sampling_logps": logps}), pa.table({**lists, "teacher_logps": logps})
     scores = pa.table({"reward": [0.0] * COMPLETIONS})
-    made = round_data.completions_of(config(top_k=K), RoundTables(rollouts, scores, None, teacher), 5)
+    made = round_data.completions_of(config(top_k=K).algorithm, RoundTables(rollouts, scores, None, teacher), None, 5)
     return teacher, made, round_data.candidates_of(teacher, K, 5)
 
 

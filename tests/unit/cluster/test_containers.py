@@ -39,17 +39,17 @@ def binds() -> list[str]:
 
 
 def test_other_requirements_or_another_definition_give_another_name(project) -> None:
-    first = containers.image(config(), project)
-    assert containers.image(config(), project) == first
+    first = containers.image(config().container, project)
+    assert containers.image(config().container, project) == first
     for name in ("requirements/cpu.txt", "containers/rloo-cpu.def"):
         (project / name).open("a").write("\n# changed\n")
-        assert containers.image(config(), project) != first
-    assert containers.image(config(container={"image": "mine.sif"}), project) == "mine.sif"
+        assert containers.image(config().container, project) != first
+    assert containers.image(config(container={"image": "mine.sif"}).container, project) == "mine.sif"
 
 
 def test_the_name_is_the_one_that_the_build_gives(project) -> None:
     """The build prints the name and stops where the image exists."""
-    name = Path(containers.image(config(), ROOT)).name
+    name = Path(containers.image(config().container, ROOT)).name
     images = project / "images"
     images.mkdir()
     (images / name).touch()
@@ -89,13 +89,13 @@ def test_a_build_whose_wheels_cannot_be_fetched_says_why_and_the_next_one_fetche
 
 def test_the_image_for_gpus_is_preferred_if_it_is_built_or_the_machine_has_a_gpu(project, monkeypatch) -> None:
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
-    assert containers.image(config(), project).startswith("images/rloo-cuda-0.1.0-")
+    assert containers.image(config().container, project).startswith("images/rloo-cuda-0.1.0-")
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
-    assert containers.image(config(), project).startswith("images/rloo-cpu-0.1.0-")
+    assert containers.image(config().container, project).startswith("images/rloo-cpu-0.1.0-")
     cuda = containers._image_name("cuda", project)
     (project / "images").mkdir()
     (project / cuda).touch()
-    assert containers.image(config(), project) == cuda
+    assert containers.image(config().container, project) == cuda
 
 
 def test_a_missing_image_is_one_sentence(project) -> None:
@@ -221,6 +221,6 @@ def test_an_image_outside_of_the_working_folder_is_bound(project, tmp_path_facto
 
 
 def test_an_image_for_another_machine_has_a_name_of_its_own(project, monkeypatch) -> None:
-    name = containers.image(config(), project)
+    name = containers.image(config().container, project)
     monkeypatch.setattr(containers.os, "uname", lambda: argparse.Namespace(machine="aarch64"))
-    assert containers.image(config(), project) == name.replace(".sif", "-aarch64.sif")
+    assert containers.image(config().container, project) == name.replace(".sif", "-aarch64.sif")

@@ -55,6 +55,19 @@ def shell(command: str, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*program, "-c", command], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
+def test_a_host_on_this_machine_runs_stages_until_it_dies(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy() | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    node_workers.start_here(tmp_path / "logs", ["env", "OF_HOST=1", *PROGRAM])
+    host = psutil.Process(node_workers._steps[os.environ.get("SLURMD_NODENAME", "")].pid)
+    by_host = [sys.executable, "-IS", step_client.__file__, "bash", "-c", 'echo "[$OF_HOST]" >&2; exit 3']
+    for of_host in ("[1]\n", "[]\n"):
+        ended = subprocess.run(by_host, capture_output=True, text=True, env=dict(os.environ), timeout=60, check=False)
+        assert (ended.returncode, ended.stderr) == (3, of_host)
+        host.kill()
+        wait_until(lambda: has_ended(host.pid))
+    node_workers.end()
+
+
 def started(job: Path) -> int:
     """Number of steps that were started."""
     return len((job / "steps").read_text().splitlines())

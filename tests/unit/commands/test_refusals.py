@@ -25,7 +25,7 @@ from rloo_pipeline.before_run import data_trial, model_trial
 from rloo_pipeline.before_run.findings import RunInputs
 from rloo_pipeline.config import Config
 
-PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training")
+PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training", "transformers_internals")
 DATA = (data_trial.datasets, data_trial.enough)
 MODEL, WEIGHTS, TOKENIZER, MACHINE = (
     (function,) for function in (model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine)
@@ -315,17 +315,17 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
-    "rollout.adapters": "counts the modules that a started engine applies",
-    "rollout.cpu_limits._check_delta_net": (
+    "rollout.engine_weights": "counts the modules that a started engine applies",
+    "rollout.device_limits._check_delta_net": (
         machine("DeltaNet layers (linear_num_value_heads) in bfloat16 only", **DELTA),
         machine("and linear_key_head_dim is 96", "bfloat16", **DELTA),
     ),
-    "rollout.cpu_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
-    "rollout.cpu_limits._check_head": (
+    "rollout.device_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
+    "rollout.device_limits._check_head": (
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
-    "rollout.cpu_limits.check_quantization": (
+    "rollout.device_limits.check_on_cpu": (
         Case(
             "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
@@ -337,7 +337,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
-    "rollout.gpu_limits": (
+    "rollout.device_limits.check_on_gpu": (
         Case(
             "model.dtype: float32 cannot be used with update.lora on a GPU",
             config={"update": {"lora": LORA}},
@@ -374,8 +374,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.batch": SAMPLED,
     "training.objective": "tests/unit/before_run/test_loss_trial.py",
     "training.selection": STAGES_FILE,
-    "training.cpu_adam": NODE,
-    "training.deepspeed_config": STAGES_FILE,
+    "training.deepspeed_internals.cpu_adam": NODE,
+    "training.deepspeed_internals.deepspeed_config": STAGES_FILE,
     "training.demonstrations.tokenized": (
         "tests/unit/training/test_demonstrations.py",
         Case(
@@ -431,8 +431,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.nvme": NODE,
-    "training.nvme_access": NODE,
+    "training.deepspeed_internals.nvme": NODE,
+    "training.deepspeed_internals.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
@@ -451,7 +451,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.retraining": STAGES_FILE,
     "training.reward_engine": WEIGHTS_IN_MEMORY,
     "training.round_data": STAGES_FILE,
-    "training.router_replay": "counts the routers of the loaded model",
+    "transformers_internals.router_replay": "counts the routers of the loaded model",
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.run": (
@@ -467,7 +467,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.split_loading": WEIGHTS_IN_MEMORY,
+    "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
 }
 CASES = {

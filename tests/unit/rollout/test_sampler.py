@@ -10,7 +10,8 @@ from helpers import mini
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import groups, sampler
+from rloo_pipeline.rollout import device_limits, engine_size, groups
+from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -44,18 +45,18 @@ def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tin
 
 
 def test_on_cpus_quantized_rollouts_have_one_scheme(tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr(sampler, "_on_gpu", lambda: False)
+    monkeypatch.setattr(device_limits.devices, "device_type", lambda: "cpu")
     with pytest.raises(
         UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_chan"
     ):
-        Sampler(Policy(tiny_model), sampler.EngineSettings("bfloat16", 0.9, 1, 1, quantization="fp8_per_block"), 64, 0)
+        Sampler(Policy(tiny_model), EngineSettings("bfloat16", 0.9, 1, 1, quantization="fp8_per_block"), 64, 0)
 
 
 def test_vllm_splits_the_cache_of_a_sequence_over_the_gpus_that_are_asked_for(tiny_model, monkeypatch) -> None:
     config = Config.model_validate(mini(vllm={"tensor_parallel_size": 4, "decode_context_parallel_size": 2}))
-    given: list[sampler.EngineSettings] = []
+    given: list[EngineSettings] = []
     monkeypatch.setattr(groups, "Sampler", lambda _policy, settings, *_: given.append(settings))
     prompts: Any = SimpleNamespace(longest=10, about_images=None)
     groups.load_sampler(Policy(tiny_model), config, prompts, 8)
-    settings = sampler._llm_settings(Policy(tiny_model), given[0], 64, 0)
+    settings = engine_size.settings(Policy(tiny_model), given[0], 64, 0)
     assert (settings["tensor_parallel_size"], settings["decode_context_parallel_size"]) == (4, 2)

@@ -9,8 +9,9 @@ from helpers import ROOT
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import vllm_import
 from rloo_pipeline.runtime import guard
-from rloo_pipeline.snakemake_ext import ancient_inputs, slurm_executor
-from rloo_pipeline.training import deepspeed_config
+from rloo_pipeline.snakemake_ext import planning, slurm_executor
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.transformers_internals import optional_parts
 
 
 def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> None:
@@ -19,10 +20,10 @@ def test_the_installed_libraries_are_those_that_the_changes_were_made_for() -> N
 
     for distribution in filter(guard.is_installed, guard.PINS):
         guard.require(distribution)
-    ancient_inputs.find_all_jobs()
-    assert DAG.bfs.__module__ == ancient_inputs.__name__
+    planning.find_all_jobs()
+    assert DAG.bfs.__module__ == planning.__name__
     changed = DAG.bfs
-    ancient_inputs.find_all_jobs()
+    planning.find_all_jobs()
     assert DAG.bfs is changed, "once in a process"
 
 
@@ -49,7 +50,11 @@ def test_another_version_is_refused(distribution, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("module", "start"),
-    [(vllm_import, vllm_import.import_vllm), (deepspeed_config, deepspeed_config.import_deepspeed)],
+    [
+        (vllm_import, vllm_import.import_vllm),
+        (deepspeed_config, deepspeed_config.import_deepspeed),
+        (optional_parts, optional_parts.prepare_transformers),
+    ],
 )
 def test_engines_of_another_version_are_not_imported(module, start, monkeypatch) -> None:
     monkeypatch.setattr(guard, "version", lambda _: "99.0")

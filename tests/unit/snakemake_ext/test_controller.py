@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -22,18 +23,28 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet, read_runs, runs_of
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import STOPPED
-from rloo_pipeline.snakemake_ext import controller as module
-from rloo_pipeline.snakemake_ext import early_stop
+from rloo_pipeline.judging.run_files import is_finished
+from rloo_pipeline.snakemake_ext import (
+    call_checks,
+    dag_messages,
+    early_stop,
+    locks,
+    lost_metadata,
+    planning,
+    run_folders,
+    steps,
+)
 from rloo_pipeline.snakemake_ext.controller import Controller
+from rloo_pipeline.snakemake_ext.snakemake_call import shortened
 
 
 def controller(is_module: bool = False, executor: str = "local", **settings: Any) -> Controller:
     """One whose workflow has two rules."""
     controller = object.__new__(Controller)
-    controller._waits = ExitStack()
-    controller._main, controller._is_module, controller.several_nodes = True, is_module, False
-    controller._before = {}
-    controller._workflow = SimpleNamespace(
+    controller.waits, controller.before, controller.planned = ExitStack(), {}, False
+    controller.main, controller.is_module, controller.several_nodes = True, is_module, False
+    controller.alone, controller.owner = True, ""
+    controller.workflow = SimpleNamespace(
         rules=[
             SimpleNamespace(name=name, input=[], params=[], resources={}, priority=0)
             for name in ("update", "update_transient")
@@ -65,7 +76,7 @@ def test_a_module_does_not_know_the_other_rules() -> None:
 
 def test_rules_that_are_named_for_the_cache_are_refused_where_the_hub_decides_what_they_make() -> None:
     named = controller()
-    named._workflow.workflow_settings.cache = ["warmstart"]
+    named.workflow.workflow_settings.cache = ["warmstart"]
     named.runs = RunSet({"mini": Config(**mini())})
     named.rules_read()
     named.runs = RunSet({"mini": Config(**mini(model={"build": None, "name_or_path": "org/model"}))})
@@ -82,26 +93,26 @@ def test_the_plain_slurm_executor_is_refused_with_the_name_of_ours() -> None:
 def starting(monkeypatch, tmp_path) -> Controller:
     """One that submits the jobs of a run to SLURM, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module.inputs, "require", lambda _: [])
+    monkeypatch.setattr(call_checks.inputs, "require", lambda _: [])
     Path("mine.yaml").write_text(yaml.safe_dump(mini()))
     slurm = controller(executor="rloo-slurm")
-    slurm._functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, notice=lambda: None)
-    slurm._held, slurm._results, slurm._workflow.local_exec = module.locks.Hold(True), Path("results"), False
-    slurm._workflow.dag, slurm._workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
-    slurm._workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
+    slurm.functions = SimpleNamespace(kept=lambda _: None, settle=lambda _: None, notice=lambda: None)
+    slurm.results, slurm.workflow.local_exec = Path("results"), False
+    slurm.workflow.dag, slurm.workflow.scheduler = SimpleNamespace(jobs=[], needrun_jobs=list), SimpleNamespace()
+    slurm.workflow.storage_settings = SimpleNamespace(shared_fs_usage=SharedFSUsage.all())
     read(slurm, "mine.yaml")
     return slurm
 
 
 def read(slurm: Controller, file: str) -> None:
     """Gives a controller the configuration in a file, as Snakemake does."""
-    slurm.runs = slurm._configured = read_runs(Path(file))
-    slurm._workflow.config_settings = settings = ConfigSettings(configfiles=[Path(file)])
-    slurm._workflow.config = copy.deepcopy(settings.overwrite_config)
+    slurm.runs = slurm.configured = read_runs(Path(file))
+    slurm.workflow.config_settings = settings = ConfigSettings(configfiles=[Path(file)])
+    slurm.workflow.config = copy.deepcopy(settings.overwrite_config)
 
 
 def test_rounds_of_another_configuration_are_refused_before_anything_is_written(monkeypatch, starting) -> None:
-    monkeypatch.setattr(module.lost_metadata, "kept", lambda *_: "metrics.json was made with another beta")
+    monkeypatch.setattr(lost_metadata, "kept", lambda *_: "metrics.json was made with another beta")
     with pytest.raises(UserError, match=r"metrics.json was made with another beta"):
         starting.start()
     assert not Path("results").exists()
@@ -114,26 +125,27 @@ def test_a_run_whose_report_will_be_made_again_is_not_finished_from_the_start(st
     for file in (*run_files, *(f"evaluation/{name}/summary.json" for name in config.evaluated), "summary.json"):
         write_json(run / file, {})
     starting.start()
-    assert module.is_finished(run, config), "no job of this call makes the summary"
+    assert is_finished(run, config), "no job of this call makes the summary"
     summary = SimpleNamespace(output=[str(run / "summary.json")])
-    starting._workflow.dag.needrun_jobs = lambda: [summary]
+    starting.workflow.dag.needrun_jobs = lambda: [summary]
     starting.start()
-    assert not module.is_finished(run, config)
+    assert not is_finished(run, config)
 
 
 def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, starting) -> None:
     """Its option says so: while the Snakefile is read, Snakemake has no executor that would."""
     said = list[str]()
-    for part, name in (("scratch", "claim"), ("ancient_inputs", "find_all_jobs")):
-        monkeypatch.setattr(getattr(module, part), name, lambda *_: None)
-    for name in ("prepare_jobs", "_allow_many_rounds"):
-        monkeypatch.setattr(module, name, lambda: None)
-    monkeypatch.setattr(module, "logger", SimpleNamespace(addFilter=lambda _: None, warning=said.append))
-    monkeypatch.setattr(module.locks, "hold", lambda *_: pytest.fail("the lock was taken"))
-    workflow, run = starting._workflow, Path("results/mini")
+    for name in ("scratch", "gc", "sys"):
+        monkeypatch.setattr(planning, name, MagicMock())
+    for name in ("find_all_jobs", "prepare_jobs"):
+        monkeypatch.setattr(planning, name, lambda: None)
+    for part in (call_checks, dag_messages):
+        monkeypatch.setattr(part, "logger", SimpleNamespace(addFilter=lambda _: None, warning=said.append))
+    monkeypatch.setattr(locks, "hold", lambda *_: pytest.fail("the lock was taken"))
+    workflow, run = starting.workflow, Path("results/mini")
     workflow.output_settings, workflow.dryrun = SimpleNamespace(dryrun=True), False
     workflow.logger_manager, workflow.snakemake_tmp_dir = SimpleNamespace(get_log_handlers=list), Path("tmp")
-    starting._in_image = False
+    starting.in_image = False
     (run / "evaluation" / "final").mkdir(parents=True)
     write_json(run / "summary.json", {"rounds": starting.runs.first.rounds + 1})
     starting.prepare()
@@ -143,22 +155,22 @@ def test_a_dry_run_says_what_a_run_would_refuse_and_takes_no_lock(monkeypatch, s
 def test_only_a_finished_run_lacks_a_policy(starting) -> None:
     """Who takes the workflow as a module, or says --until, may want no evaluation."""
     run, config = Path("results/mini"), starting.runs.first
-    starting._workflow.dag_settings = SimpleNamespace(targets=set())
+    starting.workflow.dag_settings = SimpleNamespace(targets=set())
     for number in range(1, config.rounds + 1):
         write_json(run / f"rounds/{number:05d}/metrics.json", {})
-    assert starting._missing() is None
+    assert lost_metadata.missing(starting) is None
     for file in (*(f"evaluation/{name}/summary.json" for name in config.evaluated), "summary.json"):
         write_json(run / file, {})
-    assert "policies/00000 is missing" in str(starting._missing())
+    assert "policies/00000 is missing" in str(lost_metadata.missing(starting))
 
 
 def test_jobs_on_other_machines_get_nothing_of_this_one(monkeypatch, starting) -> None:
     """No controller to end with, no folder for temporary files, no workers."""
-    monkeypatch.setattr(module.manager, "start", lambda *_: pytest.fail("workers were started"))
-    monkeypatch.setattr(module.scratch, "use", lambda _: pytest.fail("TMPDIR was set"))
-    monkeypatch.delenv(module.controller_watch.VARIABLE, raising=False)
+    monkeypatch.setattr(steps.manager, "start", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(steps.scratch, "use", lambda _: pytest.fail("TMPDIR was set"))
+    monkeypatch.delenv(steps.controller_watch.VARIABLE, raising=False)
     starting.start()
-    assert module.controller_watch.VARIABLE not in os.environ
+    assert steps.controller_watch.VARIABLE not in os.environ
 
 
 def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_ended(tmp_path) -> None:
@@ -167,9 +179,9 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"base": "base.yaml", "arms": arms, "seeds": [0, 1]}))
     write_json(tmp_path / "study" / "long" / "1" / STOPPED, {"round": 3})
     study = controller()
-    study._results, study._configured = tmp_path, read_runs(tmp_path / "study.yaml")
-    study.runs = early_stop.shortened(study._configured, tmp_path)
-    study._write_configs()
+    study.results, study.configured = tmp_path, read_runs(tmp_path / "study.yaml")
+    study.runs = shortened(study.configured, tmp_path)
+    run_folders.write_configs(study)
     written = {file: yaml.safe_load(file.read_text())["rounds"] for file in (tmp_path / "study").rglob("*.yaml")}
     assert [written[tmp_path / "study" / "long" / seed / "config.yaml"] for seed in "01"] == [7, 3]
     assert written[tmp_path / "study" / "experiment.yaml"] == {"plain": 5, "long": 7}
@@ -177,13 +189,13 @@ def test_an_experiment_knows_the_rounds_that_were_planned_for_a_run_that_a_gate_
 
 def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cleared(starting) -> None:
     """Its stages would read the configuration that the other one has written."""
-    starting._held = module.locks.Hold(False, "here process 1 is at work on it")
+    starting.alone, starting.owner = False, "here process 1 is at work on it"
     own, others = Path("own.lock"), Path("others.lock")
     own.touch()
     others.touch()
     noop = object()
     persistence = SimpleNamespace(_lockfile={"output": str(own)}, noop=noop, unlock=None)
-    starting._workflow.persistence = persistence
+    starting.workflow.persistence = persistence
     with pytest.raises(UserError, match="here process 1 is at work"):
         starting.start()
     assert not Path("results").exists()
@@ -193,12 +205,12 @@ def test_a_call_beside_a_living_one_is_refused_also_where_snakemakes_lock_was_cl
 
 def test_what_snakemake_says_before_and_instead_of_a_dag(starting) -> None:
     """It asks to make incomplete files again without a profile, and never advises to unlock a living run."""
-    starting._held = module.locks.Hold(False, "here process 1 is at work on it")
-    starting._workflow.dag_settings = SimpleNamespace(force_incomplete=False)
-    starting._workflow.persistence = SimpleNamespace(_io_read=None)
+    starting.alone, starting.owner = False, "here process 1 is at work on it"
+    starting.workflow.dag_settings = SimpleNamespace(force_incomplete=False)
+    starting.workflow.persistence = SimpleNamespace(_io_read=None)
     said = [logging.makeLogRecord({"msg": text}) for text in ("Building DAG of jobs...", str(LockException()))]
-    assert all(map(starting._on_message, said))
-    assert starting._workflow.dag_settings.force_incomplete
+    assert all(dag_messages.on_message(starting, record) for record in said)
+    assert starting.workflow.dag_settings.force_incomplete
     assert said[1].msg == "Error: here process 1 is at work on it"
 
 
@@ -230,7 +242,7 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
     for file in tmp_path.glob("**/*.yaml"):
         if file.relative_to(tmp_path).parts[0] not in (".snakemake", "results"):
             file.write_text("run: half-sav")
-    workflow = starting._workflow
+    workflow = starting.workflow
     [frozen] = workflow.overwrite_configfiles = workflow.config_settings.configfiles
     assert str(frozen) in SpawnedJobArgsFactory(workflow).get_configfiles_arg()
     assert not workflow.config_settings.config_args
@@ -242,12 +254,12 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
 def test_only_the_first_interrupt_is_raised() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        module.only_first_interrupt()
+        early_stop.only_first_interrupt()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         handler = signal.getsignal(signal.SIGINT)
-        module.only_first_interrupt()
+        early_stop.only_first_interrupt()
         assert signal.getsignal(signal.SIGINT) is handler, "the handler of someone else stays"
     finally:
         signal.signal(signal.SIGINT, before)

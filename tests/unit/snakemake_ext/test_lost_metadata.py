@@ -12,6 +12,7 @@ from snakemake.settings.enums import RerunTrigger
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.snakemake_ext import lost_metadata, run_folders
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def planned(*stages: str, triggers: set[RerunTrigger] | None = None, **reason: bool) -> Any:
@@ -26,7 +27,9 @@ def planned(*stages: str, triggers: set[RerunTrigger] | None = None, **reason: b
     ]
     why = Reason()
     why.no_metadata = reason.get("no_metadata", True)
-    dag = SimpleNamespace(jobs=jobs, needrun=lambda _: reason.get("needrun", False), reason=lambda _: why)
+    dag = SimpleNamespace(
+        jobs=jobs, needrun=lambda _: reason.get("needrun", False), needrun_jobs=list, reason=lambda _: why
+    )
     return SimpleNamespace(dag=dag, rerun_triggers=triggers or RerunTrigger.all())
 
 
@@ -36,7 +39,10 @@ def kept(tmp_path):
     run_folders.write_config(tmp_path / "mini", Config(**mini()))
 
     def sentence(workflow: Any, **changes: Any) -> str | None:
-        return lost_metadata.kept(workflow, RunSet({"mini": Config(**mini(**changes))}), tmp_path, {})
+        call = object.__new__(SnakemakeCall)
+        call.workflow, call.results, call.before, call.planned = workflow, tmp_path, {}, True
+        call.runs, call.functions = RunSet({"mini": Config(**mini(**changes))}), SimpleNamespace(kept=lambda _: None)
+        return lost_metadata.kept(call)
 
     return sentence
 

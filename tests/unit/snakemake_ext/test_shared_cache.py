@@ -22,7 +22,7 @@ RUNS = 3
 def cache(tmp_path, monkeypatch) -> OutputFileCache:
     for name in ("store", "fetch"):
         monkeypatch.setattr(OutputFileCache, name, getattr(OutputFileCache, name))
-    shared_cache.make_safe()
+    shared_cache.make_safe(SimpleNamespace(workflow=SimpleNamespace(workflow_settings=SimpleNamespace(cache=[]))))
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("SNAKEMAKE_OUTPUT_CACHE", str(tmp_path / "cache"))
     cache = OutputFileCache()

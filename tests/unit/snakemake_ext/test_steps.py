@@ -8,7 +8,7 @@ import pytest
 from helpers import executable
 from snakemake.resources import Resources
 
-from rloo_pipeline.cluster import containers
+from rloo_pipeline.cluster import containers, slurm
 from rloo_pipeline.snakemake_ext import steps
 
 RULES = {
@@ -74,7 +74,7 @@ def test_one_node_and_steps_are_left_alone(variables, monkeypatch) -> None:
     if variables:
         for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", **variables}.items():
             monkeypatch.setenv(name, value)
-    assert steps.nodes() == 1
+    assert slurm.job_nodes() == 1
 
 
 def test_updates_beside_rollouts_run_on_any_node(tmp_path, monkeypatch) -> None:
@@ -90,7 +90,7 @@ def test_updates_beside_rollouts_run_on_any_node(tmp_path, monkeypatch) -> None:
 
 def test_without_a_limit_one_stage_has_all_gpus_of_its_node(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(steps, "nodes", lambda: 2)
+    monkeypatch.setattr(slurm, "job_nodes", lambda: 2)
     limits = Resources.from_mapping({})
     steps.spread([], limits)
     assert limits["gpu_stages"].value == 2

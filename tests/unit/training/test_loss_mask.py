@@ -126,7 +126,9 @@ def batch_of(algorithm: dict[str, Any], logps: dict[str, list[list[float]]]) -> 
     rollouts = pa.Table.from_pylist(episodes, schema=tables.EPISODES)
     reference = {"reference_logps": pa.array(logps["reference"], pa.list_(pa.float32()))}
     scores = pa.table({"reward": pa.array(SCORES)})
-    data = round_data.completions_of(config, RoundTables(rollouts, scores, pa.table(reference)))
+    data = round_data.completions_of(
+        config.algorithm, RoundTables(rollouts, scores, pa.table(reference)), config.rollout.cut_by
+    )
     if not config.algorithm.beta:
         data = data._replace(reference_logps=None)
     old = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in logps["old"]], batch_first=True)

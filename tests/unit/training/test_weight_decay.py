@@ -5,8 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM, Trainer
 
 from rloo_pipeline.training import optimizers
-from rloo_pipeline.training.learning_rate import LearningRate
-from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODELS = {

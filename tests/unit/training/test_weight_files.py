@@ -58,7 +58,7 @@ def test_tensors_that_a_checkpoint_has_joined_are_in_one_file(tmp_path, tiny_mod
         parts = [tensors[name] for name in names if name in tensors]
         return rest | ({"joined": torch.cat(parts)} if parts else {})
 
-    monkeypatch.setattr(weight_files, "_as_in_files", joined)
+    monkeypatch.setattr(weight_files, "as_in_checkpoint", joined)
     monkeypatch.setattr(weight_files, "SHARD", 5_000)
     weight_files.write_together(model, tmp_path)
     assert [file.name for file in Path(tmp_path).glob("*.safetensors")] == [WEIGHTS]

@@ -43,7 +43,7 @@ def examine(
 
     Args:
         program: the program under test.
-        units: pieces of code, each with whether it is a test.
+        units: pieces of code, each with True if it is a test and False if it is preparation.
         builtin: name of the builtin that the program defines itself; empty for none.
         every: run all tests.
 

@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import ranks, scratch
-from rloo_pipeline.training import nvme_access
+from rloo_pipeline.training.deepspeed_internals import nvme_access
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -140,7 +140,7 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, st
         folder: folder of the state; it exists.
         step: optimizer steps so far.
     """
-    from rloo_pipeline.training.deepspeed_config import save_reproducibly
+    from rloo_pipeline.training.deepspeed_internals.deepspeed_config import save_reproducibly
 
     optimizer: Any = engine.optimizer
     digests = {}
@@ -167,7 +167,7 @@ def load_state(engine: DeepSpeedEngine, folder: Path) -> int:
     Raises:
         UserError: a file is damaged.
     """
-    from rloo_pipeline.training.deepspeed_config import load_values
+    from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values
 
     optimizer: Any = engine.optimizer
     timers, step = set[str](), 0

@@ -1,7 +1,8 @@
-"""LoRA adapters in a vLLM engine: the engine's settings, and a check that it applies all modules.
+"""Weights in a vLLM engine: full models that are reloaded, and LoRA adapters.
 
-vLLM finds layers by the last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and
-silently drops modules that none of its layers takes. So we compare the modules after the adapter is loaded.
+vLLM's reload leaves copies of some weights stale; `reload_weights` renews them. For adapters, vLLM finds layers by the
+last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and silently drops modules that
+none of its layers takes. So we compare the modules after the adapter is loaded.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.runtime import guard
+from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
+from rloo_pipeline.runtime import devices, guard
+from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -26,7 +28,7 @@ PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 
 
-def settings(policy: Policy) -> dict[str, Any]:
+def adapter_settings(policy: Policy) -> dict[str, Any]:
     """vLLM's settings for a policy's adapter.
 
     They name the modules that the adapter changes. Otherwise vLLM would also prepare layers of experts for adapters,
@@ -62,7 +64,14 @@ def vllm_lora_rank(rank: int) -> int:
     return next(allowed for allowed in LORA_RANKS if allowed >= rank)
 
 
-def load(llm: LLM, request: LoRARequest) -> None:
+def request_of(policy: Policy, number: int) -> LoRARequest:
+    """A request for a policy's adapter, under an id that the engine has not seen."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"{policy.folder.name}-{number}", number, str(policy.folder))
+
+
+def load_adapter(llm: LLM, request: LoRARequest) -> None:
     """Loads an adapter into an engine.
 
     Raises:
@@ -97,3 +106,53 @@ def _named(names: Iterable[str]) -> str:
     """Lists modules by the last part of their names, with the number of each."""
     last = [name.rpartition(".")[2] for name in names]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))
+
+
+def reload_weights(llm: LLM, folder: Path) -> None:
+    """Loads the full model in `folder` into an engine that holds another one of the same configuration.
+
+    Raises:
+        IncompatibleEngine: vLLM fails, or leaves experts out, as it does with those of gpt-oss.
+    """
+    llm.apply_model(_reset_packed_experts)
+    try:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        llm.apply_model(_repack_lm_head)
+    except Exception as error:  # of any kind: a new engine loads the policy in another way
+        raise _refusal(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
+    if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
+        raise _refusal(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")
+
+
+def _refusal(why: str) -> IncompatibleEngine:
+    say(f"{why}, so the policy gets a new engine")
+    return IncompatibleEngine("weights of another policy that vLLM cannot replace")
+
+
+def _reset_packed_experts(model: Any) -> None:
+    """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
+    with the others as if they were packed.
+    """
+    if devices.device_type() == "cuda":
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _experts_left_out(model: Any) -> list[str]:
+    """Names of the layers of experts that `_reset_packed_experts` has reset and no reload has packed again."""
+    methods = {name: getattr(module, "quant_method", None) for name, module in model.named_modules()}
+    return [name for name, method in methods.items() if method and getattr(method, "moe_kernel", method) is None]
+
+
+def _repack_lm_head(model: Any) -> None:
+    """Renews the packed copy of the LM head, which may be the embedding itself; where it is tied, a reload leaves the
+    old copy.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method.process_weights_after_loading(module)

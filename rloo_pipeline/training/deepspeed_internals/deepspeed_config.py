@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ from rloo_pipeline.runtime.import_shims import hidden_packages
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+    from torch import Tensor, nn
 
     from rloo_pipeline.training.settings import TrainerSettings
 
@@ -37,6 +39,16 @@ def import_deepspeed() -> ModuleType:
     guard.require("deepspeed")
     with hidden_packages("mlflow"):
         return import_module("deepspeed")
+
+
+def accelerator() -> Any:
+    """DeepSpeed's object that tells what this machine can compute."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import_deepspeed()
+    return import_module("deepspeed.accelerator").get_accelerator()
 
 
 def effective_zero_stage(dtype: str, zero_stage: int) -> int:
@@ -96,7 +108,9 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
     return merge(ours, settings.deepspeed_config or {})
 
 
-def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool) -> None:
+def adjust(
+    engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool, quantized: bool = False
+) -> None:
     """Replaces parts of DeepSpeed's engine: clipping, all-reduce on one rank, what a checkpoint holds.
 
     Args:
@@ -104,6 +118,7 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
         max_grad_norm: see `clip_plainly`.
         world: number of ranks.
         weights_in_state: True if a checkpoint holds the weights too.
+        quantized: True with a base in 4 bits, whose weights and scales a checkpoint leaves out.
     """
     clip_plainly(engine, max_grad_norm)
     # a single rank would still copy all gradients back and forth to sum them up
@@ -113,6 +128,13 @@ def adjust(engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in
     engine.checkpoint_engine.load = load_values
     if not weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
+    elif quantized:
+        engine.module_state_dict = lambda *_, **__: _trained(engine.module)
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters that get gradients, by name."""
+    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
 
 
 def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:

@@ -13,7 +13,7 @@ from rloo_pipeline.before_run import places
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
-from rloo_pipeline.training import nvme, nvme_access
+from rloo_pipeline.training.deepspeed_internals import nvme, nvme_access
 
 
 def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_removed(tmp_path) -> None:

@@ -10,7 +10,7 @@ from snakemake.logging import logger
 from snakemake.resources import Resource
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from rloo_pipeline.snakemake_ext import planning_speed
+from rloo_pipeline.snakemake_ext import planning
 
 
 def job(rule: str, number: int = 1) -> Any:
@@ -32,8 +32,8 @@ def test_of_a_dry_runs_jobs_the_first_of_each_rule_is_reported_in_full(monkeypat
         full.append(self.jobid)
 
     monkeypatch.setattr(Job, "log_info", log_info)
-    planning_speed.report_briefly()
-    planning_speed.report_briefly()  # another workflow in this process
+    planning.report_briefly()
+    planning.report_briefly()  # another workflow in this process
     records: list[logging.LogRecord] = []
     monkeypatch.setattr(logger, "info", lambda _, extra: records.append(SimpleNamespace(**extra)))
     for number, rule in enumerate(["update", "gate", "update"]):
@@ -47,7 +47,8 @@ def test_of_a_dry_runs_jobs_the_first_of_each_rule_is_reported_in_full(monkeypat
 def test_functions_of_resources_are_not_inspected_for_every_job(monkeypatch) -> None:
     monkeypatch.delattr(Resource.evaluate, "_overwrite_params", raising=False)
     amount = Resource("mem_mb", lambda wildcards, attempt: 1000 * attempt)
-    planning_speed.note_parameters([SimpleNamespace(input=[], params=[], resources={"mem_mb": amount}, priority=0)])
+    rule = SimpleNamespace(input=[], params=[], resources={"mem_mb": amount}, priority=0)
+    planning.note_parameters(SimpleNamespace(workflow=SimpleNamespace(rules=[rule])))
     monkeypatch.setattr("snakemake.common.inspect.signature", lambda _: pytest.fail("inspected"))
     from snakemake.common import get_input_function_aux_params
 

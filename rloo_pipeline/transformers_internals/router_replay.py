@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.expert_load import takes_experts
+from rloo_pipeline.runtime import devices, guard
+from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
 ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
 """Matches a router: its module name, followed by its class name."""
@@ -40,6 +40,8 @@ class RouterReplay:
             if match := ROUTER.search(f"{name}.{type(module).__name__}"):
                 self.routers.append(module)
                 module.forward = self._replaying(int(match[2]), module.forward)
+        if self.routers:
+            guard.require("transformers")
         self.covers_all = bool(self.routers) and len(self.routers) == sum(map(takes_experts, model.modules()))
 
     def use(self, experts: Int[Tensor, "tokens layers_and_choices"] | None, device: torch.device) -> None:

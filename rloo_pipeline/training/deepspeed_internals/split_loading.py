@@ -1,24 +1,28 @@
 """Models that are split over the ranks from the start (ZeRO 3), so that no process ever holds all weights.
 
-DeepSpeed's `zero.Init` splits each tensor as it is made, and transformers fills it from the file. Weights are put
-together one module at a time to compute, and one tensor at a time to be written (`weight_files.py`).
+DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are put together one module at a time to
+compute, and one tensor at a time to be written (`weight_files.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rloo_pipeline.artifacts.model_files import files_of_tensors, read_tensor
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
-from rloo_pipeline.training import deepspeed_config, plain_model
+from rloo_pipeline.training import plain_model
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +48,7 @@ def minimal_configuration(dtype: str) -> JSON:
 
 
 def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> PreTrainedModel | None:
-    """Loads a full model split over the ranks.
+    """Loads a full model split over the ranks. The first rank reads one tensor at a time and sends it to the others.
 
     Args:
         policy: the model, or an adapter on it.
@@ -58,53 +62,76 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     Raises:
         UserError: its weights are not exactly the tensors of the model.
     """
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
-    if getattr(shapes, "_weight_conversions", None):
+    if loaded_model.renames_weights(shapes):
         return None
     _check_tied(shapes, policy.base)
-    active = HfDeepSpeedConfig(configuration)  # transformers keeps a weak reference to it
-    try:
-        model: PreTrainedModel = plain_model.from_pretrained(policy, dtype, **options)
-    finally:
-        unset_hf_deepspeed_config()
-        del active
-    _restore_buffers(model, dtype, policy.trust_remote_code)
+    files = files_of_tensors(policy.base)
+    model: Any = _without_weights(policy, dtype, **options)
+    names = _names_of_parameters(model)
+    in_file = {parameter: name for parameter, each in names.items() for name in each if name in files}
+    if in_file.keys() != names.keys():
+        return None
+    device = torch.device(devices.device_type())
+
+    def filled() -> Iterator[nn.Parameter]:
+        for old, name in in_file.items():
+            empty = torch.empty(old.shape, dtype=old.dtype, device=device)
+            if ranks.current().first:
+                empty.copy_(read_tensor(files[name], name))
+            weights = nn.Parameter(empty)
+            for each in names[old]:
+                _set(model, each, weights)
+            yield weights
+
+    from deepspeed import zero
+
+    source: Any = nn.Module()
+    source.parameters = lambda **_: filled()  # each is split before the next is read
+    zero.Init(source, mem_efficient_linear=False, config_dict_or_path=configuration)
+    for name, buffer in dict(model.named_buffers()).items():
+        value = read_tensor(files[name], name).to(buffer.dtype) if name in files else buffer
+        _set(model, name, value.to(device))
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _set(model: nn.Module, name: str, value: Tensor) -> None:
+    """Replaces a parameter or a buffer."""
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, value)
+
+
+def _without_weights(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
+    """A model with buffers and tied parameters, whose parameters have no values."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = plain_model.auto_class(policy.config).from_config(
+            deepcopy(policy.transformers_config),
+            dtype=getattr(torch, dtype),
+            trust_remote_code=policy.trust_remote_code,
+            **options,
+        )
+    model.tie_weights()
     return model
 
 
-def _restore_buffers(model: PreTrainedModel, dtype: str, trust_remote_code: bool) -> None:
-    """Gives a model the buffers that transformers computes without `zero.Init`, which makes them (such as rotary
-    frequencies) in the number format of the weights. Buffers that are in the file stay.
-    """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    with init_empty_weights(include_buffers=False):
-        exact = AutoModelForCausalLM.from_config(
-            model.config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
-        )
-    in_file = model.state_dict().keys()
-    for name, buffer in dict(exact.named_buffers()).items():
-        if name not in in_file:
-            owner, _, leaf = name.rpartition(".")
-            module = model.get_submodule(owner)
-            module.register_buffer(leaf, buffer.to(module.get_buffer(leaf).device), persistent=False)
+def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of each parameter, of which a tied one has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
 
 
 def _check_tied(model: Any, base: Path) -> None:
     """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
-    from safetensors import safe_open
-
-    tied = dict(model.get_expanded_tied_weights_keys(all_submodels=True))
-    names = {*tied, *tied.values()}
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(base.glob("*.safetensors")) if tied else []:
-        with safe_open(file, "pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
-    for name, source in tied.items():
-        if name in tensors and source in tensors and not torch.equal(tensors[name], tensors[source]):
+    files = files_of_tensors(base)
+    for name, source in loaded_model.tied_weights(model).items():
+        if not files.keys() >= {name, source}:
+            continue
+        one, other = (read_tensor(files[each], each) for each in (name, source))
+        if not torch.equal(one, other):
             raise UserError(
                 f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
                 "false there"
@@ -164,7 +191,7 @@ def weights(model: nn.Module, trained_only: bool) -> Iterator[tuple[str, Tensor]
 
 def tensors(model: Any) -> dict[str, Tensor]:
     """Parameters and persistent buffers, without those that are tied to others (such as an `lm_head.weight`)."""
-    persistent, tied = model.state_dict().keys(), model.get_expanded_tied_weights_keys(all_submodels=True)
+    persistent, tied = model.state_dict().keys(), loaded_model.tied_weights(model)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     named = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     return {name: tensor for name, tensor in named.items() if name not in tied}

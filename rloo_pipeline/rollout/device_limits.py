@@ -1,4 +1,4 @@
-"""Refuses models that vLLM cannot sample on CPUs; vLLM itself fails deep inside an engine, or not at all."""
+"""Refuses what vLLM cannot sample on this device; vLLM itself fails deep inside an engine, or not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_dims import experts_key, is_recurrent, text_config
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -28,16 +28,46 @@ gpt-oss.
 """
 
 
-def check(policy: Policy, dtype: Dtype) -> None:
-    """Checks a model by its config.json before its engine starts.
+def check(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
+    """Checks a policy by its config.json before its engine starts.
+
+    Args:
+        policy: the policy.
+        dtype: number format of the sampler.
+        quantization: the scheme of `rollout.quantization`, if any.
 
     Raises:
-        UserError: vLLM cannot sample it on a CPU.
+        UserError: vLLM cannot sample it on this device.
     """
-    text = text_config(policy.config)
+    if devices.device_type() == "cuda":
+        check_on_gpu(dtype, policy.is_adapter)
+    else:
+        check_on_cpu(policy, dtype, quantization)
+
+
+def check_on_gpu(dtype: Dtype, has_adapter: bool) -> None:
+    """Checks a sampler on a GPU, which serves a LoRA adapter or not.
+
+    Raises:
+        UserError: vLLM cannot sample like this.
+    """
+    if has_adapter and dtype == "float32":
+        raise UserError(
+            "model.dtype: float32 cannot be used with update.lora on a GPU, where vLLM computes adapters in 16 bits "
+            "only; set model.dtype: bfloat16, or remove update.lora"
+        )
+
+
+def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
+    """As `check`, on CPUs."""
+    if quantization not in (None, QUANTIZATION):
+        raise UserError(
+            f"rollout.quantization: {quantization} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out"
+        )
+    text = policy.text_config
     if text.get("linear_num_value_heads"):
         _check_delta_net(policy.config_file, text, dtype)
-    if experts_key(policy.config):
+    if policy.has_experts:
         _check_experts(policy.config_file, text)
 
 
@@ -64,16 +94,6 @@ def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
             )
 
 
-def check_quantization(name: str | None) -> None:
-    """Checks the scheme of `rollout.quantization`, if any.
-
-    Raises:
-        UserError: vLLM has no layers for it here.
-    """
-    if name not in (None, QUANTIZATION):
-        raise UserError(f"rollout.quantization: {name} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out")
-
-
 def check_heads(policy: Policy, model: ModelConfig) -> None:
     """Checks the attention of a model as a started engine has read it.
 
@@ -90,10 +110,10 @@ def check_configured_heads(policy: Policy) -> None:
     Raises:
         UserError: vLLM cannot compute these heads on a CPU.
     """
-    text = text_config(policy.config)
+    text = policy.text_config
     heads, hidden = text.get("num_attention_heads"), text.get("hidden_size")
     size = text.get("head_dim") or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) else None)
-    if isinstance(size, int) and not text.get("kv_lora_rank") and not is_recurrent(policy.config):
+    if isinstance(size, int) and not text.get("kv_lora_rank") and not policy.is_recurrent:
         _check_head(policy.config_file, size, latent=False)
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import cpu_adam
+from rloo_pipeline.training.deepspeed_internals import cpu_adam
 
 
 def test_a_baton_is_removed_only_by_the_holder_of_the_lock(tmp_path, monkeypatch) -> None:

@@ -1,7 +1,7 @@
 """Reads and writes the files of `deepspeed.offload: nvme`, in place of DeepSpeed's access to disks.
 
-That one does not look at what the system says of a read or a write, and goes on with the content that a buffer happens
-to have: for gradients at an offset that is not a multiple of 512 bytes, say, or on a full disk.
+DeepSpeed ignores the result of reads and writes. If one fails, for example because the disk is full or an offset is not
+a multiple of 512 bytes, it goes on with whatever is in the buffer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Handle:
         return buffer
 
     def free_cpu_locked_tensor(self, buffer: Tensor) -> bool:
-        """Forgets a buffer; returns whether it was one."""
+        """Releases a buffer. Returns False if `new_cpu_locked_tensor` did not make it."""
         return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
 
     def is_pinned(self, tensor: Tensor) -> bool:

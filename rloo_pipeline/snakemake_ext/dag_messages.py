@@ -1,0 +1,45 @@
+"""A filter of Snakemake's messages, since some of them mark moments that have no hook."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+
+from rloo_pipeline.runtime.progress import announcing
+from rloo_pipeline.snakemake_ext import lost_metadata
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def listen(call: SnakemakeCall) -> None:
+    """Adds the filter to Snakemake's logger."""
+    if call.main:
+        logger.addFilter(partial(on_message, call))
+
+
+def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
+    """Filters a message. Runs in the thread that logs.
+
+    Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
+    names the owner instead of advising to unlock it. If no job is left to run, looks for files that another
+    configuration made.
+
+    Raises:
+        WorkflowError: no job is left to run, although a file is not what the configuration describes.
+    """
+    message = str(record.msg)
+    if message.startswith("Building DAG"):
+        call.workflow.dag_settings.force_incomplete = True
+        lost_metadata.ignore_damaged_records(call.workflow.persistence)
+        call.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
+    if "Directory cannot be locked" in message and call.owner:
+        record.msg = f"Error: {call.owner}"
+    if message.startswith("Nothing to be done"):
+        kept = lost_metadata.kept(call) or lost_metadata.missing(call)
+        if kept and not call.workflow.dryrun:
+            raise WorkflowError(kept)
+        if kept:
+            logger.warning(kept)
+    return True

@@ -1,0 +1,132 @@
+"""Changes to how Snakemake plans: it finds every job that must run, and plans many rounds in less time.
+
+Once Snakemake 9.27 knows that a job must run, it does not look at the jobs behind it, since they will run because of
+it. But a job whose input from it is `ancient` will not, so one that must run for a reason of its own, such as a changed
+parameter or an older input, is overlooked, and the call ends as if all were done (snakemake#4166 describes the same).
+Here jobs behind an `ancient` input are looked at like all others. Gates are such inputs: a gate's verdict on a round
+does not make it sample or train again.
+
+Snakemake 9.27 inspects the signatures of a rule's functions for every job. In a dry run it also formats the command of
+each job three times, with its params, though the display shows none of it. Here both happen once for each rule.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import inspect
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from rloo_pipeline.runtime import guard, scratch
+from rloo_pipeline.runtime.environment import prepare_jobs
+from rloo_pipeline.snakemake_ext.logger import is_only_one
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def prepare(call: SnakemakeCall) -> None:
+    """Prepares this process and the environment of its jobs.
+
+    Raises:
+        UserError: this version of Snakemake is not supported.
+    """
+    scratch.claim(call.workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
+    guard.require("snakemake")
+    # input functions name the previous round, which Snakemake resolves recursively: a few frames per round
+    sys.setrecursionlimit(1_000_000)
+    gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of long-lived objects
+    atexit.register(gc.freeze)  # so that the process does not go through all of them when it ends
+    find_all_jobs()
+    if call.dry_run and is_only_one(call):
+        report_briefly()
+    prepare_jobs()
+
+
+def find_all_jobs() -> None:
+    """Changes Snakemake's DAG in this process."""
+    import snakemake.api  # noqa: F401 - snakemake.dag cannot be imported before it
+    from snakemake.dag import DAG
+
+    search = DAG.bfs
+    if search.__module__ == __name__:
+        return
+
+    def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
+        # update_needrun asks for the jobs behind one; --omit-from asks the same and means another thing
+        if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
+            return _jobs_that_follow(direction, *jobs)
+        everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
+        return everywhere
+
+    DAG.bfs = bfs
+
+
+def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
+    """These jobs and those that run because of them."""
+    queue = deque(jobs)
+    visited = set(jobs)
+    while queue:
+        job = queue.popleft()
+        yield job
+        for behind, files in depending[job].items():
+            if behind not in visited and not all(file.is_ancient for file in files):
+                visited.add(behind)
+                queue.append(behind)
+
+
+def note_parameters(call: SnakemakeCall) -> None:
+    """Notes the parameters of all functions in the inputs, params, resources and priorities of Snakemake's rules.
+
+    Snakemake itself has a way to name a function's parameters, which its `subpath` uses.
+    """
+    from snakemake.common import get_function_params, overwrite_function_params
+    from snakemake.resources import Resource
+
+    for function in {id(function): function for rule in call.workflow.rules for function in _functions(rule)}.values():
+        overwrite_function_params(function, get_function_params(function))
+    # the method by which resources call their functions, as it is seen on an object
+    overwrite_function_params(Resource.evaluate, get_function_params(Resource("any", 1).evaluate))
+
+
+def _functions(rule: Any) -> Iterator[Any]:
+    """The plain functions of a rule; Snakemake wraps those of inputs in a string, those of resources in an object."""
+    values = [*rule.input, *rule.params, *rule.resources.values(), rule.priority]
+    for value in values:
+        value = getattr(value, "_file", value)
+        value = getattr(value, "callable", None) or getattr(value, "_evaluator", None) or value
+        if inspect.isfunction(value):
+            yield value
+
+
+def report_briefly() -> None:
+    """Makes a dry run report only the first job of each rule in full, and of the others only what `rloo` shows.
+
+    The first one's command is formatted, so a mistake in a rule's command is found as before.
+    """
+    from snakemake.jobs import Job
+    from snakemake.logging import logger
+    from snakemake_interface_logger_plugins.common import LogEvent
+
+    report_fully = Job.log_info
+    if report_fully.__module__ == __name__:
+        return
+    seen: set[str] = set()
+
+    def log_info(job: Any, *options: Any, **named: Any) -> None:
+        if job.rule.name not in seen:
+            seen.add(job.rule.name)
+            report_fully(job, *options, **named)
+            return
+        shown = {
+            "jobid": job.jobid,
+            "rule_name": job.rule.name,
+            "wildcards": job.wildcards_dict,
+            "log": job.log,
+            "reason": str(job.dag.reason(job)),
+            "output": job.output,
+        }
+        logger.info(None, extra={"event": LogEvent.JOB_INFO, **shown})
+
+    Job.log_info = log_info

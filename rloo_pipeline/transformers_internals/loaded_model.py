@@ -1,0 +1,45 @@
+"""Reads from a model of transformers: names in its checkpoint, tied weights, layers of experts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHOSEN = {"top_k_index", "router_indices"}
+"""Arguments of layers of experts with the experts of each token."""
+
+
+def tied_weights(model: Any) -> dict[str, str]:
+    """Names of weights that a configuration ties to others (such as an `lm_head.weight`), with the others' names."""
+    return dict(model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+def untied_weights(model: Any) -> list[str]:
+    """Names of weights that should be tied, but are not, since the checkpoint has other values for them."""
+    return sorted(tied_weights(model).keys() - model.all_tied_weights_keys.keys())
+
+
+def renames_weights(model: Any) -> bool:
+    """True if the checkpoint has other names or shapes than the model, for example for experts."""
+    return bool(getattr(model, "_weight_conversions", None))
+
+
+def as_in_checkpoint(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a model under the names and in the shapes of its checkpoint."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return in_files
+
+
+def takes_experts(layer: Any) -> bool:
+    """True if a module is a layer of experts, which is called with the experts of each token."""
+    return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())
+
+
+def experts_argument(layer: Any) -> str:
+    """Name of the argument that holds them."""
+    return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()
