@@ -74,7 +74,8 @@ def _fits(
 ) -> bool:
     """True if an update with micro-batches of `tokens` (None: the largest) is estimated to fit into `room` bytes."""
     if whole is not None:
-        config = advice.override(config, {"update.lora": None, "update.optimizer": whole, "algorithm.teacher": None})
+        config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
     batch = None if own is None else memory.MicroBatch(own, own, several=True)
-    return memory.total(memory.update(config, shape, device, batch)) <= room * memory.ROOM
+    terms = memory.update(config, shape, device, batch, distills=whole is None)
+    return memory.total(terms) <= room * memory.ROOM

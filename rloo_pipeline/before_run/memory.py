@@ -88,7 +88,12 @@ def trained(config: Config, shape: ModelDims) -> float:
 
 
 def update(
-    config: Config, shape: ModelDims, device: str, batch: MicroBatch | None = None, first: bool = False
+    config: Config,
+    shape: ModelDims,
+    device: str,
+    batch: MicroBatch | None = None,
+    first: bool = False,
+    distills: bool = True,
 ) -> Terms:
     """Memory of one process of an update.
 
@@ -103,6 +108,7 @@ def update(
         device: cpu or cuda.
         batch: the micro-batch; the largest one if None.
         first: True for the first update, which has no optimizer state while activations exist.
+        distills: False for other trainings, which have no teacher.
     """
     batch = batch or micro_batch_of(config)
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
@@ -117,7 +123,7 @@ def update(
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
     forward = {"activations": activations(config, shape, batch, device), "logits": logits(config, shape, batch, device)}
-    if config.algorithm.teacher_top_k:
+    if distills := distills and config.algorithm.teacher_top_k > 0:
         forward["teacher's tokens"] = _likeliest(config, shape, batch, device)
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][device] * _largest(config.update, shape)
@@ -132,7 +138,7 @@ def update(
         "optimizer": optimizer,
         **forward,
         "gradients beyond these": max(0.0, gradients - freed, gradients + scratch - total(forward)),
-        **(_teacher_tables(config) if device == "cpu" else {}),
+        **(_teacher_tables(config) if distills and device == "cpu" else {}),
     }
 
 

@@ -40,13 +40,13 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
         return None
     dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
     device = "cuda" if card else "cpu"
-    others = {"update.lora": None, "update.optimizer": "adamw", "algorithm.teacher": None}
-    config = advice.override(config.of_reward_model, others)
+    config = advice.override(config.of_reward_model, {"update.lora": None, "update.optimizer": "adamw"})
     config = checkpointing.resolve_for(config, dims, device, room, "adamw")
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
     # a head with one output has almost no logits
-    terms = memory.update(config, dims, device, memory.MicroBatch(round(at_once * pair), 0, at_once < pairs))
+    batch = memory.MicroBatch(round(at_once * pair), 0, at_once < pairs)
+    terms = memory.update(config, dims, device, batch, distills=False)
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:
         problem = f"reward_model takes {memory.total(terms) / memory.GB:,.0f} GB a GPU"
