@@ -63,3 +63,7 @@ def test_sums_that_are_taken_beside_the_backward_pass_are_the_same(output, stage
     ours, theirs = contents(output / beside), contents(output / after)
     weights = [file for file in theirs if file.endswith(".safetensors")]
     assert [ours[file] for file in weights] == [theirs[file] for file in weights] != []
+
+
+def test_ranks_with_different_memory_recompute_activations_all_or_none(output) -> None:
+    assert [of_rank(output, number, "recomputes") for number in (0, 1)] == [True, True]

@@ -7,6 +7,7 @@ with the sentence of what the function raises. The rehearsal calls the same func
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shutil import which
 from typing import Any, NamedTuple
 
 Figures = dict[str, float | int | str]
@@ -225,6 +226,25 @@ ROWS = (
         minutes=10,
         options={"size": "1.5B", "sides": ["plain", "fast"]},
         rehearse={"size": "tiny", "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
+        "step-flash3",
+        "an optimizer step of 1.5 billion weights with FlashAttention 2 and with 3",
+        "step_rows:step",
+        minutes=10,
+        options={"size": "1.5B", "sides": ["fast", "flash3"]},
+        rehearse={"size": "tiny", "sides": ["plain"]},
+        needs=("gpu", "flash3"),
+        alone=True,
+    ),
+    Row(
+        "step-compiled",
+        "an optimizer step of 1.5 billion weights with layers by torch.compile, without Liger's kernels and with them",
+        "step_rows:step",
+        minutes=15,
+        options={"size": "1.5B", "sides": ["fast", "compiled", "compiled-fast"]},
+        rehearse={"size": "tiny", "sides": ["plain", "compiled"]} if which("g++") else "torch.compile needs g++",
         alone=True,
     ),
     Row(
