@@ -72,8 +72,9 @@ def explain(error: BaseException) -> str:
         return f"no space left while writing {file}: free some disk or quota and run again"
     if isinstance(error, OSError) and error.filename and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; change its permissions, or use another folder"
-    if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return f"{error.filename or 'a file'}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
+    if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text
+        file = getattr(error, "filename", None) or "a file"
+        return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from marks import write_part
 from screenshots import ASSETS, ROOT, shoot
 
@@ -52,18 +53,26 @@ def seeds_table(folder: Path, arm: str, seeds: Sequence[int]) -> str:
     ]
     better = []
     for seed in seeds:
-        summary = json.loads((folder / arm / str(seed) / "summary.json").read_text())
+        run = folder / arm / str(seed)
+        summary = json.loads((run / "summary.json").read_text())
         ends = [summary[end] for end in ("warmstart", "final")]
-        worked = [end["breakdown"]["worked"] for end in ends]
-        better.append(100 * (worked[1]["accuracy_with"] - worked[0]["accuracy_with"]))
+        worked = [_worked(run / "evaluation" / end / "completions.parquet") for end in ("warmstart", "final")]
+        better.append(100 * (worked[1]["accuracy"] - worked[0]["accuracy"]))
         cells = [f"{end['accuracy']:.1%} ({100 * end['ci95'][0]:.1f} to {100 * end['ci95'][1]:.1f})" for end in ends]
-        cells += [f"{100 * summary['gain']:+.1f}", *(_arrow(worked, key) for key in ("share", "accuracy_with"))]
+        cells += [f"{100 * summary['gain']:+.1f}", *(_arrow(worked, key) for key in ("share", "accuracy"))]
         lines.append(f"| {seed} | {' | '.join(cells)} |")
     return "\n".join(lines) + (
         "\n\nMost of the gain comes from nearly all completions showing their work. The rest is better arithmetic: "
         f"{min(better):.0f} to {max(better):.0f} points\n"
         "among those that do. Seeds differ a lot because SFT stops where learning is fastest.\n"
     )
+
+
+def _worked(completions: Path) -> Mapping[str, float]:
+    """Share of completions that show their work, and accuracy of these."""
+    scores = pd.read_parquet(completions, columns=["scores/worked", "scores/answer"])
+    worked = scores["scores/worked"] >= 1
+    return {"share": worked.mean(), "accuracy": (scores["scores/answer"][worked] >= 1).mean()}
 
 
 def _arrow(ends: Sequence[Mapping[str, float]], key: str) -> str:

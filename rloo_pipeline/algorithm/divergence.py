@@ -31,10 +31,11 @@ def of_top(
 
     Args:
         logps: the student's log-probs of the teacher's likeliest tokens. Any that it never samples belong to the rest.
-        teacher_logps: the teacher's log-probs; −inf for tokens that the student lacks, which belong to the rest too.
+        teacher_logps: the teacher's log-probs. Tokens that it never samples, and those that the student lacks (−inf),
+            belong to the rest too.
         beta: β, the kind of divergence, as above.
     """
-    known = (teacher_logps > -math.inf) & (logps > _ABSENT)
+    known = (teacher_logps > _ABSENT) & (logps > _ABSENT)
     student, teacher = (_with_rest(values, known) for values in (logps, teacher_logps))
     if beta == 1:
         result = _kl(student, teacher)

@@ -113,7 +113,7 @@ def files_of_tensors(folder: Path) -> dict[str, Path]:
     """The weight file that has each tensor of a model, by the tensor's name."""
     from safetensors import safe_open
 
-    names = {}
+    names: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             names |= dict.fromkeys(opened.keys(), file)

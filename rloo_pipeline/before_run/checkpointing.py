@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, memory
 from rloo_pipeline.config import Config, OptimizerName
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, ranks
 
 MOST, STEP = 65536, 1024
 """Tokens of a micro-batch: more gain nothing; its size is a multiple of STEP, so that it does not change with the few
@@ -20,14 +20,29 @@ bytes that a driver reserves.
 
 
 def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) -> Config:
-    """`resolve_for` the model of a policy and the memory of this process; nothing is recomputed, and micro-batches have
-    their fixed size, where config.json has no known sizes.
+    """`resolve_for` the model of a policy and the memory of the ranks of this job; nothing is recomputed, and
+    micro-batches have their fixed size, where config.json has no known sizes.
     """
     if (shape := policy.dimensions) is None:
         if config.deepspeed.gradient_checkpointing != "auto":
             return config
         return advice.override(config, {"deepspeed.gradient_checkpointing": False})
-    return resolve_for(config, shape, devices.device_type(), devices.training_bytes(), whole)
+    return resolve_for(config, shape, devices.device_type(), _room(), whole)
+
+
+def _room() -> float:
+    """Bytes that every rank of this job may use, so that all decide alike on nodes of different memory."""
+    room, world = devices.training_bytes(), ranks.current().world
+    if world == 1:
+        return room
+    import torch
+
+    from rloo_pipeline.training.deepspeed_internals import split_loading
+
+    split_loading.start_ranks()
+    rooms = [room] * world
+    torch.distributed.all_gather_object(rooms, room)
+    return min(rooms)
 
 
 def resolve_for(
@@ -62,4 +77,5 @@ def _fits(
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
     batch = None if own is None else memory.MicroBatch(own, own, several=True)
-    return memory.total(memory.update(config, shape, device, batch)) <= room * memory.ROOM
+    terms = memory.update(config, shape, device, batch, distills=whole is None)
+    return memory.total(terms) <= room * memory.ROOM

@@ -46,6 +46,10 @@ libraries' code, not fitted.
 """
 LOGITS = 2.0
 """Copies of the logits in float32 that exist at once."""
+LIKELIEST = {"ids": 16.0, "divergence": 100.0, "tables": 8.0, "tensors": 19.0}
+"""Bytes for each of a teacher's likeliest tokens (`algorithm.teacher.top_k`): its ids in a micro-batch, the divergence
+in float64 with its gradient, and on the host the round's tables and what an update makes of them.
+"""
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
 """Logits that are held at once, by kind of device (`training/kernels/lm_head.py`)."""
 
@@ -84,7 +88,12 @@ def trained(config: Config, shape: ModelDims) -> float:
 
 
 def update(
-    config: Config, shape: ModelDims, device: str, batch: MicroBatch | None = None, first: bool = False
+    config: Config,
+    shape: ModelDims,
+    device: str,
+    batch: MicroBatch | None = None,
+    first: bool = False,
+    distills: bool = True,
 ) -> Terms:
     """Memory of one process of an update.
 
@@ -99,6 +108,7 @@ def update(
         device: cpu or cuda.
         batch: the micro-batch; the largest one if None.
         first: True for the first update, which has no optimizer state while activations exist.
+        distills: False for other trainings, which have no teacher.
     """
     batch = batch or micro_batch_of(config)
     size, share, learned = BYTES[config.model.dtype], 1 / config.deepspeed.processes, trained(config, shape)
@@ -113,6 +123,8 @@ def update(
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
     forward = {"activations": activations(config, shape, batch, device), "logits": logits(config, shape, batch, device)}
+    if distills := distills and config.algorithm.teacher_top_k > 0:
+        forward["teacher's tokens"] = _likeliest(config, shape, batch, device)
     freed = 0.0 if batch.several else total(forward)
     scratch = SCRATCH[config.update.optimizer][device] * _largest(config.update, shape)
     if device == "cuda" and config.deepspeed.offload.on_disk:  # through which DeepSpeed's gradients go in float32
@@ -126,13 +138,15 @@ def update(
         "optimizer": optimizer,
         **forward,
         "gradients beyond these": max(0.0, gradients - freed, gradients + scratch - total(forward)),
+        **(_teacher_tables(config) if distills and device == "cpu" else {}),
     }
 
 
 def offloaded(config: Config, shape: ModelDims) -> Terms:
     """Memory of the node that one process of an update on a GPU takes besides its own."""
+    terms = _teacher_tables(config)
     stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
-    learned, share, terms = trained(config, shape), 1 / config.deepspeed.processes, Terms()
+    learned, share = trained(config, shape), 1 / config.deepspeed.processes
     largest = shape.hidden * max(shape.intermediate, shape.heads, shape.vocabulary) * share
     if config.deepspeed.offload.optimizer == "nvme":
         terms["buffers"] = nvme.BUFFERS * 4 * min(nvme.SUB_GROUP + largest, learned * share)
@@ -231,6 +245,26 @@ def logits(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> 
         LOGITS_AT_ONCE[device] / config.deepspeed.sequence_parallel,
     )
     return LOGITS * 4 * (count if config.model.dtype == "float16" else min(count, most))
+
+
+def _likeliest(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
+    """Bytes of a teacher's likeliest tokens in a micro-batch; the divergence of a group of sequences is computed at
+    once, on each of the ranks that share a micro-batch.
+    """
+    at_once = tokens = batch.completion_tokens * config.deepspeed.sequence_parallel
+    if config.model.dtype != "float16":
+        at_once = min(tokens, max(LOGITS_AT_ONCE[device] // shape.vocabulary, config.rollout.max_completion_length))
+    ids = LIKELIEST["ids"] * batch.completion_tokens
+    return config.algorithm.teacher_top_k * (ids + LIKELIEST["divergence"] * at_once)
+
+
+def _teacher_tables(config: Config) -> Terms:
+    """Bytes of a teacher's likeliest tokens of a round, which each process of an update holds on the host."""
+    if not (values := config.algorithm.teacher_top_k * config.rollout.max_completion_length):
+        return Terms()
+    sampled = config.rollout.sampled_prompts * config.rollout.num_generations
+    tensors = LIKELIEST["tensors"] * config.rollout.generation_batch_size
+    return {"teacher's tables": values * (LIKELIEST["tables"] * sampled + tensors)}
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:

@@ -130,8 +130,7 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         UserError: as `check_model`; or the teacher's tokenizer has no id or another id for a token of the student; or
             the teacher has fewer tokens than `top_k`.
     """
-    if config.algorithm.teacher is not None:
-        distillation.require_vocabulary(config.algorithm.teacher.top_k or 0, teacher.vocabulary, str(teacher))
+    distillation.require_vocabulary(config.algorithm.teacher_top_k, teacher.vocabulary, str(teacher))
     check_model(_without_adapter(config), teacher)
     ids, teacher_ids = (model.tokenizer.get_vocab() for model in (student, teacher))
     others = sorted(token for token, id_ in ids.items() if teacher_ids.get(token) != id_)

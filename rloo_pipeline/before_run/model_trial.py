@@ -145,10 +145,8 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     context = found.context or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
     policy_model.check_adapter(found, config.update.lora)
-    if (size := config.deepspeed.sequence_parallel) > 1:
-        if checked.slow:
-            raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
-        sequence_group.check_heads(int(found.text_config.get("num_attention_heads") or size), size)
+    if config.deepspeed.sequence_parallel > 1 and checked.slow:
+        raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""
     return Finding(
         "model", True, f"{name}: {found.config.get('model_type')}, context {context}, {config.model.dtype}{slow}"

@@ -10,7 +10,7 @@ The duration of a round with a lag follows from the time of each side (docs/over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rloo_pipeline.before_run import estimate
@@ -69,12 +69,12 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
         wait: seconds that a job waits in the queue.
     """
     counts = {stage: count for stage, count in estimate.jobs(config).items() if stage not in ON_SNAKEMAKES_MACHINE}
-    waits = 2 + (2 if config.tries_model else 0) + _waits_of_rounds(config) + 3
+    waits = 2 + _waits_of_rounds(config) + 3
     gpus = gpus_of(config)
     at_once = gpus["update"] + max(gpus["rollout"], gpus["reference"]) if config.rollout.lag else max(gpus.values())
     jobs = sum(counts.values())
     return (
-        Mode("snakemake --profile slurm", jobs, waits, waits * (wait + SUBMISSION), at_once),
+        Mode("snakemake --profile profiles/slurm", jobs, waits, waits * (wait + SUBMISSION), at_once),
         Mode("rloo submit", 1, 1, wait, at_once),
     )
 
@@ -135,26 +135,3 @@ def side_seconds(config: Config, hours: Mapping[str, float]) -> SideSeconds:
     seconds = {stage: value / config.rounds for stage, value in wall_seconds(config, hours).items()}
     scored = max(seconds.get("reference", 0.0), seconds.get("teacher", 0.0))
     return SideSeconds(seconds["rollout"] + scored, seconds["update"])
-
-
-def lag_lines(config: Config, sides: SideSeconds, source: str, unit: str) -> Iterator[str]:
-    """Lines of the plan about the speedup from a lag.
-
-    Args:
-        config: the run's configuration.
-        sides: seconds of a round.
-        source: origin of these seconds, `estimated` or `measured in this run`.
-        unit: `GPU` or `core`.
-    """
-    lag = config.rollout.lag or 1
-    alone, beside = sides.round_seconds(0), sides.round_seconds(lag)
-    of_gpus = (config.rollout.shards * estimate.sampler_gpus(config), config.deepspeed.processes)
-    of_cores = (config.vllm.job_threads, config.deepspeed.threads * config.deepspeed.processes)
-    sampler, trainer = of_gpus if unit == "GPU" else of_cores
-    key = f"rollout.lag: {lag}" + ("" if config.rollout.lag else " (not set)")
-    units = unit if sampler == 1 else f"{unit}s"
-    yield f"{key}: {sampler} {units} to sample beside {trainer} to train, {sampler + trainer} at once"
-    yield (
-        f"  {source}: {sides.sampling:,.1f} s to sample and {sides.training:,.1f} s to train a round: {beside:,.1f} s "
-        f"instead of {alone:,.1f} s, {alone / beside:.2f} times as fast"
-    )

@@ -45,7 +45,8 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
     pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
     # a head with one output has almost no logits
-    terms = memory.update(config, dims, device, memory.MicroBatch(round(at_once * pair), 0, at_once < pairs))
+    batch = memory.MicroBatch(round(at_once * pair), 0, at_once < pairs)
+    terms = memory.update(config, dims, device, batch, distills=False)
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:
         problem = f"reward_model takes {memory.total(terms) / memory.GB:,.0f} GB a GPU"

@@ -158,10 +158,10 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     training += ["reward_model"] if config.reward_model is not None else []
     if config.deepspeed.splits_passes:  # log-probs take the ranks of an update
-        training += ["checks", "trial_checks", "distance", "prove_chosen"]
+        training += ["checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []
         training += ["teacher"] if config.algorithm.teacher is not None else []
-    scoring = ["probe", "trial_probe", "evaluate", "evaluate_chosen"]
+    scoring = ["probe", "evaluate", "evaluate_chosen"]
     scoring += ["refill"] if config.rollout.refill else []
     scoring += ["difficulty"] if config.measures_difficulty else []
     vllm = config.vllm

@@ -78,7 +78,7 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check(bad="above", warn=20, sft=True)
+@check(bad="above", warn=20)
 def perplexity(evidence: Evidence) -> CheckResult | None:
     """exp of the mean negative log-prob per token, on demonstrations that SFT trains on."""
     if evidence.demonstrations is None:
@@ -91,7 +91,7 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
     )
 
 
-@check(bad="above", warn=20, sft=True)
+@check(bad="above", warn=20)
 def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     """Perplexity on demonstrations that SFT does not train on."""
     if evidence.held_out is None:

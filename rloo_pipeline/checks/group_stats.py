@@ -37,7 +37,7 @@ def all_right(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="above", warn=0.8, sft=True)
+@check(bad="above", warn=0.8)
 def all_wrong(evidence: Evidence) -> CheckResult:
     """Share of groups none of whose completions is right."""
     share = float((~evidence.right).all(axis=1).mean())
@@ -82,7 +82,7 @@ def wasted(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below", warn=0.2, fail=0.01, sft=True)
+@check(bad="below", warn=0.2, fail=0.01)
 def teaching(evidence: Evidence) -> CheckResult | None:
     """Share of groups with at least two different rewards; does not apply to a run that learns from a teacher alone."""
     if not evidence.rewarded:

@@ -56,7 +56,7 @@ def pass_at_1(evidence: Evidence) -> CheckResult:
     return CheckResult(estimate.value, text, "The share of right answers at the first try.", "Few answers are right.")
 
 
-@check(bad="below", warn=0.1, sft=True)
+@check(bad="below", warn=0.1)
 def pass_at_k(evidence: Evidence) -> CheckResult:
     """Chance that one of K completions is right (Chen et al. 2021), for the largest power of 2 up to the probe's K."""
     from rloo_pipeline.checks.statistics import estimate_share, pass_at_ks
@@ -88,7 +88,7 @@ def truncated(evidence: Evidence) -> CheckResult:
     )
 
 
-@check(bad="below", warn=0.5, sft=True)
+@check(bad="below", warn=0.5)
 def format_rate(evidence: Evidence) -> CheckResult | None:
     """Share of completions in the format that the reward `checks.format_reward` tests."""
     if evidence.in_form is None:

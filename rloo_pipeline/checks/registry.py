@@ -49,8 +49,6 @@ class Check(NamedTuple):
     """Side of the limits on which a value is bad."""
     warn: Bound
     fail: Bound
-    sft: bool
-    """True if demonstrations can cure it, so that `warmstart.train: auto` trains on them."""
 
     def limit(self, dtype: str) -> Limit:
         """The default limits for a number format."""
@@ -62,13 +60,11 @@ CHECKS: dict[str, Check] = {}
 """All checks by name."""
 
 
-def check(
-    bad: Side, *, warn: Bound = None, fail: Bound = None, sft: bool = False
-) -> Callable[[CheckFunction], CheckFunction]:
+def check(bad: Side, *, warn: Bound = None, fail: Bound = None) -> Callable[[CheckFunction], CheckFunction]:
     """Registers a function as a check under its name."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        CHECKS[function.__name__] = Check(function, bad, warn, fail, sft)
+        CHECKS[function.__name__] = Check(function, bad, warn, fail)
         return function
 
     return register
@@ -100,7 +96,6 @@ def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[
                 "limits": {"warn": warn, "fail": fail, "bad": check.bad},
                 "verdict": verdict,
                 "accepted": verdict == "fail" and name in accepted,
-                "asks_for_sft": check.sft and verdict != "pass",
                 "advice": result.meaning if verdict == "pass" else result.cure,
             }
         )

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
+RESAMPLES = 10_000
+"""Bootstrap resamples of the prompts, and random sign flips for p-values that are not computed exactly."""
 EXACT = 20
 """Up to 2^`EXACT` distinct patterns of signs are enumerated instead of sampled."""
 ROUNDING = 1e-12

@@ -1,4 +1,4 @@
-"""Commands after a run: compare, experiment, export, replay, rescore, track."""
+"""Commands after a run: compare, experiment, export, rescore, track."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from pathlib import Path
 from rloo_pipeline.cli.command import CONFIG, RUN, command, option
 from rloo_pipeline.config.loading import load, load_rewards
 from rloo_pipeline.trackers.trackers import TRACKERS
-
-
-def _replay(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts import function_copies
-    from rloo_pipeline.commands.replay import replay
-
-    if not arguments.config:  # as in jobs; with it, the user's files as they are now
-        function_copies.use(arguments.run)
-    config = load(arguments.config or arguments.run / "config.yaml")
-
-    replay(config, arguments.run, arguments.round, arguments.shard)
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -61,15 +50,6 @@ COMMANDS = (
         option("--out", dest="output", type=Path, required=True, help="folder to write"),
         option("--merge", action="store_true", help="add an adapter to the weights of its base"),
         option("--policy", type=int, help="number of the policy; by default the last one"),
-    ),
-    command(
-        "replay",
-        _replay,
-        "Play the episodes of a finished run again without the model, and compare the answers of tools and rewards.",
-        CONFIG,
-        RUN,
-        option("--round", type=int, help="a round; by default all"),
-        option("--shard", type=int, help="a shard; by default all"),
     ),
     command(
         "rescore",

@@ -1,4 +1,4 @@
-"""Commands before a run: init, check, plan, doctor, reward-test, images, profiles."""
+"""Commands before a run: init, check, plan, doctor, reward-test, images."""
 
 from __future__ import annotations
 
@@ -66,11 +66,10 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
 def _reward_test(arguments: argparse.Namespace) -> None:
     reward = reward_from_arguments(arguments.function, arguments.options, arguments.timeout, arguments.batch)
-    from rloo_pipeline.commands.reward_test import Labels, reward_test
+    from rloo_pipeline.commands.reward_test import reward_test
 
     workers = checked(Scoring, {"workers": arguments.workers}, "command line").workers
-    labels = Labels(arguments.labels, arguments.threshold) if arguments.labels else None
-    reward_test(reward, arguments.data, arguments.completions, workers, arguments.tokenizer, labels)
+    reward_test(reward, arguments.data, arguments.completions, workers, arguments.tokenizer)
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -93,15 +92,6 @@ def _images(arguments: argparse.Namespace) -> None:
     environment = {"IMAGES": str(Path("images").absolute()), "PYTHON": sys.executable, **os.environ}
     if subprocess.run(["sh", str(build), arguments.kind], env=environment, check=False).returncode:
         raise UserError(f"no image {arguments.kind} was built, see above")
-
-
-def _profiles(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.cluster import profiles
-
-    own = Path("profiles")
-    source = arguments.source or (own if own.is_dir() else installation.root() / own)
-    for line in profiles.install(source):
-        print(line)
 
 
 COMMANDS = (
@@ -170,22 +160,11 @@ COMMANDS = (
         option("--workers", type=int, default=1, help="number of processes"),
         option("--timeout", type=float, default=60.0, help="time limit per row, in seconds"),
         option("--batch", choices=["rows", "group", "all"], default="rows", help="as the key of a reward"),
-        option(
-            "--labels", metavar="COLUMN", help="column of the completions with true or false; reports the agreement"
-        ),
-        option("--threshold", type=float, default=1.0, help="score from which a completion counts as right"),
     ),
     command(
         "images",
         _images,
         "Build the container image of the stages into images/.",
         option("kind", choices=["cpu", "cuda", "sandbox"], help="sandbox: what code_reward runs programs in"),
-    ),
-    command(
-        "profiles",
-        _profiles,
-        "Link this project's profiles into the folder where `snakemake --profile` looks for them.",
-        option("action", choices=["install"], help="what to do"),
-        option("--source", type=Path, help="folder of the profiles; by default profiles/, else those of this package"),
     ),
 )

@@ -6,10 +6,7 @@ workflow/rules/prepare.smk and warmstart.smk call them.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from rloo_pipeline.artifacts.files import read_artifact
-from rloo_pipeline.cli.command import option
 from rloo_pipeline.cli.stage_options import (
     ASSETS,
     POLICY,
@@ -26,13 +23,10 @@ from rloo_pipeline.errors import RefusedPolicyError
 
 
 def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
-    trains = config.warmstart.sft is not None
-    if arguments.trial is not None:  # read here because the stage's module imports torch, and launchers should not
-        trains = bool(read_artifact(arguments.trial)["asks_for_sft"])
-    if runs_here(arguments, config.deepspeed, None if trains else 1):
+    if runs_here(arguments, config.deepspeed, None if config.warmstart.sft else 1):
         from rloo_pipeline.stages.warmstart import warmstart
 
-        warmstart(config, arguments.assets, arguments.prompts, arguments.trial, arguments.output)
+        warmstart(config, arguments.assets, arguments.prompts, arguments.output)
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
@@ -41,7 +35,7 @@ def _checks(config: Config, arguments: argparse.Namespace) -> None:
 
     inputs = (arguments.assets, arguments.prompts, arguments.policy, arguments.probed)
     try:
-        checks(config, *inputs, arguments.trial, arguments.output, arguments.reward_model)
+        checks(config, *inputs, arguments.output, arguments.reward_model)
     except RefusedPolicyError:
         run = arguments.output.absolute().parents[1]
         write_page(whole_config(arguments).only("report"), run, "about the failed checks")
@@ -55,7 +49,6 @@ COMMANDS = (
         "warmstart",
         "Make policy 0: the model itself, or the model after SFT on demonstrations.",
         *(ASSETS, PROMPTS),
-        option("--trial", type=Path, nargs="?", help="checks of the untrained model, if warmstart.train is auto"),
         run=_warmstart,
     ),
     stage(
@@ -68,14 +61,13 @@ COMMANDS = (
         "probe",
         "Sample and score probe prompts with policy 0.",
         *(PROMPTS, POLICY, REWARD_MODEL),
-        option("--earlier", type=Path, nargs="?", help="probe of the untrained model; reused if that is policy 0"),
         samples=True,
     ),
     stage(
         "checks",
         "Check policy 0 by its probe; fails if RLOO could not learn from it.",
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
-        *(REWARD_MODEL, option("--trial", action="store_true", help="do not fail, because SFT may follow")),
+        REWARD_MODEL,
         run=_checks,
         ranks="forward_processes",
     ),

@@ -14,6 +14,7 @@ when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill":
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import itertools
 import json
@@ -34,6 +35,8 @@ from rloo_pipeline.workers import client
 
 LIMIT = 1 << 24
 """Longest message in bytes; a command with very many shards takes about a million."""
+PIECE = 1 << 16
+"""Most bytes of a command's output in one message."""
 
 
 class Router:
@@ -168,6 +171,7 @@ class Host:
             if "kill" in request:
                 self._kill(request["kill"])
                 continue
+            self._ends[request["id"]] = lambda: None  # here, since the next line may kill it before its task begins
             tasks.add(task := asyncio.create_task(self._run(request["id"], request)))
             task.add_done_callback(tasks.discard)
         for number in list(self._ends):
@@ -180,13 +184,12 @@ class Host:
     async def _run(self, number: int, request: JSON) -> None:
         """Runs a command: by a worker if one can, which needs no new process, else by a shell."""
         stage, code = STAGE.fullmatch(request["command"]), None
-        self._ends[number] = lambda: None
         try:
             if stage:
                 code = await self._by_worker(number, shlex.split(stage[1]))
             if code is None and number in self._ends:
                 code = await self._by_shell(number, request)
-        except OSError as error:
+        except Exception as error:  # of any kind: without a code the stage would never end
             _say({"id": number, "text": f"{os.environ.get('SLURMD_NODENAME')}: {error}\n"})
         self._ends.pop(number, None)
         _say({"id": number, "code": 1 if code is None else code})
@@ -243,10 +246,11 @@ async def _output(number: int) -> AsyncIterator[int]:
         passing_on.cancel()
 
 
-async def _pass_on(number: int, lines: asyncio.StreamReader) -> None:
-    """Sends a command's output to the router until it ends."""
-    async for text in lines:
-        _say({"id": number, "text": text.decode(errors="replace")})
+async def _pass_on(number: int, output: asyncio.StreamReader) -> None:
+    """Sends a command's output to the router until it ends; in pieces, since a line can exceed LIMIT."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while piece := await output.read(PIECE):
+        _say({"id": number, "text": decoder.decode(piece)})
 
 
 def _say(message: JSON) -> None:

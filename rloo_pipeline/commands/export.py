@@ -67,5 +67,5 @@ def _merge(policy: Policy, dtype: str, target: Path) -> None:
         )
     merged = plain_model.load_adapter(model, policy).merge_and_unload().to(getattr(torch, dtype))
     merged.config.dtype = getattr(torch, dtype)
-    policy_model.save_beside(merged, target, policy.base)
+    policy_model.save_beside(merged, target, policy)
     weight_files.write_together(merged, target)

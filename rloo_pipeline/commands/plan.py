@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +28,6 @@ from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.report.jobs import jobs_of, side_seconds
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
@@ -145,7 +143,6 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_cpu(config, shape, console)
     else:
         _print_gpu(config, card, shape, hours, console)
-    _print_overlap(config, hours, console)
     if wait is not None:
         work = None
         if card and hours:  # one job for the run keeps its engines
@@ -264,17 +261,6 @@ def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -
         _print_memory(console, "teacher on CPUs", memory.reference(config, teacher, "cpu"))
     _print_memory(console, "rollout on CPUs", memory.rollout(config, shape))
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
-
-
-def _print_overlap(config: Config, hours: Mapping[str, float] | None, console: Terminal) -> None:
-    """Prints the gain of `rollout.lag`: measured if the run already has rounds, else estimated for the card."""
-    seconds, sides, source = side_seconds(jobs_of(Path("results") / config.run, config.rounds)), None, "estimated"
-    if seconds is not None:
-        sides, source = queueing.SideSeconds(*seconds), "measured in this run"
-    elif hours is not None:
-        sides = queueing.side_seconds(config, hours)
-    for line in queueing.lag_lines(config, sides, source, "GPU" if hours else "core") if sides else ():
-        console.print(line)
 
 
 def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -31,22 +31,12 @@ BINS = 10
 """Bars of the histogram; up to this many different values are printed one by one."""
 
 
-class Labels(NamedTuple):
-    """Source of the labels, and the rule by which a score agrees with a label."""
-
-    column: str
-    """Column of the completions with true and false, or 1 and 0."""
-    threshold: float
-    """A score of at least this says that a completion is right; a lower score and None say that it is wrong."""
-
-
 def reward_test(
     reward: Reward,
     data: Path,
     completions: Path | None,
     workers: int,
     tokenizer: str | None = None,
-    labels: Labels | None = None,
 ) -> None:
     """Scores the rows and prints the results.
 
@@ -57,7 +47,6 @@ def reward_test(
         workers: number of processes.
         tokenizer: folder or Hub id of the policy. Makes token ids for completions without any, and is passed to
             functions that have an argument `tokenizer_path`.
-        labels: prints how often the function agrees with them.
 
     Raises:
         UserError: a file does not fit, the output of the function is invalid, or it failed on some rows.
@@ -72,7 +61,6 @@ def reward_test(
             "many completions, one after the other"
         )
     batch = _batch([row for row in rows for _ in range(samples)], scored_rows, file)
-    right = _label_values(labels, scored_rows, file) if labels else []
     if tokenizer is not None and batch.completion_ids is None:
         batch = batch._replace(completion_ids=_tokenize(batch.completions, tokenizer))
     started = time.monotonic()
@@ -82,8 +70,6 @@ def reward_test(
     console.print(_summary(reward, scored, samples, time.monotonic() - started, workers))
     failed = [row for row, error in enumerate(scored.errors) if error]
     _print_details(console, batch, scored, failed)
-    if labels:
-        _print_agreement(console, labels, right, batch, scored)
     _print_golds(console, reward, rows)
     if failed:
         raise UserError(
@@ -156,40 +142,6 @@ def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
     if name is None:
         raise UserError(f"{data}: has no column 'completion' or 'answer' to score; pass a file with --completions")
     return [{**row, "completion": row[name]} for row in rows]
-
-
-def _label_values(labels: Labels, scored_rows: Sequence[Row], file: Path) -> list[bool]:
-    values = []
-    for number, row in enumerate(scored_rows):
-        if labels.column not in row:
-            suggestion = did_you_mean(labels.column, row)
-            raise UserError(f"{file}: row {number} has no column '{labels.column}'{suggestion}")
-        if (value := row[labels.column]) not in (0, 1):
-            raise UserError(f"{file}: row {number} has {value!r} in '{labels.column}'; labels are true and false")
-        values.append(bool(value))
-    return values
-
-
-def _print_agreement(
-    console: Terminal, labels: Labels, right: Sequence[bool], batch: RewardBatch, scored: FunctionScores
-) -> None:
-    """Prints how often score and label agree, with Wilson's interval (1927), and the rows on which they differ."""
-    from scipy.stats import binomtest
-
-    predicted = [score is not None and score >= labels.threshold for score in scored.scores]
-    count = len(right)
-    agreement = binomtest(sum(map(bool.__eq__, right, predicted)), count)
-    low, high = agreement.proportion_ci(method="wilson")
-    # not the title of the table, which would be wrapped at the width of the table
-    console.print(f"agreement {agreement.statistic:.2%} of {count} rows (95% {low:.2%} to {high:.2%})", style="italic")
-    table = Table(f"labels: {labels.column}", f"score ≥ {labels.threshold:g}", "less, or None")
-    for label in (True, False):
-        predictions = [guess for guess, other in zip(predicted, right, strict=True) if other is label]
-        table.add_row("right" if label else "wrong", str(sum(predictions)), str(predictions.count(False)))
-    console.print(table)
-    _print_rows(
-        console, "rows on which they differ", [n for n in range(count) if right[n] != predicted[n]], batch, scored
-    )
 
 
 def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: float, workers: int) -> Table:

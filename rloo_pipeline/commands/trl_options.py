@@ -174,7 +174,12 @@ class Translation:
             algorithm["importance_sampling_level"] = "sequence_mean"
             self.add("importance_sampling_level", "algorithm.importance_sampling_level", "sequence_mean (GSPO)")
         self.read.add("importance_sampling_level")
-        if self.options["loss_type"] == "cispo" and self.options.get("epsilon_high") is not None:
+        loss = self.options["loss_type"]
+        for name in (name for name in self.given if name.startswith(("sapo_", "vespo_"))):
+            if name.startswith(f"{loss}_"):
+                self._one(name, f"algorithm.{name}")
+            self.read.add(name)  # no effect on other losses
+        if loss == "cispo" and self.options.get("epsilon_high") is not None:
             algorithm["epsilon_high"] = self.options["epsilon_high"] - 1  # TRL's is the bound itself
             self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
@@ -192,6 +197,11 @@ class Translation:
             cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
             if cut:  # log-probs of the sampler are those of the cut distribution
                 self.add(names[0], "", f"not with {' and '.join(cut)}")
+            elif loss == "vespo":
+                if mode != "token_truncate":
+                    raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
+                algorithm["old_logps"] = "sampler"
+                self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
             else:
                 limits = {} if low is None else {"min": low}
                 algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}

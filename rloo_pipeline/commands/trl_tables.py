@@ -44,6 +44,8 @@ LOSSES: Mapping[str, JSON] = {
     "dr_grpo": {"loss_agg_mode": "sequence_mean_token_sum_norm"},
     "luspo": {"loss_agg_mode": "sequence_mean_token_sum"},
     "cispo": {"loss_agg_mode": "token_mean", "clip": "cispo"},
+    "sapo": {"loss_agg_mode": "sequence_mean_token_mean", "clip": "sapo"},
+    "vespo": {"loss_agg_mode": "token_mean", "clip": "vespo"},
 }
 SCALES: Mapping[str, JSON] = {
     "group": {"advantage": "grpo"},

@@ -290,6 +290,11 @@ class Algorithm(Section):
         return [] if self.teacher is None else [*self.teacher.sources.values()]
 
     @property
+    def teacher_top_k(self) -> int:
+        """`teacher.top_k`; 0 without."""
+        return 0 if self.teacher is None else self.teacher.top_k or 0
+
+    @property
     def values_tokens(self) -> bool:
         """True if each token has an advantage of its own."""
         return self.kl.placement == "token_reward" or self.values_by_teacher

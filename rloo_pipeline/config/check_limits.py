@@ -50,9 +50,7 @@ class Checks(Section):
     """Checks of policy 0 before the first round: sampling and scoring on probe prompts, tokens, log-probs."""
 
     probe_prompts: int = Field(64, ge=1)
-    """Number of training prompts that policy 0 answers for the checks."""
-    probe_num_generations: int | None = Field(None, ge=2)
-    """Completions per probe prompt. Default: `rollout.num_generations`."""
+    """Number of training prompts that policy 0 answers for the checks, each `rollout.num_generations` times."""
     demonstrations: int = Field(64, ge=1)
     """Demonstrations used to measure perplexity: this many of the training set and this many held-out ones."""
     format_reward: str | None = None

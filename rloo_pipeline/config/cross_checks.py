@@ -45,7 +45,6 @@ def _reward_names(config: RunKeys) -> Iterator[str]:
     for key, name in [
         ("correct.reward", config.correct.reward),
         ("checks.format_reward", config.checks.format_reward),
-        *(("evaluation.breakdown", name) for name in config.evaluation.breakdown),
         *(("gates.reward_hacking.monitors", name) for name in monitors or ()),
     ]:
         if name is not None and name not in columns:

@@ -223,7 +223,3 @@ class Warmstart(Section):
 
     sft: Sft | None = None
     """Train on demonstrations first. Without this section the model itself is policy 0."""
-    train: Literal["always", "auto"] = "always"
-    """`always` runs SFT in every case. `auto` first runs the checks on the untrained model and runs SFT only if they
-    ask for it; the checks then run again on the result.
-    """

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.config.run import Config
 from rloo_pipeline.config.section import Section, section_in
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -78,6 +79,8 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
         key = ".".join([*keys, unknown])
         if problem["type"] == "missing":
             return f"key '{key}' is missing{others}"
+        if remedy := REMOVED.get(".".join(name for name in key.split(".") if not name.isdecimal())):
+            return f"key '{key}' was removed: {remedy}{others}"
         suggestion = _suggestion(section, unknown)
         listing = "" if suggestion or not section else f"; known keys here: {', '.join(section.model_fields)}"
         return f"unknown key '{key}'{suggestion}{listing}{others}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -67,14 +66,6 @@ class Evaluation(Section):
     """lm-eval benchmarks, in addition to the held-out prompts. Off by default."""
     max_completion_length: int | None = Field(None, ge=1)
     """Maximum completion length in tokens. Default: `rollout.max_completion_length`."""
-    breakdown: list[str] = []
-    """Names of rewards (0 or 1) by which accuracy is broken down: the fraction of completions with 1, and the accuracy
-    of those with 1 and of those with 0.
-    """
-    bootstrap_samples: int = Field(10000, ge=100)
-    """Bootstrap resamples of the prompts for the 95% confidence intervals, and random sign flips for p-values that are
-    not computed exactly.
-    """
 
     @field_validator("temperature")
     @classmethod
@@ -90,8 +81,6 @@ class Select(Section):
 
     by: str = "dev.pass@1"
     """Criterion for the choice: `dev.pass@K` for a K that evaluations report, or `dev.greedy`."""
-    then: Literal["test"] = "test"
-    """Rows on which the choice is evaluated."""
 
     @property
     def measure(self) -> str:

@@ -61,11 +61,16 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
             f"rollout.quantization: {rollout.quantization} weights completions by the sampler's log-probs, and with "
             f"rollout.{cut} those are of the cut distribution; leave one of the two out"
         )
+    lag = f"rollout.lag: {rollout.lag}" if rollout.lag else None
     if rollout.token_budget is not None:
         lag = f"rollout.token_budget: {rollout.token_budget}"
-    elif rollout.lag:
-        lag = f"rollout.lag: {rollout.lag}"
-    else:
+    if algorithm.old_logps == "sampler" and algorithm.clip == "none" and (lag or rollout.quantization):
+        yield (
+            f"{lag or f'rollout.quantization: {rollout.quantization}'} trains on completions of another distribution "
+            "than the policy's, and with algorithm.clip: none no ratio weights them; set algorithm.old_logps: trainer, "
+            "or clip: ppo"
+        )
+    if lag is None:
         return
     if cut:
         yield (
@@ -76,11 +81,6 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
         yield (
             f"{lag} measures the KL on completions of an older policy, which is not that of the policy that "
             "algorithm.kl.target steers; leave one of the two out"
-        )
-    if algorithm.old_logps == "sampler" and algorithm.clip == "none":
-        yield (
-            f"{lag} trains on completions of an older policy, and with algorithm.clip: none no ratio weights them; set "
-            "algorithm.old_logps: trainer, or clip: ppo"
         )
     if algorithm.old_logps == "trainer" and algorithm.mismatch.correction == "none":
         yield (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import Field
 
-from rloo_pipeline.config import Config, Reward, Section
+from rloo_pipeline.config import Config, Reward, Section, removed_keys
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.section import JSON, merge
 from rloo_pipeline.errors import UserError, did_you_mean
@@ -65,7 +65,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
     """
     for change in changes:
         split_change(change)
-    return _load_text(_unsealed(_read(path), path), str(path), tuple(changes))
+    text = _read(path)
+    return _load_text(_unsealed(text, path), str(path), tuple(changes), by_run=text.startswith(SEAL))
 
 
 def sealed(text: str) -> str:
@@ -91,9 +92,11 @@ def _unsealed(text: str, path: Path) -> str:
 
 
 @functools.lru_cache(maxsize=1)  # a worker process loads the same text for every stage
-def _load_text(text: str, origin: str, changes: tuple[str, ...]) -> Config:
+def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -> Config:
     raw = _parse(text, origin)
     require_one_run(raw, origin)
+    if by_run:
+        removed_keys.forget(raw)
     return validate(merge(_require_mapping(raw, origin), read_changes(changes)), origin)
 
 

@@ -35,11 +35,8 @@ class Reward(Section):
     gets this time for each of its rows. With `batch: rows` a call gets it once for all its rows, and each row that is
     then tried alone gets it again.
     """
-    on_timeout: Literal["none", "value", "fail"] = "none"
-    """Result of a row that exceeds the time limit. `none`: no score. `value`: `timeout_value`. `fail`: the stage fails.
-    """
-    timeout_value: float | None = Field(None)
-    """Score of a row that exceeds the time limit; required by, and only allowed with, `on_timeout: value`."""
+    on_timeout: Literal["none", "fail"] | float = "none"
+    """Result of a row that exceeds the time limit. `none`: no score. `fail`: the stage fails. A number: this score."""
     on_error: Literal["fail", "none"] = "fail"
     """Result of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the
     row gets no score, and the column `error` of the scores has the reason. Invalid output (wrong length, NaN) always
@@ -59,8 +56,6 @@ class Reward(Section):
     """
 
     def _problems(self) -> Iterator[str]:
-        if (self.on_timeout == "value") != (self.timeout_value is not None):
-            yield "on_timeout: value and timeout_value go together; set both or neither"
         if self.gpus and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.column):
             characters = "letters, digits, '.', '_' and '-'"
             yield f"'{self.column}' names a folder, since gpus is set; set a `name` of {characters}"
@@ -93,8 +88,8 @@ class Judge(Reward):
             yield "weight has no effect on a judge; leave it out"
         if self.gpus:
             yield "gpus: a judge runs without GPUs; let it ask a service"
-        if self.timeout_value is not None and not 0 <= self.timeout_value <= 1:
-            yield f"timeout_value: {self.timeout_value:g} is not a verdict; give one from 0 (worse) to 1 (better)"
+        if isinstance(self.on_timeout, float) and not 0 <= self.on_timeout <= 1:
+            yield f"on_timeout: {self.on_timeout:g} is not a verdict; give one from 0 (worse) to 1 (better)"
         if self.function == REWARD_MODEL:
             yield "function: a reward model compares no completions; make it a reward: summary.json has its win rate"
 

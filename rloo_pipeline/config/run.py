@@ -83,11 +83,6 @@ class Config(RunKeys):
         return self.model.dtype if self.rollout.quantization is None else FP8
 
     @property
-    def tries_model(self) -> bool:
-        """True if the checks run on the untrained model first, to decide whether it needs SFT."""
-        return self.warmstart.sft is not None and self.warmstart.train == "auto"
-
-    @property
     def evaluated(self) -> dict[str, int]:
         """Names of the evaluations, in order, and for each the round whose policy it evaluates."""
         every = self.evaluation.every

@@ -40,10 +40,6 @@ class Report(Section):
 
     title: str | None = None
     """Heading of the page. Default: the name of the run."""
-    note: str | None = None
-    """Paragraph under the heading."""
-    task_column: str | None = None
-    """Column of the held-out rows with the name of each row's task. The page then shows every reward per task."""
     every: int | None = Field(None, ge=0)
     """Write the page after the first and every n-th round too, with what is there so far; no round waits for it.
     Default: a twentieth of `rounds`, so that a run has at most 21 such pages. 0: only at the end.

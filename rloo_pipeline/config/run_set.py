@@ -48,8 +48,7 @@ GROUPS: Mapping[str, Group] = {
     "assets": Group(("stage-assets",), (), ("assets",)),
     "reward_model": Group(("reward-model",), ("assets",), ("reward_model",)),
     "prompts": Group(("prompts",), ("assets",), ("prompts",)),
-    "trial": Group(("probe", "checks"), ("prompts", "reward_model"), ("warmstart/trial",)),
-    "warmstart": Group(("warmstart",), ("prompts", "trial"), ("policies/00000",)),
+    "warmstart": Group(("warmstart",), ("prompts",), ("policies/00000",)),
     "checks": Group(
         ("probe", "checks"),
         ("warmstart", "reward_model"),
@@ -233,7 +232,6 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
     """Group → the folder below results/ of its files, for one run."""
     homes: dict[str, str] = {}
     is_there = {
-        "trial": config.tries_model,
         "difficulty": config.measures_difficulty,
         "teacher": config.algorithm.teacher is not None,
         "reward_model": config.reward_model is not None,

@@ -42,6 +42,9 @@ OWNED = {
     "sparse_gradients": "the model",
     "prescale_gradients": "how gradients are summed",
     "gradient_predivide_factor": "how gradients are summed",
+    "gradient_allreduce_op": "how gradients are summed",
+    "sequence_parallel_size": "deepspeed.sequence_parallel",
+    "data_parallel_size": "deepspeed.processes",
     "compression_training": "the model",
     "tensor_parallel": "the model",
     "pipeline": "the model",
@@ -197,8 +200,9 @@ class Deepspeed(Section):
     """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
     gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
-    result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the GPU, or on CPUs that
-    of the machine. `offload` does it too, and keeps the inputs of layers, which are still stored, in host memory.
+    result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the smallest GPU, or on
+    CPUs that of the smallest machine. `offload` does it too, and keeps the inputs of layers, which are still stored, in
+    host memory.
     """
     offload: Offload = Offload()
     """Parts to keep in host memory or on the node's disk."""

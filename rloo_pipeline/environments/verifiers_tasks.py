@@ -190,8 +190,11 @@ def _load(argument: str) -> tuple[Any, dict[str, Any], bool]:
         ) from None
     try:
         taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name, **json.loads(options or "{}")))
-        tasks = {task.key: task for task in taskset} if taskset.bounded else {}
-        return taskset, tasks, vf.environment_class(name) is vf.SingleAgentEnv
+        tasks = list(taskset) if taskset.bounded else []
+        by_key = {task.key: task for task in tasks}
+        if len(by_key) < len(tasks):
+            raise ValueError("two of its tasks have the same key, so rows do not tell them apart")
+        return taskset, by_key, vf.environment_class(name) is vf.SingleAgentEnv
     except Exception as error:  # can be anything, such as a data set that is not on this machine
         reason = one_line(error) or type(error).__name__
         raise UserError(f"rollout.environment: 'verifiers:{argument}' cannot be loaded: {reason}") from error

@@ -1,13 +1,12 @@
 """Measures how other rewards would have changed a round: rankings, informative groups, advantages.
 
-Rankings are compared within each prompt's completions, by Kendall's tau-b and Spearman's rho over the completions that
-both rewards score. A group in which all values of either reward are equal has no ranking and is left out. A group is
-informative if at least two of its rewards differ; RLOO learns only from such groups.
+Rankings are compared within each prompt's completions, by Kendall's tau-b over the completions that both rewards
+score. A group in which all values of either reward are equal has no ranking and is left out. A group is informative if
+at least two of its rewards differ; RLOO learns only from such groups.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,24 +22,17 @@ class Change(NamedTuple):
     ranked_groups: int
     """Groups that both rewards rank."""
     kendall: float | None
-    spearman: float | None
     reward: tuple[float | None, float | None]
     """Mean."""
     unscorable: tuple[int, int]
     """Completions without a reward."""
     informative: tuple[float, float]
     """Share of groups whose rewards differ."""
-    variance: tuple[float | None, float | None]
-    """Mean variance of the rewards within a group."""
     completions: int
     advantage_correlation: float | None
     """Pearson's r, over completions."""
     sign_changes: float
     """Share of completions whose advantage changes its sign."""
-    silenced: float
-    """Share of completions whose advantage becomes 0."""
-    awakened: float
-    """Share of completions whose advantage was 0 and no longer is."""
 
 
 def change(
@@ -58,22 +50,18 @@ def change(
         new_advantages: likewise.
     """
     before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
-    ranked = [pair for pair in map(_rankings, before, after) if pair is not None]
+    ranked = [tau for tau in map(_kendall, before, after) if tau is not None]
     first, second = (np.asarray(values, dtype=float).ravel() for values in (old_advantages, new_advantages))
     return Change(
         groups=len(before),
         ranked_groups=len(ranked),
-        kendall=_mean([tau for tau, _ in ranked]),
-        spearman=_mean([rho for _, rho in ranked]),
+        kendall=_mean(ranked),
         reward=(_mean(before[~np.isnan(before)]), _mean(after[~np.isnan(after)])),
         unscorable=(int(np.isnan(before).sum()), int(np.isnan(after).sum())),
         informative=(informative(before), informative(after)),
-        variance=(_variance(before), _variance(after)),
         completions=len(first),
         advantage_correlation=_correlation(first, second),
         sign_changes=float(np.mean(first * second < 0)),
-        silenced=float(np.mean((first != 0) & (second == 0))),
-        awakened=float(np.mean((first == 0) & (second != 0))),
     )
 
 
@@ -90,32 +78,21 @@ def columns(change: Change | None = None) -> dict[str, str]:
         "mean reward": pair(change and change.reward, ".3f"),
         "unscorable": pair(change and change.unscorable, "d"),
         "Kendall τ": single(change and change.kendall, ".3f"),
-        "Spearman ρ": single(change and change.spearman, ".3f"),
         "informative groups": pair(change and change.informative, ".1%"),
-        "variance in a group": pair(change and change.variance, ".3g"),
         "advantages: correlation": single(change and change.advantage_correlation, ".3f"),
         "sign changes": single(change and change.sign_changes, ".1%"),
-        "to 0": single(change and change.silenced, ".1%"),
-        "from 0": single(change and change.awakened, ".1%"),
     }
 
 
-def _rankings(old: Array, new: Array) -> tuple[float, float] | None:
-    """Kendall's tau-b and Spearman's rho of one group; None if one of the rewards does not rank it."""
-    from scipy.stats import kendalltau, spearmanr
+def _kendall(old: Array, new: Array) -> float | None:
+    """Kendall's tau-b of one group; None if one of the rewards does not rank it."""
+    from scipy.stats import kendalltau
 
     both = ~(np.isnan(old) | np.isnan(new))
     first, second = old[both], new[both]
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return float(kendalltau(first, second).statistic), float(spearmanr(first, second).statistic)
-
-
-def _variance(rewards: Array) -> float | None:
-    """Mean over groups of the variance of their scored rewards."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of groups with fewer than two scored completions
-        return _mean([value for value in np.nanvar(rewards, axis=1, ddof=1) if np.isfinite(value)])
+    return float(kendalltau(first, second).statistic)
 
 
 def _correlation(old: Array, new: Array) -> float | None:

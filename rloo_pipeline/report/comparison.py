@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rloo_pipeline.checks.statistics import gain, holm
+from rloo_pipeline.checks.statistics import RESAMPLES, gain, holm
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
@@ -166,10 +166,9 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
     """Final accuracy minus the first run's, with 95% interval and p-value; or the reason why there is no difference."""
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
-    settings = first.config.evaluation
     seed = derive(first.config.seed, "comparison")
-    samples = min(settings.num_generations, run.config.evaluation.num_generations)
-    paired = gain(first.accuracy, run.accuracy, settings.bootstrap_samples, seed, samples)
+    samples = min(first.config.evaluation.num_generations, run.config.evaluation.num_generations)
+    paired = gain(first.accuracy, run.accuracy, RESAMPLES, seed, samples)
     return {"value": paired.value, "ci95": paired.ci95, "p": paired.p, "reason": None}
 
 

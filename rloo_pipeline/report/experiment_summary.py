@@ -12,7 +12,7 @@ import yaml
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import read_artifact
-from rloo_pipeline.checks.statistics import Array, holm
+from rloo_pipeline.checks.statistics import RESAMPLES, Array, holm
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
@@ -111,9 +111,8 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
     """The content of experiment.json."""
     arms = {arm: runs for arm, runs in experiment.runs.items() if runs}
     first = next(iter(next(iter(arms.values())).values()))
-    resamples = first.config.evaluation.bootstrap_samples
     seed = derive(first.config.seed, "experiment")
-    comparisons = _comparisons(arms, resamples, seed)
+    comparisons = _comparisons(arms, seed)
     corrected = holm({f"{row['arm']} {row['less']}": row["p"] for row in comparisons})
     tests = sum(row["p"] is not None for row in comparisons)
     for row in comparisons:
@@ -176,7 +175,7 @@ def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperime
     }
 
 
-def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, seed: int) -> list[JSON]:
+def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> list[JSON]:
     """All pairs of arms: the later minus the earlier over their common seeds, or the reason why there is none."""
     rows = []
     for less, arm in combinations(arms, 2):
@@ -185,7 +184,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], resamples: int, 
         row: JSON = {"arm": arm, "less": less, "seeds": seeds, "reason": reason} | dict.fromkeys(Comparison._fields)
         if seeds and reason is None:
             values, others = (np.stack([arms[name][common].accuracy for common in seeds]) for name in (arm, less))
-            row |= compare_arms(values, others, resamples, seed)._asdict()
+            row |= compare_arms(values, others, RESAMPLES, seed)._asdict()
         rows.append(row)
     return rows
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import csv
 import re
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -140,22 +138,6 @@ def spent(jobs: Sequence[JobRecord]) -> Spent:
     updates = [job for job in jobs if job.stage == "update"]
     both = _covered(rollouts) + _covered(updates) - _covered([*rollouts, *updates])
     return Spent(wall, _covered(jobs), max(both, 0.0))  # 0 may have become −0.0
-
-
-def side_seconds(jobs: Sequence[JobRecord]) -> tuple[float, float] | None:
-    """Seconds of a round's rollouts, scores and reference log-probs, and of its update: medians over the rounds.
-
-    None before two rounds were trained, the first of which starts the engines.
-    """
-    sampling: dict[str, list[JobRecord]] = defaultdict(list)
-    training: dict[str, list[JobRecord]] = defaultdict(list)
-    for job in jobs:
-        if job.stage in STAGES_OF_ROUND:
-            (training if job.stage == "update" else sampling)[job.name[:5]].append(job)
-    if len(training) < 2 or not sampling:
-        return None
-    first, second = (statistics.median(_covered(side) for side in sides.values()) for sides in (sampling, training))
-    return first, second
 
 
 def _covered(jobs: Sequence[JobRecord]) -> float:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.artifacts.files import REMEDY, read_artifact
 from rloo_pipeline.checks.registry import threshold
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging.completions import score_names
 from rloo_pipeline.judging.run_files import RunFiles, read_held_out, read_metrics
-from rloo_pipeline.report import frame, jobs, samples, tasks
+from rloo_pipeline.report import frame, jobs, samples
 from rloo_pipeline.report.charts import Chart, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
@@ -35,17 +35,6 @@ EACH_ROUND = BY_ROUND._replace(
     caption="Share of right answers, by the round that made the policy. Shaded: 95% interval on some problems.",
     band_of=2,
 )
-
-
-class GainParts(NamedTuple):
-    """A gain in accuracy by cause, in shares of all completions; the three add up to the gain."""
-
-    share: float
-    """More (or fewer) completions have the property."""
-    accuracy_with: float
-    """Completions with the property are right more (or less) often."""
-    accuracy_without: float
-    """Completions without it are right more (or less) often."""
 
 
 def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
@@ -69,7 +58,6 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
     checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
     stopped = None if checks or summary["rounds"] else _if_there(run / "warmstart" / "checks.failed.json")
-    trial = _if_there(run / "warmstart" / "trial" / "checks.json")
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
     begun = min(summary["rounds"] + 1 + config.rollout.lag, config.rounds)
@@ -85,7 +73,6 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         evaluations=evaluations,
         checks=checks or stopped,
         stopped=stopped,
-        trial=trial,
         threshold=threshold,
         symptoms=files.symptoms({config.evaluated[name]: evaluation for name, evaluation in evaluations.items()}),
         charts=drawn_charts(config, rounds, evaluations, held_out),
@@ -97,26 +84,16 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         },
         examples=samples.held_out_examples(config, run) if finished else [],
         groups=samples.probed(config, run) if stopped else samples.groups(config, run, summary["rounds"]),
-        tasks=tasks.of_run(config, run) if finished else [],
         origin=origin(),
         in_clone=(clone := installation.clone()) is not None and run.resolve().is_relative_to(clone),
         yaml=written.read_text(encoding="utf-8") if written.exists() else None,
-        **(_gain(summary) if finished else {}),
+        verdict=verdict(summary) if finished else None,
         **_costs(worked),
     )
 
 
 def _if_there(file: Path, **expected: object) -> JSON | None:
     return read_artifact(file, REMEDY, **expected) if file.exists() else None
-
-
-def _gain(summary: dict[str, Any]) -> dict[str, Any]:
-    """The template's variables about the gain of a finished run."""
-    first, last = summary["warmstart"], summary["final"]
-    return {
-        "verdict": verdict(summary),
-        "parts": {name: parts_of_gain(first, last, name) for name in last["breakdown"]},
-    }
 
 
 def _costs(worked: Sequence[jobs.JobRecord]) -> dict[str, Any]:
@@ -206,26 +183,3 @@ def verdict(summary: JSON) -> str:
     if high < 0:
         return "The interval lies below 0: the final policy is worse than the warm start, not just unlucky."
     return "The interval contains 0: this evaluation cannot tell the change from chance."
-
-
-def parts_of_gain(before: JSON, after: JSON, name: str) -> GainParts | None:
-    """Decomposes the gain by a property: each change is weighted by the mean of before and after (Kitagawa 1955).
-
-    Args:
-        before: the warm start's evaluation summary.
-        after: the final policy's.
-        name: the property's name in `breakdown`.
-
-    Returns:
-        None if a policy never or always has the property, because one of its two accuracies does not exist then.
-    """
-    first, last = before["breakdown"][name], after["breakdown"][name]
-    if any(value is None for value in [*first.values(), *last.values()]):
-        return None
-    change = {key: last[key] - first[key] for key in first}
-    mean = {key: (last[key] + first[key]) / 2 for key in first}
-    return GainParts(
-        change["share"] * (mean["accuracy_with"] - mean["accuracy_without"]),
-        change["accuracy_with"] * mean["share"],
-        change["accuracy_without"] * (1 - mean["share"]),
-    )

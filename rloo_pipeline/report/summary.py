@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
-from rloo_pipeline.checks.statistics import Array, gain, holm, is_share, pass_at_ks, powers_of_two
+from rloo_pipeline.checks.statistics import RESAMPLES, Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
@@ -113,8 +113,8 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
     if len(greedy[0]):
         drawn["greedy"] = 1
         before["greedy"], after["greedy"] = (is_correct(config, table, 1).mean(axis=1) for table in greedy)
-    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
-    gains = {name: gain(before[name], after[name], resamples, seed, drawn.get(name)) for name in before}
+    seed = derive(config.seed, "bootstrap")
+    gains = {name: gain(before[name], after[name], RESAMPLES, seed, drawn.get(name)) for name in before}
     corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
@@ -122,12 +122,12 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
 def win_rates_of(config: Config, run: Path) -> dict[str, dict[str, Any] | None]:
     """Win rate of the final policy against the warm start, by each reward whose scores are not just 0 and 1."""
     samples, pair = config.evaluation.num_generations, read_pair(run)
-    resamples, seed = config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap")
+    seed = derive(config.seed, "bootstrap")
     rates = {}
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
         if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
-            rate = win_rate(before, after, resamples, seed)
+            rate = win_rate(before, after, RESAMPLES, seed)
             rates[reward.column] = rate and rate._asdict()
     return rates
 
@@ -144,7 +144,7 @@ def judged(config: Config, run: Path) -> dict[str, Any]:
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
     by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
-    rate, same = judged_rate(by_prompt, config.evaluation.bootstrap_samples, derive(config.seed, "bootstrap"))
+    rate, same = judged_rate(by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 

@@ -156,7 +156,7 @@ async def judge_reward(
         return (value - lowest) / (highest - lowest)
 
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
-    async with http_service.shared_client(client_key, concurrency, make, "close") as shared:
+    async with http_service.shared_client(client_key, concurrency, make) as shared:
         scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
     if other_completions is not None:  # either completion may be the cause
         for place, why in refused.items():

@@ -1,20 +1,14 @@
-"""Length of completions in tokens: a soft limit, a target length, a medium length in full sentences.
+"""Length of completions in tokens: a soft limit, a target length.
 
-`algorithm.response_length` applies the first two within the update; as rewards they have a column, a weight and a place
-in the report.
+`algorithm.response_length` applies both within the update; as rewards they have a column, a weight and a place in the
+report.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.user_code.completion_text import after_thinking, text_of
-
-_ENDING = re.compile(r"[.!?…。！？][\"'”’)\]*_]*\s*\Z")
-_BEGINNING = re.compile(r"\s*[\"'“‘(\[*_]*(?:[^\W\d_]|\d)")
 
 
 def overlong_reward(completion_ids: list[list[int]], longest: int, cache: int) -> list[float]:
@@ -48,40 +42,3 @@ def target_length_reward(completion_ids: list[list[int]], target: int | Sequence
     if any(length < 1 for length in targets):
         raise UserError(f"target_length_reward: target must be at least 1 token, not {min(targets)}")
     return [-abs(len(ids) - length) / length for ids, length in zip(completion_ids, targets, strict=True)]
-
-
-def medium_length_reward(
-    completions: list[Any],
-    completion_ids: list[list[int]],
-    shortest: int = 20,
-    longest: int = 200,
-    length_share: float = 0.5,
-) -> list[float]:
-    """A heuristic for well-formed replies of medium length.
-
-    The score is `length_share` for a medium length plus `1 - length_share` for full sentences: the text after the
-    thinking begins with a capital letter, a digit or a letter without case, and ends with a full stop, an exclamation
-    mark or a question mark.
-
-    Args:
-        completions: strings, or lists of messages; the last message counts.
-        completion_ids: token ids of each completion.
-        shortest: fewest tokens of a medium length.
-        longest: most tokens of a medium length.
-        length_share: from 0 to 1.
-
-    Raises:
-        UserError: `shortest` is not from 0 to `longest`.
-    """
-    if not 0 <= shortest <= longest:
-        raise UserError(f"medium_length_reward: shortest ({shortest}) must be from 0 to longest ({longest})")
-    return [
-        length_share * (shortest <= len(ids) <= longest) + (1 - length_share) * _full_sentences(text_of(completion))
-        for completion, ids in zip(completions, completion_ids, strict=True)
-    ]
-
-
-def _full_sentences(text: str) -> bool:
-    reply = after_thinking(text)
-    beginning = _BEGINNING.match(reply)
-    return beginning is not None and not beginning[0][-1].islower() and _ENDING.search(reply) is not None

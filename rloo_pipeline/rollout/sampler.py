@@ -129,7 +129,7 @@ class Sampler:
         """Loads a policy into the engine and checks that it did."""
         block = int(llm.llm_engine.vllm_config.cache_config.block_size)
         prompts = swap_check.fixed_prompts(self.vocabulary, block, self.max_model_len, self.never)
-        swap_check.query(llm, prompts, self.lora, self.placeholder)
+        before = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
             old = self.lora.lora_int_id
             llm.llm_engine.remove_lora(old)
@@ -141,6 +141,8 @@ class Sampler:
         reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
         if reply.cached:
             raise IncompatibleEngine("a cache of another policy's prompts")
+        if reply.logps == before.logps:  # which no difference between number formats hides
+            raise IncompatibleEngine("the weights of another policy")
         if not self.swap_checked or swap_check.is_cheap(policy):
             number_format = FP8 if "quantization" in self.settings else None
             swap_check.check_weights(reply, policy, self.settings["dtype"], number_format)

@@ -38,8 +38,8 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
 
     For libraries that write files in place, since another process could read a half-written one. Once a block with
     this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its block,
-    the next one removes its files. If the file system has no locks, or after PATIENCE, nobody waits and nothing is
-    removed.
+    the next one removes its files. If the lock cannot be taken, as on a file system without locks, or after PATIENCE,
+    nobody waits and nothing is removed.
 
     Args:
         folder: a folder that only these libraries write into.
@@ -50,7 +50,8 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
     with contextlib.ExitStack() as until_compiled:
         alone = False
         if not complete.exists():
-            alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
+            with contextlib.suppress(OSError):  # the lock of another user, who shares the folder
+                alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
         if complete.exists() or not alone:
             until_compiled.close()
             yield
@@ -61,8 +62,8 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
         temporary.replace(begun)
         yield
+        begun.unlink()  # first: were both there after a kill, the next job would remove what is complete
         complete.touch()
-        begun.unlink()
 
 
 def _locks(file: int) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -59,13 +58,12 @@ def is_rank() -> bool:
 
 
 def use_single_process() -> None:
-    """Sets the variables that DeepSpeed reads, for a process without a launcher; picks a free port."""
+    """Sets the variables that DeepSpeed reads, for a process without a launcher; it listens on a port that the system
+    picks.
+    """
     if "RANK" not in os.environ:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         os.environ.update(
-            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
         )
 
 

@@ -50,7 +50,6 @@ def checks(
     prompts: Path,
     policy: Policy,
     probed: Path,
-    trial: bool,
     output: Path,
     reward_model: Path | None = None,
 ) -> None:
@@ -62,7 +61,6 @@ def checks(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy, or the base model.
         probed: its probe.
-        trial: True if failed checks do not stop the run.
         output: checks.json.
         reward_model: checks.json of the stage `reward_model`, if the run has one.
 
@@ -78,8 +76,7 @@ def checks(
     verdicts = judge(evidence, config.checks.limits.by_name(config.sampler_format), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
-    stops = bool(failed) and not trial
-    path = output.with_suffix(".failed.json") if stops else output
+    path = output.with_suffix(".failed.json") if failed else output
     write_json(
         path,
         {
@@ -90,11 +87,10 @@ def checks(
             **({sampler_proof.FORMAT: config.sampler_format} if config.rollout.quantization else {}),
             "accept": config.checks.accept,
             "checks": verdicts,
-            "asks_for_sft": [check["name"] for check in verdicts if check["asks_for_sft"]],
             **_distributions(evidence),
         },
     )
-    if stops:
+    if failed:
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
         raise RefusedPolicyError(
             f"{policy}: the warm start does not pass its checks ({path}; report.html has completions): {advice} "

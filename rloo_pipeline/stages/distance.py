@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.checks.statistics import estimate_mean
+from rloo_pipeline.checks.statistics import RESAMPLES, estimate_mean
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
@@ -63,7 +63,7 @@ def distance(
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
     kl -= _summed(_logps(config, start, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
-    estimate = estimate_mean(kl_by_prompt, settings.bootstrap_samples, derive(config.seed, "bootstrap"))
+    estimate = estimate_mean(kl_by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     summary = {
         "policy": policy.digest,
         "reference": start.digest,

@@ -41,13 +41,10 @@ def held_out(
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
-    columns = [reward.column for reward in rewards]
-    evaluation = config.evaluation.model_copy(
-        update={"breakdown": [name for name in config.evaluation.breakdown if name in columns]}
-    )
     correct = config.correct.model_copy(update={"reward": config.deciding_reward.column})
-    config = config.model_copy(update={"rewards": rewards, "evaluation": evaluation, "correct": correct})
-    tables, policy = round_tables.read_held_out(files, round_, evaluation.temperature), config.rollout.policy_of(round_)
+    config = config.model_copy(update={"rewards": rewards, "correct": correct})
+    tables = round_tables.read_held_out(files, round_, config.evaluation.temperature)
+    policy = config.rollout.policy_of(round_)
     # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature had another value
     if not len(tables.rollouts):
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.files import atomic_write
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.rollout import groups
-from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import self_check
 from rloo_pipeline.user_code.score_table import join_scores, score_table
 
 
-def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, output: Path) -> None:
+def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     """Samples and scores completions of some training prompts.
 
     Args:
         config: the stage's configuration.
         prompts: folder that the stage `prompts` wrote.
-        policy: the policy, or the base model.
-        earlier: a probe of the base model, which is copied if the policy is the base model.
+        policy: policy 0.
         output: the table.
 
     Raises:
         UserError: the model cannot be trained.
     """
-    digest = policy.digest
-    if earlier and tables.footer(tables.read(earlier, "probe", ["sample"]))["policy"] == digest:
-        with atomic_write(output) as temporary:
-            shutil.copyfile(earlier, temporary)
-        say("the policy is the base model, so its probe is used")
-        return
     # fails before an engine is started
     self_check.load_or_run(policy, config.dataset.shows_images)
     train = PromptSet(prompts / "train")
     indices = permutation(len(train), derive(config.seed, "probes"))[: config.checks.probe_prompts]
-    samples = config.checks.probe_num_generations or config.rollout.num_generations
+    samples = config.rollout.num_generations
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
     draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
@@ -49,4 +39,6 @@ def probe(config: Config, prompts: Path, policy: Policy, earlier: Path | None, o
         config.rewards, completions, score_table(config.rewards, config.scoring, completions, train, policy)
     )
     about = {"num_generations": samples, **groups.sampling_facts(config.model, sampling)}
-    tables.write(output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=digest, **about)
+    tables.write(
+        output, joined, joined.schema, "probe", run=config.run, seed=config.seed, policy=policy.digest, **about
+    )

@@ -72,7 +72,7 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
         TrainerSettings.of_section(config.model, config.deepspeed, schedule, steps),
         derive(config.seed, "reward model"),
     )
-    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
+    max_tokens = config.deepspeed.micro_batch_tokens
     losses = train(engine, section, trained, steps, max_tokens, config.seed)
     with counting("held-out conversations", len(held_out.lengths)) as counter:
         rewards = engine.logps(held_out.sequences, max_tokens, counter.advance)[:, 0].double().numpy()

@@ -1,6 +1,6 @@
 """The table of all rules of a run. All code that lists rules or stages reads it.
 
-A stage is the command that a rule calls; for example, the rules `trial_probe` and `probe` both call the stage `probe`.
+A stage is the command that a rule calls; for example, the rules `score_alone` and `score` both call the stage `score`.
 Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
 
 Every command of a run imports this module before anything else, so it imports nothing of this package.
@@ -131,7 +131,7 @@ ROWS = (
         policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
         | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
-        reads=(*_LENGTHS, "update"),
+        reads=(*_LENGTHS, "update", "deepspeed"),
         box=(0, 90),
         local=True,
         identifies=True,
@@ -160,31 +160,13 @@ ROWS = (
         identifies=True,
     ),
     _before(
-        "trial_probe",
-        "warmstart/trial/probe.parquet",
-        when=lambda config, _: config.tries_model,
-        policy="none",
-        stage="probe",
-        box=(0, 215),
-        after=("stage_assets",),
-    ),
-    _before(
-        "trial_checks",
-        "warmstart/trial/checks.json",
-        when=lambda config, _: config.tries_model,
-        policy="none",
-        stage="checks",
-        box=(1, 215),
-        after=("trial_probe",),
-    ),
-    _before(
         "warmstart",
         "policies/00000",
         policy="none",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
         box=(2, 90),
-        after=("prompts", "trial_checks"),
+        after=("prompts",),
         identifies=True,
     ),
     _before(
@@ -192,7 +174,7 @@ ROWS = (
         "warmstart/probe.parquet",
         policy="first",
         decides=_whole("reproducible", "seed", "model", "rewards")
-        | {"rollout": _SAMPLED, "checks": only("probe_prompts", "probe_num_generations")},
+        | {"rollout": _SAMPLED, "checks": only("probe_prompts")},
         reads=_SAMPLER_READS,
         worker="sampler",
         box=(2, 215),

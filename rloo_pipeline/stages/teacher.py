@@ -40,7 +40,7 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         Scorer(of_teacher, Policy(folders[name], config.model.trust_remote_code), rows.get(name, []))
         for name, of_teacher in config.teachers.items()
     ]
-    top_k = 0 if config.algorithm.teacher is None else config.algorithm.teacher.top_k or 0
+    top_k = config.algorithm.teacher_top_k
     for scorer in scorers:
         distillation.require_vocabulary(top_k, scorer.policy.vocabulary, str(scorer.policy))
     write_logps("teacher", scorers, rollouts, output, top_k=top_k)

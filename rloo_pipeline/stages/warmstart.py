@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import lineage, model_files
-from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy, read_artifact
+from rloo_pipeline.artifacts.files import atomic_folder, link_or_copy
 from rloo_pipeline.artifacts.manifest import folder_files
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.before_run import checkpointing
@@ -18,20 +18,12 @@ from rloo_pipeline.training import model_support, plain_model, policy_model, sel
 from rloo_pipeline.training.sft import sft
 
 
-def trains(config: Config, trial: Path | None) -> bool:
-    """True if SFT runs: where demonstrations are configured, unless a trial of the base model found no need for it."""
-    if config.warmstart.sft is None:
-        return False
-    return trial is None or bool(read_artifact(trial)["asks_for_sft"])
-
-
-def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, output: Path) -> None:
+def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None:
     """Writes policy 0; with SFT, every rank calls this.
 
     Args:
         config: the stage's configuration.
         assets, prompts: folders that these stages wrote.
-        trial: checks of the base model, where `warmstart.train` is `auto`.
         output: the policy.
 
     Raises:
@@ -43,13 +35,9 @@ def warmstart(config: Config, assets: Path, prompts: Path, trial: Path | None, o
     model_support.check_run(config, model)
     model.check()
     model_files.check_finite(model.folder)
-    if trial is not None and config.warmstart.sft is not None:
-        checks = read_artifact(trial, policy=model.digest)["asks_for_sft"]
-        say(f"checks that call for SFT: {', '.join(checks) or 'none'}")
     result = self_check.load_or_run(model, config.dataset.shows_images)
     policy_model.check_adapter(model, config.update.lora)
-    if config.warmstart.sft is not None and trains(config, trial):
-        section = config.warmstart.sft
+    if (section := config.warmstart.sft) is not None:
         sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
         return
     if config.model.quantization is None:  # else they are loaded here

@@ -235,15 +235,20 @@ class Engine:
     ) -> Tensor:
         """Adds up this rank's gradients and returns its share of the loss; row `filler` stands in an empty batch.
 
-        Nothing is counted if there is no `advance`: the step is a repeated one.
+        Nothing is counted if there is no `advance`: the step is a repeated one. The next micro-batch is packed before
+        the backward pass, after which DeepSpeed may wait for its reductions.
         """
         import torch
 
         total = torch.zeros((), dtype=torch.float64, device=self.device)
+        packs = (sequences.pick(rows or [filler], self.group) for rows in batches)
+        following = next(packs, None)
         for rows in batches:
-            pack = sequences.pick(rows or [filler], self.group).to(self.device)
+            assert following is not None
+            pack = following.to(self.device)
             with self.experts.counting(bool(rows) and advance is not None):
                 loss = self.engine(pack, loss_at_rows(rows, loss_of))
+            following = next(packs, None)
             self.engine.backward(loss * self.rank.world)
             total += loss.detach().double()
             if advance is not None:
@@ -293,7 +298,7 @@ class Engine:
                     self._write_adapter(weights, temporary)
             else:
                 if temporary is not None:
-                    policy_model.save_beside(self.model, temporary, self.policy.folder)
+                    policy_model.save_beside(self.model, temporary, self.policy)
                 folder = self.from_first(temporary)
                 assert folder is not None
                 place = node_files.place(folder) if on_nodes else None

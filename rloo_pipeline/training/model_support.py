@@ -54,7 +54,8 @@ def check_run(config: Config, policy: Policy) -> None:
     """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: the folder has no model but an adapter, or as `check_model`, or vLLM cannot serve the adapter.
+        UserError: the folder has no model but an adapter, as `check_model` and `check_heads`, or vLLM cannot serve the
+            adapter.
     """
     if not (file := policy.folder / "config.json").exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
@@ -64,6 +65,8 @@ def check_run(config: Config, policy: Policy) -> None:
             "result"
         )
     lora_support.check_lora(policy, config.update.lora)
+    parts = config.deepspeed.sequence_parallel
+    check_heads(int(policy.text_config.get("num_attention_heads") or parts), parts, policy.config_file)
     if config.model.quantization is None and comes_in_nf4(policy.config):
         raise UserError(
             f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
@@ -71,6 +74,15 @@ def check_run(config: Config, policy: Policy) -> None:
         )
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
     check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
+
+
+def check_heads(heads: int, parts: int, file: Path | str = "config.json") -> None:
+    """Raises UserError if a model's query heads cannot be divided among the processes that share its sequences."""
+    if heads % parts:
+        raise UserError(
+            f"{file}: {heads} attention heads cannot be divided among the {parts} processes of "
+            "deepspeed.sequence_parallel; set it to a divisor of that number"
+        )
 
 
 def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: Path | str = "config.json") -> None:

@@ -172,27 +172,28 @@ def _freeze_vision(model: Any) -> None:
         parameter.requires_grad_(parameter in trained)
 
 
-def save_beside(model: PreTrainedModel, target: Path, previous: Path) -> None:
+def save_beside(model: PreTrainedModel, target: Path, previous: Policy) -> None:
     """Writes all files of a policy except its weights (`weight_files.py`): the configuration, and the tokenizer and
     other files of the previous policy. Call it before weights are written: transformers removes weights that it finds.
 
     Args:
         model: the model, for its configuration.
         target: empty folder to write to.
-        previous: folder of the previous policy.
+        previous: the previous policy, or an adapter on it.
     """
-    _save_configuration(model, target)
+    _save_configuration(model, target, previous)
     (target / WEIGHTS).unlink(missing_ok=True)
     checked = getattr(model, "self_check", None)
     if isinstance(checked, SelfCheck):
         checked.write(target)
-    copy_side_files(previous, target)
+    copy_side_files(previous.base, target)
 
 
-def _save_configuration(model: PreTrainedModel, target: Path) -> None:
-    """`model.save_pretrained` without weights, with any generation defaults that transformers has read.
+def _save_configuration(model: PreTrainedModel, target: Path, previous: Policy) -> None:
+    """`model.save_pretrained` without weights, and for a policy without generation defaults those of its config.json.
 
-    It would refuse to write some that it reads, such as a temperature without `do_sample`, which models come with.
+    Their file stays as it is: a model may not have read it, and transformers would refuse to write some that it reads,
+    such as a temperature without `do_sample`. What ends a completion is that of the previous policy.
     """
     from transformers import GenerationConfig
 
@@ -200,7 +201,11 @@ def _save_configuration(model: PreTrainedModel, target: Path) -> None:
     model.generation_config = GenerationConfig()
     model.save_pretrained(target, state_dict={})
     model.generation_config = defaults
-    if defaults is not None and (target / GENERATION).exists():
+    if (previous.base / GENERATION).exists():
+        (target / GENERATION).unlink(missing_ok=True)
+    elif defaults is not None and (target / GENERATION).exists():
+        ends = previous.stop_ids
+        defaults.eos_token_id = ends if len(ends) > 1 else ends[0]
         defaults.to_json_file(target / GENERATION, keys_to_pop=["compile_config"])
 
 

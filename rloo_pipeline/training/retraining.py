@@ -89,11 +89,14 @@ def _replayed(
     if number < round_:
         folder = state / trainer_state.POLICY if state else start.folder.with_name(f"{0:05d}")
         before = Policy(folder, start.trust_remote_code)
-    engine = Engine(before, TrainerSettings.from_config(config), derive(config.seed, "update", number + 1))
-    carried = AlgorithmState()
+    settings = TrainerSettings.from_config(config)
     if state is not None:
         digest = start.digest if number == round_ else _digest_of(states.parent, number)
-        carried = AlgorithmState.from_json(trainer_state.load(engine, state, round=number, policy=digest))
+        trainer_state.verify(state, settings, round=number, policy=digest)
+    engine = Engine(before, settings, derive(config.seed, "update", number + 1))
+    carried = AlgorithmState()
+    if state is not None:
+        carried = AlgorithmState.from_json(trainer_state.load(engine, state))
     for again in range(number + 1, round_ + 1):
         say(f"round {again} is trained again, since no trainer state of it was written before the last trainer ended")
         carried = _train(config, again, engine, carried, states.parent, prompts)

@@ -90,7 +90,7 @@ class RolloutProof:
         """
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, engine.policy)
-        tokens = engine.from_first(self.config.deepspeed.micro_batch_tokens)  # `auto` may differ between nodes
+        tokens = self.config.deepspeed.micro_batch_tokens
         logps = engine.logps(sequences, tokens, lambda _: None, dropout=False)
         lengths = sequences.sampled()
         self._require_lists(chosen, [row[:length].tolist() for row, length in zip(logps, lengths, strict=True)])

@@ -113,14 +113,14 @@ def completions_of(
         """[completions, longest, K] float32, −inf for tokens that the student does not have, 0 at padding."""
         _check_top(teacher, top_k)
         ids, logps = (
-            torch.tensor(teacher[name].combine_chunks().flatten().to_numpy()).view(-1, top_k)
+            teacher[name].combine_chunks().flatten().to_numpy().reshape(-1, top_k)
             for name in (tables.TOP_IDS, tables.TOP_LOGPS)
         )
-        top = torch.zeros(*mask.shape, top_k)
-        top[mask] = torch.where(ids < (vocabulary or 0), logps, -torch.inf)
-        return top
+        top = np.zeros((*mask.shape, top_k), np.float32)
+        top[mask.numpy()] = np.where(ids < (vocabulary or 0), logps, -np.inf)
+        return torch.from_numpy(top)
 
-    top_k = None if algorithm.teacher is None else algorithm.teacher.top_k
+    top_k = algorithm.teacher_top_k
     normalizes_each = algorithm.multi_objective_aggregation == "normalize_then_sum"
     sampling = None if cut_by else padded(rollouts["sampling_logps"])
     return RoundTensors(
@@ -130,7 +130,7 @@ def completions_of(
         old_logps=sampling if algorithm.old_logps == "sampler" else None,
         reference_logps=None if reference is None else padded(reference["reference_logps"]),
         teacher_logps=None if teacher is None else padded(teacher["teacher_logps"]),
-        teacher_top_logps=None if teacher is None or top_k is None else padded_top(teacher, top_k),
+        teacher_top_logps=None if teacher is None or not top_k else padded_top(teacher, top_k),
         sampling_logps=sampling,
         lengths=torch.tensor(tables.lengths(rollouts["completion_ids"])),
         functions=selection.scores_of_functions(round_tables.scores) if normalizes_each else None,

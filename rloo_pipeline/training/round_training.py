@@ -75,11 +75,11 @@ def train(
     sequences = round_data.sequences_of(rollouts, prompts, engine.policy)
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
-    teacher, vocabulary = config.algorithm.teacher, engine.policy.vocabulary
+    top_k, vocabulary = config.algorithm.teacher_top_k, engine.policy.vocabulary
     # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
-    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
+    max_tokens = config.deepspeed.micro_batch_tokens
     passes = config.algorithm.num_iterations + config.algorithm.needs_old_pass
     start = time.monotonic()
     with counting("update", passes * len(sequences.prompts)) as counter:
@@ -95,8 +95,8 @@ def train(
             _prove(engine, proof, completions, rollouts, prompts)
         batch, state = make_batch(config.algorithm, config.rollout, completions, state)
         batch = with_choices(config.algorithm, batch, derive(config.seed, "clip_cov", round_))
-        if teacher is not None and teacher.top_k is not None and tables_used.teacher is not None:
-            candidates = round_data.candidates_of(tables_used.teacher, teacher.top_k, vocabulary)
+        if top_k and tables_used.teacher is not None:
+            candidates = round_data.candidates_of(tables_used.teacher, top_k, vocabulary)
             sequences = sequences._replace(candidates=candidates)
         record, steps, skipped = _steps(config, round_, engine, sequences, batch, max_tokens, counter, proof, rollouts)
     if skipped:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import ranks
+from rloo_pipeline.training import model_support
 
 
 class SequenceGroup(NamedTuple):
@@ -65,7 +66,7 @@ class SequenceGroup(NamedTuple):
         Raises:
             UserError: the query heads cannot be divided among the ranks.
         """
-        check_heads(heads[0].shape[1], self.size)
+        model_support.check_heads(heads[0].shape[1], self.size)
         repeated = [tensor.repeat_interleave(self.size // gcd(self.size, tensor.shape[1]), 1) for tensor in heads]
         by_rank = [tensor.unflatten(1, (self.size, -1)).transpose(0, 1).flatten(2) for tensor in repeated]
         received = self._exchange(torch.cat(by_rank, -1).flatten(0, 1), tokens, to_heads=True)
@@ -110,15 +111,6 @@ class SequenceGroup(NamedTuple):
         torch.distributed.all_gather(of_ranks, padded, group=self.members)
         joined = torch.cat([part[:count] for part, count in zip(of_ranks, counts, strict=True)])
         return torch.empty_like(joined).index_copy_(0, places, joined)
-
-
-def check_heads(heads: int, size: int) -> None:
-    """Raises UserError if the query heads of a model cannot be divided among `size` ranks."""
-    if heads % size:
-        raise UserError(
-            f"deepspeed.sequence_parallel: {heads} attention heads cannot be divided among {size} processes; set it "
-            "to a divisor of that number"
-        )
 
 
 def refusal(model: str, cause: str) -> UserError:

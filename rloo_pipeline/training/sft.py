@@ -43,7 +43,7 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     # all weights, also in runs whose updates train a LoRA adapter
     settings = TrainerSettings.of_section(config.model, config.deepspeed, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
-    max_tokens = engine.from_first(config.deepspeed.micro_batch_tokens)
+    max_tokens = config.deepspeed.micro_batch_tokens
     losses: list[float] = []
     with counting("SFT steps", section.steps) as counter:
         for step in range(section.steps):

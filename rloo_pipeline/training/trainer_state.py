@@ -14,8 +14,10 @@ from pathlib import Path
 from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
-from rloo_pipeline.training.deepspeed_internals import nvme
+from rloo_pipeline.runtime import ranks
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.settings import TrainerSettings
 
 TAG = "state"
 POLICY = model_files.STATE_POLICY
@@ -37,7 +39,7 @@ class TrainerState:
             engine: the engine to save.
             algorithm_state: `AlgorithmState.to_json()`.
             weights: folder of the engine's policy; with it, the state stays of use when the policy has been removed.
-            about: facts that `load` must be called with again, such as the round.
+            about: facts that `verify` must be called with again, such as the round.
         """
         self.engine, self.algorithm_state, self.weights, self.about = engine, algorithm_state, weights, about
         self.lag = 0
@@ -86,14 +88,13 @@ class TrainerState:
     def _write_parts(self, folder: Path) -> dict[str, str]:
         """Writes this rank's files; returns their digests."""
         from rloo_pipeline.training.deepspeed_internals import offload
-        from rloo_pipeline.training.deepspeed_internals.deepspeed_config import save_reproducibly
 
         folder.mkdir(parents=True, exist_ok=True)
         engine = self.engine
         if engine.settings.offload.on_disk:
             return nvme.save_state(engine.engine, folder, engine.step_count)
         return {
-            name: save_reproducibly(offload.in_host_memory(part, engine.host_copies), folder / name)
+            name: deepspeed_config.save_reproducibly(offload.in_host_memory(part, engine.host_copies), folder / name)
             for name, part in self.parts.items()
         }
 
@@ -133,29 +134,37 @@ def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -
     TrainerState(engine, algorithm_state, None, **about).write(target)
 
 
-def load(engine: Engine, source: Path, **about: object) -> JSON:
-    """Loads a saved state into an engine that was built from the policy saved with it.
+def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
+    """Checks a saved state before an engine is made for it: each rank reads some of the files.
 
     Args:
-        engine: the engine to fill.
         source: folder of the state.
+        settings: settings of the engine.
         about: facts that the state was saved with.
-
-    Returns:
-        The algorithm state.
 
     Raises:
         UserError: a file was changed, the manifest differs, or the number of ranks or the ZeRO stage has changed.
     """
-    expected = {"world": engine.rank.world, "zero_stage": engine.zero_stage, **about}
+    stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
+    expected = {"world": ranks.current().world, "zero_stage": stage, **about}
     saved = manifest.verify_manifest(source).about
-    engine.barrier()  # each rank has checked some of the files
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(
                 f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, this run has {value}; "
                 "keep the old setting or start a new run"
             )
+
+
+def load(engine: Engine, source: Path) -> JSON:
+    """Loads a state into an engine that was made of the policy saved with it, after `verify`.
+
+    Returns:
+        The algorithm state.
+
+    Raises:
+        UserError: a file holds something else than a state.
+    """
     if engine.settings.offload.on_disk:
         engine.step_count = nvme.load_state(engine.engine, source / TAG)
     else:

@@ -50,9 +50,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, SharedClie
 
 
 @asynccontextmanager
-async def shared_client(
-    key: Hashable, concurrency: int, make: Callable[[], Any], close: str
-) -> AsyncIterator[SharedClient]:
+async def shared_client(key: Hashable, concurrency: int, make: Callable[[], Any]) -> AsyncIterator[SharedClient]:
     """The client for `key`, shared by all concurrent calls of this event loop.
 
     So one limit holds for all of them and connections are reused. The last call closes the client.
@@ -61,7 +59,6 @@ async def shared_client(
         key: everything on which the client depends.
         concurrency: most concurrent requests.
         make: creates the client.
-        close: name of the client's async method that closes it.
     """
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
     user = object()
@@ -75,7 +72,7 @@ async def shared_client(
         shared.users.discard(user)
         if not shared.users:
             del clients[key]
-            await getattr(shared.client, close)()
+            await shared.client.close()
 
 
 def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:

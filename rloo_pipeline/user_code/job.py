@@ -217,9 +217,9 @@ class ScoringJob:
         if self.reward.on_timeout == "fail":
             raise UserError(
                 f"{self.label} {failure} for {rows_text(call.rows)}; raise its timeout, or set its on_timeout to none "
-                "or value"
+                "or a score"
             )
-        self._leave_unscored(call, failure, self.reward.timeout_value if self.reward.on_timeout == "value" else None)
+        self._leave_unscored(call, failure, None if self.reward.on_timeout == "none" else self.reward.on_timeout)
 
     def _record_raised(self, call: PlannedCall, failure: str, traceback: str) -> None:
         if self.reward.on_error == "fail":

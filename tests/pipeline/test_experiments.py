@@ -71,7 +71,7 @@ def test_arms_may_differ_in_their_rounds(project) -> None:
 def test_only_what_is_chosen_is_evaluated_on_the_test_rows(project) -> None:
     dev = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev", "size": 50}}
     arms = {"a": {}, "b": {"update.learning_rate": 1e-5}}
-    write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1", "then": "test"})
+    write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1"})
     jobs = planned(project)
     assert (jobs["select"], jobs["evaluate_chosen"], jobs["prove_chosen"], jobs["evaluate"]) == (1, 3, 3, 3 + 6)
 
@@ -82,7 +82,7 @@ def test_a_failed_arm_leaves_the_others_alone_and_another_seed_runs_only_that(pr
     reward = project.folder / "broken.py"
     reward.write_text("def broken(completions):\n    raise KeyError('no such thing')\n")
     broken = [{"function": "broken.py:broken", "name": "answer"}]
-    arms = {"good": {}, "bad": {"rewards": broken, "evaluation.breakdown": []}, "slow": {"update.learning_rate": 1e-5}}
+    arms = {"good": {}, "bad": {"rewards": broken}, "slow": {"update.learning_rate": 1e-5}}
     write(project, mini(**SMALL), arms=arms, seeds=[0])
     outcome = project.snakemake("--cores", "2", plain=False)
     assert outcome.returncode == 1

@@ -346,7 +346,7 @@ def test_a_reward_function_of_ones_own_is_watched(finished, tmp_path) -> None:
     reward_file = project.folder / "mine.py"
     reward_file.write_text("import beside\n\ndef my_reward(completions):\n    return [beside.ONE] * len(completions)\n")
     (project.folder / "beside.py").write_text("ONE = 1.0\n")
-    changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}], "evaluation": {"breakdown": []}}
+    changes = {"rewards": [{"function": "mine.py:my_reward", "name": "answer"}]}
     scores = "results/mini/rounds/00001/scores/000.parquet"
     assert project.snakemake("--cores", "1", "--", scores, **changes).returncode == 0
     assert project.planned("--", scores, **changes) == set()

@@ -50,13 +50,6 @@ def test_without_beta_the_reference_is_not_run(project) -> None:
     assert not any("reference" in file for file in project.planned(algorithm={"beta": 0}))
 
 
-def test_with_auto_the_model_is_tried_before_sft(project) -> None:
-    trial_files = {"warmstart/trial/probe.parquet", "warmstart/trial/checks.json"}
-    assert not trial_files & project.planned()
-    assert trial_files <= project.planned(warmstart={"train": "auto"})
-    assert not trial_files & project.planned(warmstart={"train": "auto", "sft": None})
-
-
 def test_kept_policies_are_evaluated_as_often_as_asked(project) -> None:
     planned = project.planned(rounds=6, evaluation={"every": 2})
     names = {file.split("/")[1] for file in planned if file.startswith("evaluation/")}
@@ -76,7 +69,7 @@ def test_a_reward_function_that_needs_a_gpu_has_jobs_of_its_own(project) -> None
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},
         {"function": "rloo_pipeline.rewards.model:reward_model", "gpus": 2, "options": {"model": "x"}, "batch": "all"},
     ]
-    changes = {"rewards": rewards, "evaluation": {"breakdown": []}}
+    changes = {"rewards": rewards}
     parts = {file for file in project.planned(**changes) if "/scores/parts/" in file}
     assert {f"rounds/00001/scores/parts/reward_model/{shard:03d}.parquet" for shard in range(2)} <= parts
     assert all("reward_model" in file for file in parts)
@@ -148,7 +141,7 @@ def test_a_dry_run_of_many_rounds_is_planned(project) -> None:
 
 
 def test_a_reward_function_that_is_not_there_stops_before_anything_runs(project) -> None:
-    changes = {"rewards": [{"function": "no_such.module:f"}], "evaluation": {"breakdown": []}}
+    changes = {"rewards": [{"function": "no_such.module:f"}]}
     outcome = project.snakemake("--cores", "1", **changes)
     output = outcome.stdout + outcome.stderr
     assert outcome.returncode == 1

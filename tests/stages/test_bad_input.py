@@ -250,9 +250,7 @@ def score(folder: Path, model: Path, function: str):
     """Scores 64 synthetic completions with one function."""
     from rloo_pipeline.artifacts import tables
 
-    run = Round(
-        folder / "run", model, rewards=[{"function": function}], correct={}, evaluation={"breakdown": []}
-    ).write(1)
+    run = Round(folder / "run", model, rewards=[{"function": function}], correct={}).write(1)
     rollouts = tables.read_all([run._table(1, "rollouts", shard) for shard in range(2)], "rollouts")
     tables.write(
         run._table(1, "rollouts", 9),

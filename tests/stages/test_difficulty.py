@@ -42,7 +42,7 @@ def run(tmp_path):
     def configure(select: dict | None = None, **changes) -> Path:
         rewards = [{"function": f"{tmp_path}/own.py:even", "name": "even"}]
         sizes = {"generation_batch_size": 16, "num_generations": 2, "shards": 2, "max_completion_length": 4}
-        keys = {"rewards": rewards, "correct": {"reward": "even"}, "evaluation": {"breakdown": [], "each_round": 0}}
+        keys = {"rewards": rewards, "correct": {"reward": "even"}, "evaluation": {"each_round": 0}}
         config = mini(dataset={"select": select}, rollout=sizes | changes, **keys)
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
         return tmp_path

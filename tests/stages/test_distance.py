@@ -38,7 +38,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
 
     other = tmp_path / "other"
     tiny_qwen3(other, 4, hidden_size=32, layers=2, heads=2, key_value_heads=1, head_dim=32, intermediate_size=64)
-    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "temperature": 0.5, "breakdown": []})
+    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "temperature": 0.5})
     folder = run.run / "evaluation" / "final"
     schema = completions_schema("answer")
 
@@ -65,7 +65,7 @@ def test_the_distance_is_the_mean_log_ratio_of_its_own_completions(tmp_path, tin
 
 
 def test_the_log_ratio_of_greedy_completions_is_not_called_a_kl(tmp_path, tiny_model) -> None:
-    evaluation = {"num_generations": 1, "temperature": 0, "breakdown": []}
+    evaluation = {"num_generations": 1, "temperature": 0}
     folder = Round(tmp_path / "run", tiny_model, evaluation=evaluation).run / "evaluation" / "final"
     about = {"policy": Policy(tiny_model).digest}
     tables.write(folder / "completions.parquet", completions(1), completions_schema("answer"), "completions", **about)
@@ -82,7 +82,7 @@ def test_completions_on_the_test_rows_are_proven_to_be_of_the_chosen_policy(tmp_
     from rloo_pipeline.training.logprobs import TokenLogProbs
     from rloo_pipeline.training.packing import Sequences
 
-    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2, "breakdown": []}).run
+    run = Round(tmp_path / "run", tiny_model, evaluation={"num_generations": 2}).run
     folder = run / "policies" / "00001"
     shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
     digest = policies.seal(folder, folder.name)

@@ -40,7 +40,7 @@ class Refilled(Round):
         rewards = [{"function": f"{reward}:apart", "name": "answer"}]
         algorithm = {"filter_zero_variance": True, **changes}
         super().__init__(
-            folder / "run", model, rewards=rewards, algorithm=algorithm, evaluation={"breakdown": []},
+            folder / "run", model, rewards=rewards, algorithm=algorithm,
             rollout={"refill": refill, "max_completion_length": 8},
         )  # fmt: skip
         self.prompts = folder / "prompts"

@@ -100,11 +100,10 @@ def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, rew
     same = rescored(run, tmp_path / "same", function=f"{reward_file}:length", options={"factor": 2.0})
     assert same["kendall"] == pytest.approx(1)
     assert same["advantage_correlation"] == pytest.approx(1)
-    assert same["sign_changes"] == same["silenced"] == same["awakened"] == 0
+    assert same["sign_changes"] == 0
     flat = rescored(run, tmp_path / "flat", function=f"{reward_file}:constant")
     assert flat["informative"][1] == 0
     assert flat["kendall"] is None
-    assert flat["silenced"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -130,12 +129,10 @@ def test_changes_by_hand() -> None:
     old_advantages, new_advantages = [[-1, 0, 1], [0, 0, 0]], [[1, 0, -1], [-1, 0.5, 0.5]]
     changes = change(old, new, old_advantages, new_advantages)
     assert (changes.groups, changes.ranked_groups) == (2, 1)
-    assert changes.kendall == changes.spearman == pytest.approx(-1)
+    assert changes.kendall == pytest.approx(-1)
     assert changes.informative == (0.5, 1.0)
     assert changes.unscorable == (1, 0)
     assert changes.sign_changes == pytest.approx(2 / 6)
-    assert changes.awakened == pytest.approx(3 / 6)
-    assert changes.silenced == 0
     twice = change(2 * old, 2 * new, 2 * old_advantages, 2 * new_advantages)
     assert (twice.groups, twice.ranked_groups, twice.completions, twice.unscorable) == (4, 2, 12, (2, 0))
     assert twice.reward == pytest.approx(changes.reward)
@@ -163,36 +160,24 @@ def test_a_reward_is_tried_on_rows_of_data(reward_file, tmp_path) -> None:
     assert "66.7% of 3, with 2 each" in outcome.stdout
 
 
-def test_a_trial_says_how_often_the_function_agrees_with_labels(tmp_path) -> None:
-    data, completions = tmp_path / "data.jsonl", tmp_path / "completions.jsonl"
-    data.write_text("".join(json.dumps({"question": "q", "answer": a}) + "\n" for a in ("4", "5")))
-    cases = (("A: 4", True), ("it is 3", False), ("A: 5", False), ("nothing", False))
-    rows = [{"completion": completion, "right": label} for completion, label in cases]
-    completions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ("reward-test", "rloo_pipeline.rewards.math:math_reward", "--data", data, "--completions", completions)
-    outcome = done(*arguments, "--labels", "right")
-    assert "agreement 75.00% of 4 rows (95% 30.06% to 95.44%)" in outcome.stdout
-    assert "rows on which they differ, 1 of 1" in outcome.stdout
-    assert outcome.stdout.rstrip().splitlines()[-2].split()[1] == "2", "the third row"
-    assert "agreement 25.00%" in rloo(*arguments, "--labels", "right", "--threshold", 0).stdout
-    assert "no column 'rihgt'; did you mean 'right'?" in rloo(*arguments, "--labels", "rihgt").stderr
-    assert (
-        "row 0 has 'A: 4' in 'completion'; labels are true and false"
-        in rloo(*arguments, "--labels", "completion").stderr
-    )
-
-
 def test_token_ids_of_a_trial_are_made_by_the_tokenizer_that_is_named(tmp_path, tiny_model) -> None:
     data = tmp_path / "data.jsonl"
-    texts = ("<think>1+1+1+1+1+1=6</think>6", "6")
+    texts = ("1+1+1+1+1+1=6", "6")
     data.write_text("".join(json.dumps({"question": "q", "answer": text}) + "\n" for text in texts))
-    arguments = ("reward-test", "rloo_pipeline.rewards.thinking:thinking_reward", "--data", data)
+    arguments = (
+        "reward-test",
+        "rloo_pipeline.rewards.length:target_length_reward",
+        "--data",
+        data,
+        "--options",
+        '{"target": 1}',
+    )
     outcome = rloo(*arguments)
     assert outcome.returncode == 1
     assert "takes token ids and there are none; give a --tokenizer" in outcome.stderr
     outcome = done(*arguments, "--tokenizer", tiny_model)
-    assert "0.7" in outcome.stdout
-    assert "-1" in outcome.stdout
+    assert "minimum, maximum" in outcome.stdout
+    assert ", 0" in outcome.stdout, "one text is one token"
 
 
 def test_rows_that_fail_in_a_trial_are_shown(reward_file, tmp_path) -> None:

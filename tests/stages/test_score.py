@@ -19,6 +19,9 @@ import time
 def length(completion_ids):
     return [float(len(ids)) for ids in completion_ids]
 
+def named(completions, tokenizer_path):
+    return [float(tokenizer_path != "")] * len(completions)
+
 def of_task(completions, task):
     return [1.0 if t == "sums" else None for t in task]
 
@@ -50,7 +53,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
         {"function": f"{tmp_path}/mine.py:of_task", "name": "answer"},
         {"function": f"{tmp_path}/mine.py:length", "weight": 0, "gpus": 1},
         {"function": f"{tmp_path}/mine.py:stuck", "timeout": 0.4, "weight": 0.1},
-        {"function": "rloo_pipeline.rewards.thinking:thinking_reward", "weight": 0},  # asks for the policy's tokenizer
+        {"function": f"{tmp_path}/mine.py:named", "weight": 0},  # asks for the policy's tokenizer
     ]
     rollouts = tmp_path / "rollouts.parquet"
     completions = tables.read(run._table(1, "rollouts", 0), "rollouts")
@@ -59,7 +62,7 @@ def test_the_table_keeps_nulls_monitors_seconds_and_errors_for_any_number_of_wor
     )
     read = []
     for workers in (1, 3):
-        config = mini(rewards=rewards, evaluation={"breakdown": []}, scoring={"workers": workers})
+        config = mini(rewards=rewards, scoring={"workers": workers})
         (run.run / "config.yaml").write_text(yaml.safe_dump(config))
         output = tmp_path / f"{workers}.parquet"
         if workers == 1:

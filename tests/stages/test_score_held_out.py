@@ -44,7 +44,7 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     first = first.set_column(0, first.schema.field(0), pa.array([row["prompt_id"] for row in held_out]))
     (tmp_path / "mine.py").write_text(MINE)
     rewards = [{"function": f"{tmp_path}/mine.py:{name}", **keys} for name, keys in REWARDS]
-    config = mini(rewards=rewards, correct={"reward": "answered"}, evaluation={"breakdown": []})
+    config = mini(rewards=rewards, correct={"reward": "answered"})
     config["scoring"] = {"workers": 1}
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
     about = {name: tables.footer(rollouts)[name] for name in ("run", "round", "shard", "seed", "policy")}
@@ -76,7 +76,7 @@ def summary_of(tmp_path, tiny_model):
     """What `held-out` writes of completions that are all right, with a judge of this weight that needs a GPU."""
 
     def summary(weight: float = 0.0, temperature: float = 1.0):
-        run = Round(tmp_path / "run", tiny_model, correct={"reward": "answer"}, evaluation={"breakdown": []}).write(1)
+        run = Round(tmp_path / "run", tiny_model, correct={"reward": "answer"}).write(1)
         config = load(run.run / "config.yaml")
         answer = next(reward for reward in config.rewards if reward.column == "answer")
         judge = answer.model_copy(update={"name": "judge", "weight": weight, "gpus": 1})

@@ -83,6 +83,17 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
     assert sampled(sampler) == first, "and what was given up is not taken for loaded"
 
 
+def test_an_engine_that_answers_as_before_a_swap_has_not_swapped(engines, policies, monkeypatch) -> None:
+    """In 16 or 8 bits and with large weights nothing else would notice it."""
+    *_, sampler = engines
+    sampler.swap(Policy(policies[0]), 256)
+    with monkeypatch.context() as without:
+        without.setattr(engine_weights, "reload_weights", lambda *_: None)
+        without.setattr(swap_check, "check_weights", lambda *_: None)
+        with pytest.raises(IncompatibleEngine, match="the weights of another policy"):
+            sampler.swap(Policy(policies[1]), 256)
+
+
 def test_a_swap_of_large_weights_is_checked_once(engines, policies, monkeypatch) -> None:
     *_, sampler = engines
     monkeypatch.setattr(swap_check, "ALWAYS_CHECKED_BYTES", 0)

@@ -71,6 +71,10 @@ def test_sums_that_are_taken_beside_the_backward_pass_are_the_same(output, stage
     assert [ours[file] for file in weights] == [theirs[file] for file in weights] != []
 
 
+def test_ranks_with_different_memory_recompute_activations_all_or_none(output) -> None:
+    assert [of_rank(output, number, "recomputes") for number in (0, 1)] == [True, True]
+
+
 def test_each_node_has_a_policy_that_goes_through_its_own_disk(model, output) -> None:
     """The run's folder has links to the files of the first rank's node."""
     policy = output / "policies" / "00001"

@@ -15,11 +15,14 @@ from split_ranks import step
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.runtime import ranks, scratch
+from rloo_pipeline.before_run import checkpointing
+from rloo_pipeline.config.loading import load
+from rloo_pipeline.runtime import devices, ranks, scratch
 from rloo_pipeline.training import weight_files
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.engine import Engine
 
+CONFIGURATION = Path(__file__).parents[2] / ".test" / "config" / "config.yaml"
 STEPS = 2
 CASES = [(1, "float32"), (2, "float32"), (3, "float32"), (1, "model"), (2, "overlap"), (3, "overlap")]
 
@@ -56,8 +59,15 @@ def name(zero_stage: int, communication: str) -> str:
     return f"{zero_stage}-{communication}"
 
 
+def recomputes(model: Path) -> bool:
+    """What `gradient_checkpointing: auto` is where one rank has room for everything and the other for nothing."""
+    room = 1e15 if ranks.current().first else 0.0
+    with mock.patch.object(devices, "training_bytes", return_value=room):
+        return checkpointing.resolve(load(CONFIGURATION), Policy(model)).deepspeed.gradient_checkpointing
+
+
 if __name__ == "__main__":
     model, output = map(Path, sys.argv[1:])
-    results = {name(*case): steps(model, *case, output) for case in CASES}
+    results = {"recomputes": recomputes(model)} | {name(*case): steps(model, *case, output) for case in CASES}
     (output / f"{ranks.current().number}.json").write_text(json.dumps(results))
     on_two_nodes(model, output)

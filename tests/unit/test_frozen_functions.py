@@ -1,6 +1,5 @@
 """The copies of the user's functions that a run imports in place of the files."""
 
-import argparse
 import os
 import sys
 import traceback
@@ -8,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import mini
 
 from rloo_pipeline import frozen_functions, import_string
-from rloo_pipeline.artifacts import files, function_copies
-from rloo_pipeline.cli import after_run
+from rloo_pipeline.artifacts import function_copies
 from rloo_pipeline.config import provenance, syntax
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
@@ -37,7 +34,7 @@ def _no_copies_stay_in_use(monkeypatch, tmp_path) -> Iterator[None]:
 def freeze(function: str) -> Path:
     """Copies the files of a reward for a run."""
     folder = function_copies.folder_of(Path("results/mini"))
-    changes = {"rewards": [{"function": function, "name": "answer"}], "evaluation": {"breakdown": []}}
+    changes = {"rewards": [{"function": function, "name": "answer"}]}
     function_copies.write(folder, [validate(mini(**changes), "test")])
     return folder
 
@@ -116,22 +113,3 @@ def test_copies_that_a_kill_left_between_two_renames_are_put_back(tmp_path) -> N
     (folder.with_name(".functions.3.tmp")).mkdir()
     function_copies.restore(folder)
     function_copies.verify(folder)
-
-
-def test_replay_plays_with_the_copies_of_the_run_and_with_the_files_where_it_gets_a_configuration(
-    tmp_path, monkeypatch
-) -> None:
-    (tmp_path / "mine.py").write_text(FUNCTION.format(helper="beside"))
-    (tmp_path / "beside.py").write_text("ONE = 1\n")
-    folder = freeze("mine.py:reward")
-    config = folder.parent / "config.yaml"
-    files.write_text(config, yaml.safe_dump(mini(run="mini")))
-    (tmp_path / "beside.py").write_text("ONE = 2\n")
-    scores = []
-    monkeypatch.setattr(
-        "rloo_pipeline.commands.replay.replay", lambda *_: scores.append(import_string.load("mine.py:reward")(["a"]))
-    )
-    for given in (None, config):
-        frozen_functions.use(None)
-        after_run._replay(argparse.Namespace(config=given, run=folder.parent, round=None, shard=None))
-    assert scores == [[1.0], [2.0]]

@@ -2,11 +2,13 @@
 
     gpu.py [--device cuda|cpu] [--sizes 0.5B 1.5B 7B] [--sides plain fast deepspeed trl] [--steps 3] [--output FILE]
 
-Four sides, each in a process of its own, on the same random weights, prompts and completions:
+Sides, each in a process of its own, on the same random weights, prompts and completions:
 
 - `plain`: our packing, log-probs and loss through the vocabulary, with PyTorch's AdamW on the weights as they are. This
   is all of our step that is not DeepSpeed's, and needs torch and transformers only.
 - `fast`: the same with `training/faster_kernels.py`, on GPUs only.
+- `flash3`: `fast` with FlashAttention 3.
+- `compiled`: `plain` with layers by torch.compile, on GPUs with the head of `fast`; `compiled-fast`: `fast` with them.
 - `deepspeed`: our engine as a run has it (ZeRO 0), with float32 master weights where weights have 16 bits.
 - `trl`: TRL's RLOOTrainer, given the completions in place of sampled ones; its AdamW too is on the weights as they are.
 
@@ -175,6 +177,44 @@ def plain(task: Task, _: Path, kernels: Sequence[Callable[[Any], None]] = ()) ->
     return _timed(task, step)
 
 
+def flash3(task: Task, folder: Path) -> list[float]:
+    """`fast` with FlashAttention 3: seconds of each."""
+    from torch.nn.attention import current_flash_attention_impl
+
+    from rloo_pipeline.training.kernels import flash_attention_3
+
+    why = flash_attention_3.install(task.device)
+    if current_flash_attention_impl() is None:
+        raise SystemExit(f"FlashAttention 3 is off: {why or 'not installed, or not for this card'}")
+    return fast(task, folder)
+
+
+def compiled(task: Task, folder: Path) -> list[float]:
+    """Compiled layers in place of Liger's kernels: seconds of each."""
+    from rloo_pipeline.training import faster_kernels
+
+    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compile_layers])
+
+
+def compiled_fast(task: Task, folder: Path) -> list[float]:
+    """Compiled layers with Liger's kernels in them: seconds of each."""
+    from rloo_pipeline.training import faster_kernels
+
+    return plain(task, folder, [*faster_kernels.KERNELS.values(), compile_layers])
+
+
+def compile_layers(model: Any) -> None:
+    """Compiles a model's layers for packs of any length; attention, between two graphs of a layer, stays as it is."""
+    import torch
+    from transformers import AttentionInterface
+
+    from rloo_pipeline.training.kernels import attention
+
+    AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.packed_attention))
+    for layer in model.base_model.layers:
+        layer.compile(dynamic=True)
+
+
 def deepspeed(task: Task, folder: Path) -> list[float]:
     """Our step as a run makes it: seconds of each."""
     from rloo_pipeline.training.engine import Engine
@@ -202,6 +242,9 @@ def trl(task: Task, folder: Path) -> list[float]:
 SIDES: dict[str, Callable[[Task, Path], list[float]]] = {
     "plain": plain,
     "fast": fast,
+    "flash3": flash3,
+    "compiled": compiled,
+    "compiled-fast": compiled_fast,
     "deepspeed": deepspeed,
     "trl": trl,
 }
@@ -268,6 +311,12 @@ def measured(task: Task, side: str) -> dict[str, Any]:
         memory = torch.cuda.max_memory_allocated()
     else:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    compilation: dict[str, float] = {}
+    if side.startswith("compiled"):
+        from torch._dynamo.utils import calculate_time_spent, counters
+
+        graphs = counters["stats"]["unique_graphs"]
+        compilation = {"graphs": graphs, "compilation_s": calculate_time_spent()["total_wall_time"]}
     prompts, completions, _ = task.batch()
     of_prompts, of_completions = list(map(len, prompts)), list(map(len, completions))
     peak, source = peak_flops(task.device, task.dtype)
@@ -280,6 +329,7 @@ def measured(task: Task, side: str) -> dict[str, Any]:
         "device_flops": source,
         "optimizer": "AdamW on float32 master weights" if side == "deepspeed" else f"AdamW on {task.dtype} weights",
         "repeats": len(seconds),
+        **compilation,
     }
 
 

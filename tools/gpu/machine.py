@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,17 @@ LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "trl")
 
 
 def missing(need: str) -> str | None:
-    """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `apptainer` or `image`; None if it can."""
+    """Why this machine cannot run a row that needs `gpu`, `2 gpus`, `trl`, `flash3`, `apptainer` or `image`; None if it
+    can.
+    """
     cards = len(devices.gpu_facts("name"))
     reasons = {
         "gpu": (devices.has_gpu(), "no GPU here"),
         "2 gpus": (cards >= 2, f"needs two GPUs, and there {'is one' if cards == 1 else 'are none'}"),
+        "flash3": (
+            find_spec("flash_attn_interface") is not None and "9.0" in devices.gpu_facts("compute_cap"),
+            "FlashAttention 3 (`flash_attn_interface`) is not installed, or the card is not a Hopper",
+        ),
         "trl": (_version("trl") is not None, "TRL is not installed"),
         "apptainer": (shutil.which("apptainer") is not None, "Apptainer is not installed"),
         "image": (any((ROOT / "images").glob("*cuda*.sif")), "no image for GPUs: `make images ACCELERATOR=cuda`"),

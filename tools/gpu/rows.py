@@ -7,6 +7,7 @@ with the sentence of what the function raises. The rehearsal calls the same func
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shutil import which
 from typing import Any, NamedTuple
 
 Figures = dict[str, float | int | str]
@@ -81,7 +82,6 @@ PREFERENCES = {
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer", "weight": 0},
     ],
     "correct": {"reward": "answer"},
-    "evaluation": {"breakdown": []},
     "checks": {"accept": ["pair_accuracy"]},
 }
 OFFLOAD = {
@@ -111,7 +111,6 @@ TOOLS = {
         "max_completion_length": 64,
     },
     "rewards": [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}],
-    "evaluation": {"breakdown": []},
 }
 ACCEPT = ["scorable", "teaching", "truncated", "entropy", "duplicates"]
 QLORA = {
@@ -227,6 +226,25 @@ ROWS = (
         minutes=10,
         options={"size": "1.5B", "sides": ["plain", "fast"]},
         rehearse={"size": "tiny", "sides": ["plain"]},
+        alone=True,
+    ),
+    Row(
+        "step-flash3",
+        "an optimizer step of 1.5 billion weights with FlashAttention 2 and with 3",
+        "step_rows:step",
+        minutes=10,
+        options={"size": "1.5B", "sides": ["fast", "flash3"]},
+        rehearse={"size": "tiny", "sides": ["plain"]},
+        needs=("gpu", "flash3"),
+        alone=True,
+    ),
+    Row(
+        "step-compiled",
+        "an optimizer step of 1.5 billion weights with layers by torch.compile, without Liger's kernels and with them",
+        "step_rows:step",
+        minutes=15,
+        options={"size": "1.5B", "sides": ["fast", "compiled", "compiled-fast"]},
+        rehearse={"size": "tiny", "sides": ["plain", "compiled"]} if which("g++") else "torch.compile needs g++",
         alone=True,
     ),
     Row(

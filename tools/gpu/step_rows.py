@@ -75,6 +75,10 @@ def step(
         figures[f"{side} tokens/s"] = round(row["tokens_per_s"]["value"])
         figures[f"{side} share of peak"] = round(row["model_flops_utilisation"], 3)
         figures[f"{side} GB"] = round(row["peak_memory_gb"], 1)
+        if "graphs" in row:
+            figures[f"{side} graphs"], figures[f"{side} compilation s"] = row["graphs"], round(row["compilation_s"], 1)
+        if side != "fast" and (fast := figures.get("fast tokens/s")):
+            figures[f"{side} speed by fast"] = round(row["tokens_per_s"]["value"] / float(fast), 3)
     if left_out:
         raise RowError("; ".join(left_out), figures)
     return figures

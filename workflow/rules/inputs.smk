@@ -85,12 +85,6 @@ metrics_of_policy = without_rerun(of_policy("rounds/{}/metrics.json"))
 update_before = without_rerun(several(lambda config, w: [f"rounds/{w.round}/metrics.json"]))
 tracked_before = of_round_before("tracking/{}.json")
 
-
-def trial(name):
-    """A file of the warm start from the trial of the untrained model, if there is one."""
-    return needed(f"warmstart/trial/{name}", lambda config: config.tries_model)
-
-
 DECIDES_ROLLOUT = decides("rollout")
 
 

@@ -2,7 +2,6 @@ rule warmstart:
     input:
         assets=file("assets"),
         prompts=file("prompts"),
-        trial=trial("checks.json"),
     output:
         directory(f"{RUN}/policies/00000"),
     log:
@@ -19,7 +18,7 @@ rule warmstart:
     params:
         **made_by("warmstart"),
     shell:
-        "rloo warmstart --assets {input.assets} --prompts {input.prompts} --trial {input.trial} --output {output} --log={log}"
+        "rloo warmstart --assets {input.assets} --prompts {input.prompts} --output {output} --log={log}"
 
 
 rule reward_model:
@@ -52,7 +51,6 @@ rule probe:
     input:
         prompts=file("prompts"),
         policy=file("policies/00000"),
-        earlier=trial("probe.parquet"),
         reward_model=reward_model,
     output:
         f"{RUN}/warmstart/probe.parquet",
@@ -70,7 +68,7 @@ rule probe:
     params:
         **made_by("probe"),
     shell:
-        "rloo probe --prompts {input.prompts} --policy {input.policy} --earlier {input.earlier}"
+        "rloo probe --prompts {input.prompts} --policy {input.policy}"
         " --reward-model {input.reward_model} --output {output} --log={log}"
 
 
@@ -98,10 +96,9 @@ rule checks:
         runtime=growing(60),
     params:
         **made_by("checks"),
-        how="",
     shell:
         "rloo checks --assets {input.assets} --prompts {input.prompts} --policy {input.policy} --probe {input.probe}"
-        " --reward-model {input.reward_model} {params.how} --output {output} --log={log}"
+        " --reward-model {input.reward_model} --output {output} --log={log}"
 
 
 # Pass rates of policy 0 on all training prompts, where dataset.select needs them.
@@ -128,36 +125,3 @@ rule difficulty:
     shell:
         "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard}"
         " --reward-model {input.reward_model} --output {output} --log={log}"
-
-
-# With `warmstart.train: auto` the model is checked before SFT; SFT runs only where these checks ask for it.
-use rule probe as trial_probe with:
-    input:
-        prompts=file("prompts"),
-        policy=file("assets"),
-        earlier=[],
-        reward_model=reward_model,
-    output:
-        f"{RUN}/warmstart/trial/probe.parquet",
-    log:
-        f"{RUN}/logs/trial_probe.log",
-    benchmark:
-        f"{RUN}/benchmarks/trial_probe.tsv"
-
-
-use rule checks as trial_checks with:
-    input:
-        assets=file("assets"),
-        prompts=file("prompts"),
-        policy=file("assets"),
-        probe=file("warmstart/trial/probe.parquet"),
-        reward_model=reward_model,
-    output:
-        f"{RUN}/warmstart/trial/checks.json",
-    log:
-        f"{RUN}/logs/trial_checks.log",
-    benchmark:
-        f"{RUN}/benchmarks/trial_checks.tsv"
-    params:
-        **made_by("checks"),
-        how="--trial",

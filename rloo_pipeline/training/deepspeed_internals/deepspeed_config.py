@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices, guard
+from rloo_pipeline.runtime import devices, guard, ranks
 from rloo_pipeline.runtime.import_shims import hidden_packages
 
 if TYPE_CHECKING:
@@ -63,9 +63,11 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
 def overlaps(settings: TrainerSettings) -> bool:
     """True if gradients are reduced beside the backward pass, in the same buckets and so to the same sums.
 
-    On CPUs nothing can overlap, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch.
+    On CPUs nothing can overlap, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch. One process
+    reduces nothing, and DeepSpeed would wait for the GPU after each micro-batch.
     """
-    return settings.zero_stage >= 2 and settings.offload.optimizer is None and devices.device_type() == "cuda"
+    several = ranks.current().world > 1 and devices.device_type() == "cuda"
+    return several and settings.zero_stage >= 2 and settings.offload.optimizer is None
 
 
 def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSON:

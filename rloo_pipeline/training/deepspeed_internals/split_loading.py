@@ -68,6 +68,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     _check_tied(shapes, policy.base)
     files = files_of_tensors(policy.base)
     model: Any = _without_weights(policy, dtype, **options)
+    model.generation_config = shapes.generation_config
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in files}
     if in_file.keys() != names.keys():

@@ -39,10 +39,13 @@ def test_an_explicit_setting_is_kept(value) -> None:
 def test_a_stage_decides_by_the_memory_of_its_process_and_its_own_sections(tmp_path, monkeypatch) -> None:
     facts = {"hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
     (tmp_path / "config.json").write_text(json.dumps(facts))
-    stage = Config(**mini()).only("update")
+    stages = {stage: Config(**mini()).only(stage) for stage in ("update", "warmstart")}
     for room, expected in ((1e6, True), (1e15, False)):
         monkeypatch.setattr(devices, "training_bytes", lambda room=room: room)
-        assert checkpointing.resolve(stage, Policy(tmp_path)).deepspeed.gradient_checkpointing is expected
+        for name, stage in stages.items():
+            whole = None if name == "update" else "adamw"
+            assert checkpointing.resolve(stage, Policy(tmp_path), whole).deepspeed.gradient_checkpointing is expected
+    stage = stages["update"]
     (tmp_path / "config.json").write_text("{}")
     assert checkpointing.resolve(stage, Policy(tmp_path)).deepspeed.gradient_checkpointing is False, (
         "sizes are not known"

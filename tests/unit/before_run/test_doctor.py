@@ -171,7 +171,7 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")
     }
-    without_gpus = {"checks", "trial_checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
+    without_gpus = {"checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
     without_gpus |= {"prove_chosen", "teacher", "reward_model"}
     assert {rule for rule, by in used.items() if by is None} == without_gpus
     refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))

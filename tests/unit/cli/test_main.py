@@ -60,6 +60,8 @@ def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     assert explain(error).startswith(
         "there/model.safetensors: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
     )
+    of_safetensors = RuntimeError("Error while serializing: I/O error: File too large (os error 27)")
+    assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
 
 
 def test_a_read_only_results_folder_is_one_sentence() -> None:
@@ -86,7 +88,7 @@ def test_commands_of_users_come_before_stages(capsys) -> None:
     assert listed == [name for names in groups.values() for name in names]
     stages = groups.pop(main.STAGES)
     users = [name for names in groups.values() for name in names]
-    assert {"check", "plan", "doctor", "watch", "compare", "submit", "profiles"} <= set(users)
+    assert {"check", "plan", "doctor", "watch", "compare", "submit", "images"} <= set(users)
     assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(stages)
     assert out.index(main.STAGES) > out.index("  track ")
     assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"

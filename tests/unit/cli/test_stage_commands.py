@@ -2,14 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 from helpers import mini
 
-from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.cli import main
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.runtime import gpu_claims, ranks
@@ -21,7 +19,7 @@ WORDS = {
         *("--rollouts", "r", "--scores", "s", "--output-scores", "s"),
     ),
     "checks": ("--assets", "a", "--prompts", "p", "--policy", "p", "--probe", "p"),
-    "warmstart": ("--assets", "a", "--prompts", "p", "--trial", "trial.json"),
+    "warmstart": ("--assets", "a", "--prompts", "p"),
     "reference": ("--policy", "p", "--rollouts", "r"),
     "distance": ("--completions", "c", "--policy", "p", "--reference", "r"),
 }
@@ -82,16 +80,14 @@ def test_ranks_of_a_split_model_take_no_gpu_from_their_launcher(run_stage, stage
 
 @pytest.mark.parametrize(("trains", "started"), [(False, (1, 1)), (True, (2, 4))])
 def test_a_warm_start_whose_rule_is_for_several_nodes_runs_in_the_image_also_without_training(
-    run_stage, tmp_path, monkeypatch, trains, started
+    run_stage, monkeypatch, trains, started
 ) -> None:
     """Such a rule starts the stage outside of the image, and the environment there may have no torch."""
-    monkeypatch.chdir(tmp_path)
-    write_json(Path("trial.json"), {"asks_for_sft": trains})
     launched = []
     monkeypatch.setattr(nodes, "launch", lambda *argv: launched.append(argv[0][:2]))
     monkeypatch.setenv(nodes.IMAGE, "image.sif")
     monkeypatch.delenv("APPTAINER_CONTAINER", raising=False)
-    spread = {"deepspeed": {"processes": 4, "nodes": 2}}
+    spread = {"deepspeed": {"processes": 4, "nodes": 2}, "warmstart": {} if trains else {"sft": None}}
     run_stage("warmstart", **spread)
     assert launched == [started]
     monkeypatch.setenv("APPTAINER_CONTAINER", "/images/image.sif")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, executable, mini
 
-from rloo_pipeline.cluster import containers, profiles
+from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -142,7 +142,7 @@ def test_folders_in_the_configuration_are_bound(project, tmp_path_factory) -> No
         data_dir=str(outside / "data"),
         container={"binds": [str(outside / "more")]},
         rewards=[{"function": f"{outside}/rewards/mine.py:mine", "name": "answer"}],
-        evaluation={"breakdown": [], "harness": {"tasks": ["mine"], "include_path": str(outside / "tasks")}},
+        evaluation={"harness": {"tasks": ["mine"], "include_path": str(outside / "tasks")}},
     )
     os.environ["APPTAINER_BIND"] = "/site"
     containers.prepare(configuration, "images/x.sif")
@@ -198,17 +198,6 @@ def test_a_job_does_not_bind_what_only_the_node_of_its_snakemake_has(project, tm
 def test_gpus_are_requested_only_on_machines_with_gpus(project) -> None:
     containers.prepare(config(), "images/x.sif")
     assert ("APPTAINER_NV" in os.environ) == Path("/dev/nvidiactl").exists()
-
-
-def test_profiles_are_linked_without_touching_those_of_the_user(tmp_path) -> None:
-    links = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
-    assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "slurm"}
-    assert len(links) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
-    (tmp_path / "own" / "slurm").mkdir(parents=True)
-    with pytest.raises(UserError, match="slurm: a profile of yours has this name"):
-        list(profiles.install(ROOT / "profiles", tmp_path / "own"))
-    with pytest.raises(UserError, match="no profiles here"):
-        list(profiles.install(tmp_path / "nothing", tmp_path / "own"))
 
 
 def test_an_image_outside_of_the_working_folder_is_bound(project, tmp_path_factory) -> None:

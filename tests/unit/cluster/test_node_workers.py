@@ -147,6 +147,15 @@ def test_a_stage_ends_as_its_command_does_whatever_it_leaves_running(steps, job)
     refused = shell("exit 4")
     assert "config.yaml/folder" in refused.communicate(timeout=300)[1]
     assert refused.returncode == 1
+    del os.environ["TMPDIR"]
+    prints = "print('x' * 17_000_000)"
+    long_line = shell(f"{sys.executable} -c {shlex.quote(prints)}; echo the error; exit 3")
+    assert long_line.communicate(timeout=300)[1].endswith("x\nthe error\n"), "no line is too long"
+    assert long_line.returncode == 3
+    unreadable = shell("set -euo pipefail;  rloo score --output it's")
+    assert "No closing quotation" in unreadable.communicate(timeout=300)[1]
+    assert unreadable.returncode == 1
+    os.environ["TMPDIR"] = f"{job}/config.yaml/folder"
     two_commands = shell("set -euo pipefail;  rloo score --help\n exit 5")
     assert two_commands.wait(300) == 1, "the folder again: a shell runs it, and no worker"
 

@@ -4,6 +4,7 @@ import json
 from contextlib import ExitStack
 
 import pytest
+from guess_number import GAME
 from helpers import merged, mini
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -63,7 +64,7 @@ def finding_of_trial(settings: Config, model) -> Finding:
 def test_tools_environment_and_rewards_are_tried_together(tmp_path, model) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
     rollout = {
-        "environment": {"game": "rloo_pipeline.environments.games:GuessNumber", "room": f"{tmp_path}/room.py:Room"},
+        "environment": {"game": GAME, "room": f"{tmp_path}/room.py:Room"},
         "tools": ["rloo_pipeline.environments.tools:calculator"],
         "max_completion_length": 400,
     }
@@ -122,7 +123,7 @@ def test_a_parser_that_reads_no_call_is_a_sentence(tmp_path, model) -> None:
 def test_a_tokenizer_that_cannot_write_a_call_is_a_sentence(tmp_path) -> None:
     model = tmp_path / "model"
     tool_qwen3(model, 0, **SIZE)
-    rollout = {"environment": "rloo_pipeline.environments.games:GuessNumber"}
+    rollout = {"environment": GAME}
     finding = finding_of_trial(config(tmp_path, model, rollout=rollout), model)
     assert not finding.ok
     assert finding.message.startswith("the model cannot call guess: the chat template writes ")

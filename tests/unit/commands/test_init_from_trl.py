@@ -248,6 +248,25 @@ GRPO = SMALL.replace("RLOO", "GRPO")
 
 
 @pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            "loss_type='sapo', sapo_temperature_neg=1.1, vespo_k_pos=1.5",
+            {"clip": "sapo", "loss_agg_mode": "sequence_mean_token_mean", "sapo_temperature_neg": 1.1},
+        ),
+        (
+            "loss_type='vespo', vespo_k_pos=1.5, use_vllm=True, vllm_importance_sampling_mode='token_truncate'",
+            {"clip": "vespo", "loss_agg_mode": "token_mean", "vespo_k_pos": 1.5, "old_logps": "sampler"},
+        ),
+    ],
+)
+def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(options, expected) -> None:
+    config, _ = project(GRPO.format(options=options))
+    assert expected.items() <= config["algorithm"].items()
+    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg"} - {*expected}) & {*config["algorithm"]}
+
+
+@pytest.mark.parametrize(
     ("script", "words", "message"),
     [
         (
@@ -256,7 +275,12 @@ GRPO = SMALL.replace("RLOO", "GRPO")
             r"one call of RLOOTrainer or GRPOTrainer .* DPOTrainer \(line 2\)",
         ),
         ("def f(:", "", r"script\.py: not valid Python"),
-        (GRPO.format(options="loss_type='sapo'"), "", "loss_type sapo: has no counterpart; there are grpo"),
+        (GRPO.format(options="loss_type='mine'"), "", "loss_type mine: has no counterpart; there are grpo"),
+        (
+            GRPO.format(options="loss_type='vespo', use_vllm=True, vllm_importance_sampling_mode='token_mask'"),
+            "",
+            "loss_type vespo with vllm_importance_sampling_mode token_mask: has no counterpart",
+        ),
         (SMALL.format(options="steps_per_generation=3, gradient_accumulation_steps=2"), "", "make one a multiple"),
         (AGENT, "", "does not show the model .*--model"),
         (

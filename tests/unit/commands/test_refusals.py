@@ -404,6 +404,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
+    "training.model_support.check_heads": (
+        Case(
+            "2 attention heads cannot be divided among the 3 processes",
+            config={"deepspeed": {"processes": 3, "sequence_parallel": 3}},
+            checks=MODEL,
+        ),
+    ),
     "training.model_support.check_run": (
         "`model_inputs.local_model` says it before",
         Case("adapter_config.json: this is an adapter", model=written("adapter_config.json", "{}"), checks=MODEL),
@@ -461,13 +468,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no form of batch gives", model=edited("config.json", num_attention_heads=0), checks=MODEL),
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
-    "training.sequence_group.check_heads": (
-        Case(
-            "2 attention heads cannot be divided among 3 processes",
-            config={"deepspeed": {"processes": 3, "sequence_parallel": 3}},
-            checks=MODEL,
-        ),
-    ),
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
     "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,

@@ -120,6 +120,11 @@ REFUSED = {
         {"rollout": {"lag": 2}},
         ["rollout.lag: 2", "clip: none", "old_logps: trainer"],
     ),
+    "quantized rollouts without a ratio": (
+        {"clip": "none", "old_logps": "sampler"},
+        {"rollout": {"quantization": "fp8_per_block"}, "model": {"dtype": "bfloat16"}},
+        ["rollout.quantization: fp8_per_block", "clip: none", "old_logps: trainer"],
+    ),
     "quantized rollouts in float32": (
         {},
         {"rollout": {"quantization": "fp8_per_block"}, "model": {"dtype": "float32"}},

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from helpers import mini
 
 from rloo_pipeline.config import STAGES, Config
+from rloo_pipeline.config.loading import load, sealed
+from rloo_pipeline.config.removed_keys import REMOVED
+from rloo_pipeline.errors import UserError
 
 KEYS = Path(__file__).with_name("finished_runs.yaml")
 """The keys that decide the results of a run without optional sections, by section."""
@@ -31,3 +35,23 @@ def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> Non
         for section, value in config.params(stage).items():
             decides.setdefault(section, set()).update(keys_in(value) if isinstance(value, dict) else ())
     assert {section: sorted(keys) for section, keys in decides.items()} == yaml.safe_load(KEYS.read_text())
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_removed_key_is_a_sentence_and_a_finished_run_that_has_it_is_read(path: str, tmp_path: Path) -> None:
+    section, key = path.split(".")
+    config, file = (
+        mini(judge={"function": "a.py:b"}, select={}, dataset={"dev": {"path": "a.jsonl"}}),
+        tmp_path / "c.yaml",
+    )
+    value: object = {"timeout_value": 0.5, "train": "auto"}.get(key, 1)
+    holder = config[section][0] if section == "rewards" else config.setdefault(section, {})
+    holder |= {key: value} | ({"on_timeout": "value"} if key == "timeout_value" else {})
+    text = yaml.safe_dump(config)
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"c.yaml: key '{section}.*{key}' was removed: {REMOVED[path][:9]}"):
+        load(file)
+    file.write_text(sealed(text))
+    run = load(file)
+    if key == "timeout_value":
+        assert (run.rewards[0] if section == "rewards" else run.judge).on_timeout == 0.5

@@ -45,6 +45,7 @@ def message_of(folder: Path, text: str) -> str:
             "max_completion_length",
             "did you mean 'rollout.max_completion_length' or 'evaluation.max_completion_length'?",
         ),
+        ("name: answer}", "name: answer, timeout_value: 0}", ": key 'rewards.0.timeout_value' was removed: write the"),
         ("name: answer}", "nmae: answer}", ": unknown key 'rewards.0.nmae'; did you mean 'name'?"),
         ("rounds: 2", "rounds: two", ": rounds: Input should be a valid integer"),
         ("rounds: 2", "rounds: 1000000000", ": rounds: Input should be less than or equal to 99999"),

@@ -31,7 +31,6 @@ EVERYTHING = {
     "select": {},
     "evaluation": {"each_round": 4, "every": 1, "harness": {"tasks": ["gsm8k"]}},
     "report": {"every": 1},
-    "warmstart": {"train": "auto"},
 }
 """Changes with which a run has a job of every stage."""
 

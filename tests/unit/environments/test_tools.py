@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from guess_number import GuessNumber
 
-from rloo_pipeline.environments.games import GuessNumber
 from rloo_pipeline.environments.tools import calculator, python
 
 

@@ -80,6 +80,7 @@ REFUSALS = {
     "no_such_tasks": "'verifiers:no_such_tasks' cannot be loaded: taskset 'no_such_tasks' not found",
     'word_tasks {"size": 3}': "cannot be loaded: .*size",
     'word_tasks {"offline": true}': "cannot be loaded: the data set is not on this machine",
+    'word_tasks {"alike": true}': "cannot be loaded: two of its tasks have the same key",
     'word_tasks {"count": 0}': "has no tasks",
     'word_tasks {"stops": true}': "needs stops or intercepts, not supported here",
     "openenv": "cannot be loaded: .*base_url",

@@ -51,6 +51,7 @@ class WordsConfig(vf.TasksetConfig):
     count: int = 4
     stops: bool = False
     offline: bool = False
+    alike: bool = False
 
 
 class StoppedTask(WordTask):
@@ -59,11 +60,15 @@ class StoppedTask(WordTask):
         return trace.num_turns > 3
 
 
+class WordTaskAlike(WordTask):
+    key = "word"
+
+
 class Words(vf.Taskset[WordTask, WordsConfig]):
     def load(self) -> Iterator[WordTask]:
         if self.config.offline:
             raise ConnectionError("the data set is not on this machine")
-        kind = StoppedTask if self.config.stops else WordTask
+        kind = StoppedTask if self.config.stops else WordTaskAlike if self.config.alike else WordTask
         for word in ["hat", "sun", "cup", "fox"][: self.config.count]:
             prompt = f"Which word of {len(word)} letters do I think of?"
             yield kind(WordData(prompt=prompt, system_prompt="Be brief.", word=word), self.config.task)

@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.judging import run_files
 
-EVALUATION = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 4}
+EVALUATION = {"num_generations": SAMPLES, "every": 4}
 
 
 def shown(run: Path) -> tuple[int, list[int], bool]:

@@ -92,7 +92,6 @@ def test_a_healthy_warm_start_passes_every_check() -> None:
     assert results.keys() == CHECKS.keys() == LIMITS.keys()
     assert {result["verdict"] for result in results.values()} == {"pass"}
     assert all(result["advice"].endswith(".") and result["shown"] for result in results.values())
-    assert not any(result["asks_for_sft"] for result in results.values())
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -101,7 +100,6 @@ def test_each_problem_is_reported_with_advice(name) -> None:
     result = verdicts(healthy(**changes))[name]
     assert result["verdict"] == expected
     assert result["advice"] != verdicts(healthy())[name]["advice"]
-    assert result["asks_for_sft"] == CHECKS[name].sft
 
 
 def test_a_tokenizer_without_a_pad_token_keeps_its_end_tokens_in_the_loss() -> None:

@@ -197,7 +197,7 @@ def test_accuracies_on_different_prompts_are_not_subtracted(pair, tmp_path) -> N
 
 @pytest.mark.parametrize("key", [{"temperature": 0.5}, {"max_completion_length": 64}])
 def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tmp_path, key) -> None:
-    evaluation = {"num_generations": SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200}
+    evaluation = {"num_generations": SAMPLES}
     shutil.rmtree(pair[1])
     finish_run(pair[1], configuration(run=SECOND, evaluation=evaluation | key), 0.58)
     page, content = page_of(pair, tmp_path)
@@ -207,7 +207,7 @@ def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tm
 
 
 def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
-    evaluation = {"num_generations": 2 * SAMPLES, "breakdown": ["worked"], "bootstrap_samples": 200}
+    evaluation = {"num_generations": 2 * SAMPLES}
     first, second = (finished.read(folder) for folder in pair)
     summary = first.summary | {"final": first.summary["final"] | {"num_generations": 2 * SAMPLES}}
     more = first._replace(summary=summary, config=configuration(run=FIRST, evaluation=evaluation))

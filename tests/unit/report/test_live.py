@@ -56,19 +56,15 @@ def test_with_a_lag_rollouts_beside_the_update_are_shown(tmp_path) -> None:
 
 
 def test_jobs_that_only_some_runs_have_are_shown(tmp_path) -> None:
-    """The checks of a model before SFT, and a reward function with a GPU of its own."""
+    """A reward function with a GPU of its own."""
     run = write_run(tmp_path / "run", 0)
-    working = {"trial_probe.log": "trial_probe", "score/00001-001-judge.log": "score_alone"}
-    for name in working:
-        write_log(run, name, "2026-01-01 00:00:00,000 INFO rloo: at work")
+    write_log(run, "score/00001-001-judge.log", "2026-01-01 00:00:00,000 INFO rloo: at work")
     judge = {"function": "own.py:judge", "gpus": 1}
-    config = mini(rounds=8, rewards=[*mini()["rewards"], judge])
-    config["warmstart"]["train"] = "auto"
-    write_config(run, Config(**config))
+    write_config(run, Config(**mini(rounds=8, rewards=[*mini()["rewards"], judge])))
     progress = progress_of(run_files.read(run))
-    assert [job.job.stage for job in progress.working] == list(working.values())
+    assert [job.job.stage for job in progress.working] == ["score_alone"]
     totals = {stage.name: stage.total for stage in progress.stages}
-    assert (totals["trial_probe"], totals["trial_checks"], totals["score_alone"]) == (1, 1, 16)
+    assert totals["score_alone"] == 16
     assert "no job is running" not in shown(run)
 
 

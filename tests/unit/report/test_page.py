@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from synthetic_runs import (
-    CHECKED,
     NASTY,
     ROUNDS,
     SAMPLES,
@@ -30,7 +29,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.diagnosis import diagnose
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.report.frame import chance, points
-from rloo_pipeline.report.page import check_figures, parts_of_gain, render, verdict
+from rloo_pipeline.report.page import check_figures, render, verdict
 from rloo_pipeline.report.summary import so_far, summarize_run
 from rloo_pipeline.stages.report_so_far import report_so_far
 
@@ -141,18 +140,6 @@ def test_a_mean_without_spread_has_no_interval(tmp_path: Path, config: Config) -
     assert "all equal" in Reader(render(config, run, summary)).text
 
 
-def test_the_parts_of_a_gain_add_up_to_it(run: Path, config: Config) -> None:
-    summary = summarize_run(config, run)
-    parts = parts_of_gain(summary["warmstart"], summary["final"], "worked")
-    assert sum(parts or ()) == pytest.approx(summary["gain"])
-
-
-def test_a_property_that_one_policy_always_has_cannot_split_the_gain() -> None:
-    some = {"breakdown": {"worked": {"share": 0.5, "accuracy_with": 0.6, "accuracy_without": 0.2}}}
-    every = {"breakdown": {"worked": {"share": 1.0, "accuracy_with": 0.6, "accuracy_without": None}}}
-    assert parts_of_gain(some, every, "worked") is None
-
-
 def test_the_command_to_reproduce_a_run_names_its_folder(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,16 +197,13 @@ def test_a_distance_from_another_policy_0_is_refused(tmp_path: Path, config: Con
 
 
 def test_a_run_of_one_round_without_a_gain_has_a_page_too(tmp_path: Path) -> None:
-    config = configuration(rounds=1, report={}, evaluation={"num_generations": SAMPLES, "bootstrap_samples": 100}).only(
-        "report"
-    )
+    config = configuration(rounds=1, report={}, evaluation={"num_generations": SAMPLES}).only("report")
     run = make_run(tmp_path / "run", config)
     write_completions(config, run, "warmstart", 0.5, 0.0)
     write_completions(config, run, "final", 0.5, 0.0)
     text = page_words(run, config)
     assert "That is a change of 0.0 percentage points" in text
     assert "95% interval −6.0 to +6.0" in text, "0 right answers of 60 say little about other problems"
-    assert "Where the gain comes from" not in text
 
 
 def test_a_failure_that_was_accepted_stays_on_the_page(page: str) -> None:
@@ -228,16 +212,11 @@ def test_a_failure_that_was_accepted_stays_on_the_page(page: str) -> None:
     assert "fail, accepted" in text
 
 
-def test_a_trial_before_sft_and_policies_in_between_are_shown(tmp_path: Path) -> None:
-    every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
+def test_policies_in_between_are_shown(tmp_path: Path) -> None:
+    every = {"num_generations": SAMPLES, "every": 20}
     config = configuration(evaluation=every).only("report")
     run = make_run(tmp_path / "run", config)
-    text = page_words(run, config)
-    assert "Held-out accuracy" in text
-    assert "its checks asked for SFT" not in text
-    write_json(run / "warmstart" / "trial" / "checks.json", CHECKED | {"asks_for_sft": ["pass_at_k"]})
-    text = page_words(run, config)
-    assert "its checks asked for SFT (pass_at_k)" in text
+    assert "Held-out accuracy" in page_words(run, config)
 
 
 def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> None:
@@ -258,7 +237,7 @@ def test_benchmarks_are_shown_next_to_the_held_out_prompts(tmp_path: Path) -> No
 
 def test_benchmarks_of_another_policy_are_left_out_and_refused_only_where_they_are_asked_for(tmp_path: Path) -> None:
     """A benchmark is in a configuration file of its own, so a run can go on without it."""
-    every = {"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 20}
+    every = {"num_generations": SAMPLES, "every": 20}
     config = configuration(evaluation=every).only("report")
     run = make_run(tmp_path / "run", config)
     results = {"gsm8k": {"exact_match,strict": 0.5, "exact_match_stderr,strict": 0.03125}}
@@ -330,7 +309,7 @@ def test_an_evaluation_that_cannot_be_read_ends_no_run_in_flight(tmp_path: Path,
 
 
 def test_the_page_of_a_run_that_is_trained_again_shows_the_new_rounds_alone(tmp_path: Path) -> None:
-    config = configuration(evaluation={"num_generations": SAMPLES, "bootstrap_samples": 100, "every": 2})
+    config = configuration(evaluation={"num_generations": SAMPLES, "every": 2})
     run = finish_run(tmp_path / "run", config)
     train_again(run, 3)
     left = run / "evaluation" / "00002"
@@ -375,7 +354,7 @@ def test_the_page_says_how_rounds_draw_prompts_where_policy_0_was_not_sampled_fo
 
 def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp_path) -> None:
     source = {"path": "rows.jsonl"}
-    evaluation = {"num_generations": 2, "bootstrap_samples": 200, "every": 20}
+    evaluation = {"num_generations": 2, "every": 20}
     dataset = {"train": source, "dev": source, "eval": source}
     config = configuration(dataset=dataset, evaluation=evaluation, select={})
     run = make_run(tmp_path / "run", config)

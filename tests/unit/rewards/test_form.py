@@ -7,7 +7,7 @@ from rloo_pipeline.algorithm import shaping
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.answer import exact_answer_reward
 from rloo_pipeline.rewards.format import format_reward, shows_work, think_format_reward
-from rloo_pipeline.rewards.length import medium_length_reward, overlong_reward, target_length_reward
+from rloo_pipeline.rewards.length import overlong_reward, target_length_reward
 
 
 @pytest.mark.parametrize(
@@ -73,33 +73,6 @@ def test_the_target_length_equals_that_of_the_update(target: int) -> None:
 def test_a_target_below_one_token_is_an_error() -> None:
     with pytest.raises(UserError, match="at least 1 token, not 0"):
         target_length_reward([[1], [1]], [5, 0])
-
-
-@pytest.mark.parametrize(
-    ("text", "length", "score"),
-    [
-        ("It is seven.", 50, 1.0),
-        ("It is seven.", 201, 0.5),
-        ("It is seven.", 19, 0.5),
-        ("it is seven.", 50, 0.5),
-        ("It is", 50, 0.5),
-        ("It is", 5, 0.0),
-        ("<think>hm</think>\n**7** is it (really!)", 50, 1.0),
-        ("<think>Hm.</think> so", 50, 0.5),
-        ("「七」です。", 50, 0.5),
-        ("七です。", 50, 1.0),
-        ("", 50, 0.5),
-    ],
-)
-def test_medium_length_and_full_sentences(text: str, length: int, score: float) -> None:
-    assert medium_length_reward([text], [[1] * length]) == [score]
-
-
-def test_length_share_is_an_option() -> None:
-    assert medium_length_reward(["It is."], [[1] * 3], length_share=0.25) == [0.75]
-    assert medium_length_reward(["it is."], [[1] * 3], shortest=1, longest=3, length_share=0.25) == [0.25]
-    with pytest.raises(UserError, match="shortest"):
-        medium_length_reward(["a"], [[1]], shortest=5, longest=4)
 
 
 def test_an_exact_answer_is_compared_as_a_text_and_a_number_is_refused() -> None:

@@ -14,7 +14,6 @@ from local_server import Request, serving
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rewards.judge import judge_reward
-from rloo_pipeline.rewards.remote import remote_reward
 from rloo_pipeline.user_code import reward_call
 
 QUESTION = [{"role": "user", "content": "Name a prime."}]
@@ -187,11 +186,9 @@ DEEP = b'{"choices": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 
 
 def test_json_that_is_nested_too_deeply_is_an_error() -> None:
-    with serving(lambda r, n: (200, DEEP)) as server:
-        with pytest.raises(UserError, match="did not answer with a chat completion"):
-            ask(server.address, ["7"])
-        with pytest.raises(UserError, match="did not answer with JSON"):
-            asyncio.run(remote_reward(["p"], ["7"], server.address, attempts=1))
+    wrong = pytest.raises(UserError, match="did not answer with a chat completion")
+    with serving(lambda r, n: (200, DEEP)) as server, wrong:
+        ask(server.address, ["7"])
 
 
 @contextmanager
@@ -231,9 +228,7 @@ def test_completions_are_sent_to_no_other_host(status: int) -> None:
         redirect = (
             f"HTTP/1.1 {status} Moved\r\nLocation: {other.address}/v1/chat/completions\r\nContent-Length: 0\r\n\r\n"
         )
-        with answering(redirect.encode()) as address:
-            with pytest.raises(UserError, match=f"refused with status {status}"):
-                ask(address, ["secret"])
-            with pytest.raises(UserError, match=f"refused with status {status}"):
-                asyncio.run(remote_reward(["p"], ["secret"], address, attempts=1))
+        refused = pytest.raises(UserError, match=f"refused with status {status}")
+        with answering(redirect.encode()) as address, refused:
+            ask(address, ["secret"])
         assert other.requests == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rloo_pipeline.rewards import code, format, length, math
+from rloo_pipeline.rewards import code, format, math
 
 PIECES = r"""
 a ab A: answer Answer\sis\s the\sanswer\sto\s \s \s\s \n \t 1 11 , 1, 111, . 1. / 1/ - -\s $ € US$ USD \ \$ \frac \frac{
@@ -38,7 +38,6 @@ READERS: dict[str, Callable[[str], object]] = {
     "program of code_reward": code.program_of,
     "think_format_reward": lambda text: format.think_format_reward([text]),
     "answer_mark_reward": lambda text: format.answer_mark_reward([text]),
-    "medium_length_reward": lambda text: length.medium_length_reward([text], [[1]]),
 }
 
 

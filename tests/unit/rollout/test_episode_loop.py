@@ -16,7 +16,6 @@ from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
-from rloo_pipeline.rollout.episode_replay import Replay
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.user_code.pool import EnvironmentPool
@@ -284,11 +283,7 @@ def count(template, request) -> Completion:
     return turn(template, "1")
 
 
-def replayed(rows, episodes, **settings):
-    return Replay(pool_of(Rollout(**{"environment_workers": 1} | settings)), rows, episodes).run()
-
-
-def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_path) -> None:
+def test_episodes_of_an_environment_are_the_same_in_any_number_of_processes(template, reader, tmp_path) -> None:
     for name, start in (("same", 3), ("other", 4)):
         (tmp_path / f"{name}.py").write_text(COUNTER.format(start=start))
     file = f"{tmp_path}/same.py:Counter"
@@ -296,23 +291,8 @@ def test_an_episode_is_replayed_from_its_columns_alone(template, reader, tmp_pat
     kinds = {(one["finish_reason"], "tool_calls" in json.loads(one["messages"])[-1]) for one in episodes}
     assert kinds >= {("stop", False), ("stop", True), ("length", True)}, "the model ended, or a limit did"
     assert any(MALFORMED in one["messages"] for one in episodes)
-    outcome = replayed(rows_of(40, " from 3"), episodes, environment=file, environment_workers=3)
-    assert outcome.differences == []
-    assert outcome.calls > 40
     assert len({one["environment_reward"] for one in episodes}) == 40
-    stored = [one | {"environment_reward": 0.0} if place == 5 else one for place, one in enumerate(episodes)]
-    [wrong] = replayed(rows_of(40, " from 3"), stored, environment=file).differences
-    assert (wrong.row, wrong.name, wrong.stored) == (5, "reward", "0.0")
+    again = {"observation": " from 3", "max_turns": 6, "environment_workers": 3}
+    assert sample_episodes(template, reader, count, 40, environment=file, **again) == episodes
     with pytest.raises(UserError, match="reset gave ' from 4' for prompt 0"):
-        replayed(rows_of(1, " from 3"), episodes[:1], environment=f"{tmp_path}/other.py:Counter")
-
-
-def test_a_replay_names_the_answer_that_differs(template, reader, tmp_path, calculator) -> None:
-    episodes = sample_episodes(template, reader, write, tools=[calculator])
-    assert replayed(rows_of(12), episodes, tools=[calculator]).differences == []
-    text = TOOLS.format(seconds=0).replace("eval(expression)", "eval(expression) + (expression[0] == '1')")
-    differences = replayed(rows_of(12), episodes, tools=[written(tmp_path / "other.py", text)]).differences
-    assert differences
-    for one in differences:
-        assert one.name.startswith('calculator({"expression": "1')
-        assert int(one.replayed) == int(one.stored) + 1
+        sample_episodes(template, reader, count, 1, observation=" from 3", environment=f"{tmp_path}/other.py:Counter")

@@ -26,4 +26,4 @@ def test_warmstart_refuses_it_before_it_reads_the_model_where_there_is_a_gpu(
     monkeypatch.setattr(stage.devices, "device_type", lambda: device)
     config = Config(**mini(update={"lora": {"target_modules": ["q_proj"]}}))
     with pytest.raises((UserError, OSError), match=message):
-        stage.warmstart(config, tmp_path, tmp_path, None, tmp_path / "policy")
+        stage.warmstart(config, tmp_path, tmp_path, tmp_path / "policy")

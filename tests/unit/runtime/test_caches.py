@@ -62,6 +62,19 @@ def test_what_a_killed_job_has_half_written_is_removed_and_all_else_stays(tmp_pa
     assert (tmp_path / "earlier").is_dir()
 
 
+def test_a_job_that_is_killed_when_it_has_compiled_leaves_nothing_to_remove(tmp_path, monkeypatch) -> None:
+    def killed(path: Path) -> None:
+        path.write_text("")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", killed)
+        with pytest.raises(KeyboardInterrupt), caches.compiling(tmp_path, "model"):
+            (tmp_path / "whole").write_text("")
+    with caches.compiling(tmp_path, "another model"):
+        assert (tmp_path / "whole").exists()
+
+
 def test_an_engine_that_does_not_start_leaves_nothing_that_counts_as_compiled(tmp_path) -> None:
     with pytest.raises(FileNotFoundError), caches.compiling(tmp_path, "model"):
         (tmp_path / "model").write_text((tmp_path / "weights").read_text())
@@ -77,6 +90,14 @@ def test_without_locks_two_jobs_compile_and_neither_removes_what_the_other_write
         (tmp_path / "half").touch()
         with caches.compiling(tmp_path, "model"):
             assert (tmp_path / "half").exists()
+
+
+def test_a_lock_that_cannot_be_opened_keeps_nobody_from_compiling(tmp_path) -> None:
+    (tmp_path / ".rloo-lock").mkdir()  # as that of another user, with whom the folder is shared
+    (tmp_path / ".rloo-begun").write_text("[]")
+    (tmp_path / "half").touch()
+    with caches.compiling(tmp_path, "model"):
+        assert (tmp_path / "half").exists()
 
 
 def test_inductor_writes_aside_and_renames(tmp_path) -> None:

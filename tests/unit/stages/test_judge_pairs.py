@@ -83,7 +83,7 @@ def test_each_pair_is_judged_in_both_orders(judged) -> None:
     [
         ({"weight": 2.0}, "judge: weight has no effect on a judge"),
         ({"gpus": 1}, "judge: gpus: a judge runs without GPUs"),
-        ({"on_timeout": "value", "timeout_value": 5.0}, "judge: timeout_value: 5 is not a verdict"),
+        ({"on_timeout": 5.0}, "judge: on_timeout: 5 is not a verdict"),
         ({"function": REWARD_MODEL}, "judge: function: a reward model compares no completions"),
     ],
 )

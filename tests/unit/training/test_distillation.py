@@ -123,3 +123,10 @@ def test_a_teacher_with_fewer_tokens_than_top_k_is_refused(tiny_model) -> None:
     config = Config.model_validate(mini(algorithm={**KEYS, "teacher": {**TEACHER, "top_k": teacher.vocabulary + 1}}))
     with pytest.raises(UserError, match=r"top_k \(\d+\) exceeds the \d+ tokens of .*; lower it"):
         model_inputs.check_teacher(config.teachers[""], teacher, teacher)
+
+
+def test_a_teacher_whose_heads_processes_cannot_share_is_refused_before_the_run(tiny_model) -> None:
+    teacher, parts = Policy(tiny_model), {"processes": 3, "sequence_parallel": 3}
+    config = Config.model_validate(mini(algorithm={**KEYS, "teacher": TEACHER}, deepspeed=parts))
+    with pytest.raises(UserError, match=r"config\.json: 2 attention heads cannot be divided among the 3 processes"):
+        model_inputs.check_teacher(config.teachers[""], teacher, teacher)

@@ -104,8 +104,8 @@ def test_every_stage_before_the_first_engine_refuses(run, tmp_path) -> None:
     assets, out = tmp_path / "assets", tmp_path / "out"
     stages = {
         "stage-assets": lambda: stage_assets(run.only("stage-assets"), out),
-        "warmstart": lambda: warmstart(run.only("warmstart"), assets, tmp_path, None, out),
-        "probe": lambda: probe(run.only("probe"), tmp_path, Policy(tmp_path / "model"), None, out),
+        "warmstart": lambda: warmstart(run.only("warmstart"), assets, tmp_path, out),
+        "probe": lambda: probe(run.only("probe"), tmp_path, Policy(tmp_path / "model"), out),
     }
     for name, stage in stages.items():
         with pytest.raises(UserError, match="bert is an encoder"):

@@ -4,6 +4,7 @@ The device is `meta`, whose tensors have shapes and gradients but no values, so 
 for a size that depends on values, raises.
 """
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,7 +68,7 @@ def batch() -> Batch:
 
 
 def engine(module: TokenLogProbs) -> SimpleNamespace:
-    """An engine without DeepSpeed, as `Engine._backward` uses it."""
+    """An engine without DeepSpeed, as `Engine._backward` and `_forward` use it, with a micro-batch for each prompt."""
     module.backward = lambda loss: loss.backward()
     return SimpleNamespace(
         engine=module,
@@ -75,6 +76,9 @@ def engine(module: TokenLogProbs) -> SimpleNamespace:
         group=module.group,
         experts=ExpertLoad(module.model),
         rank=SimpleNamespace(world=1),
+        settings=SimpleNamespace(uses_dropout=False),
+        sum_over_ranks=lambda values: values,
+        _own_micro_batches=lambda *_: [[0, 1], [3, 2]],
     )
 
 
@@ -101,7 +105,37 @@ def test_nothing_in_a_micro_batch_waits_for_the_device(model, algorithm, monkeyp
     loss_of = StepLoss(Algorithm(**ALGORITHMS[algorithm]), batch(), range(COUNT), LONGEST, record, first=True)
     with Copies() as copies:
         loss = Engine._backward(engine(module), sequences, [[0, 1], [3, 2]], 0, loss_of, lambda _: None)
-    assert loss.device == record.gap.device == META
+        before_steps = sequences._replace(candidates=None)
+        before = Engine._forward(engine(module), before_steps, 100, lambda _: None, dropout=True, entropies=True)
+    assert loss.device == record.gap.device == before.device == META
     assert all(parameter.grad is not None for name, parameter in causal.named_parameters() if "experts" not in name)
     assert copies.counts[True] > 20
     assert not copies.counts[False]
+
+
+def test_the_next_micro_batch_is_packed_before_the_backward_pass() -> None:
+    """After it, DeepSpeed waits for its reductions under ZeRO 2 and 3."""
+    events = list[str]()
+
+    class Module:
+        def __call__(self, *_) -> torch.Tensor:
+            events.append("forward")
+            return torch.zeros((), requires_grad=True)
+
+        def backward(self, _) -> None:
+            events.append("backward")
+
+    class Packed(Sequences):
+        def pick(self, *arguments):
+            events.append("pack")
+            return super().pick(*arguments)
+
+    stub = SimpleNamespace(
+        engine=Module(),
+        device=META,
+        group=None,
+        experts=SimpleNamespace(counting=lambda _: nullcontext()),
+        rank=SimpleNamespace(world=1),
+    )
+    Engine._backward(stub, Packed(*SEQUENCES), [[0], [1], [2, 3]], 0, lambda *_: None, None)
+    assert events == ["pack", *["forward", "pack", "backward"] * 2, "forward", "backward"]

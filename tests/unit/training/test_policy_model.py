@@ -17,6 +17,7 @@ from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.rollout import swap_check
 from rloo_pipeline.training import forward_only, plain_model, policy_model, weight_files
+from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.kernels import lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -131,11 +132,13 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
     model = policy_model.load(Policy(folder), "float32")
     policy = tmp_path / "policy"
     policy.mkdir()
-    policy_model.save_beside(model, policy, folder)
+    policy_model.save_beside(model, policy, Policy(folder))
     weight_files.write_together(model, policy)
     assert defaults.items() <= json.loads((policy / "generation_config.json").read_text()).items()
+    assert file == "config.json" or (policy / file).read_bytes() == (folder / file).read_bytes()
     if valid:
         model.save_pretrained(tmp_path / "plain")
+        (tmp_path / "plain" / file).unlink()
         for written in (tmp_path / "plain").iterdir():
             assert written.read_bytes() == (policy / written.name).read_bytes(), written.name
     else:
@@ -143,6 +146,21 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
             model.save_pretrained(tmp_path / "plain")
     again = policy_model.load(Policy(policy), "float32")
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+@pytest.mark.parametrize("ends", [[2, 7], None])
+def test_what_ends_a_completion_is_the_same_for_every_policy(tmp_path, tiny_model, ends) -> None:
+    """Whatever config.json says: a model that ranks share has not read generation_config.json."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"eos_token_id": [2, 9]}))
+    (folder / "generation_config.json").unlink()
+    if ends:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    model = split_loading._without_weights(Policy(folder), "float32")
+    (policy := tmp_path / "policy").mkdir()
+    policy_model.save_beside(model, policy, Policy(folder))
+    assert Policy(policy).stop_ids == Policy(folder).stop_ids == (ends or [2])
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afte
     policy_model.load(Policy(unchecked), "bfloat16")
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
-    policy_model.save_beside(model, tmp_path, unchecked)
+    policy_model.save_beside(model, tmp_path, Policy(unchecked))
     weight_files.write_together(model, tmp_path)
     assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})

@@ -52,7 +52,7 @@ def test_a_row_with_fewer_tokens_than_ranks_is_refused() -> None:
 
 
 def test_heads_that_ranks_cannot_share_are_refused() -> None:
-    with pytest.raises(UserError, match="4 attention heads cannot be divided among 3 processes"):
+    with pytest.raises(UserError, match="4 attention heads cannot be divided among the 3 processes"):
         group(0).to_heads([torch.zeros(3, 4, 8)], 9)
 
 

@@ -81,6 +81,8 @@ def test_a_token_that_the_student_lacks_or_never_samples_is_one_of_the_rest_and_
     never = torch.tensor([[0.3, 1.0, 0.4]]).double().log()
     never[0, 1] = lm_head.NEVER
     assert divergence.of_top(never, teacher, beta) == value
+    lacking[0, 1] = lm_head.NEVER
+    assert divergence.of_top(student, lacking, beta) == value, "so does one that the teacher never samples"
     certain, sure = torch.tensor([[0.0, -200.0]]).double(), torch.tensor([[-200.0, 0.0]]).double().requires_grad_()
     bounded = divergence.of_top(sure, certain, beta)
     bounded.sum().backward()

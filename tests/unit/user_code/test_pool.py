@@ -7,6 +7,7 @@ import subprocess
 
 import psutil
 import pytest
+from guess_number import GAME
 from helpers import has_ended, wait_until
 from rooms import answers, begun, finished, play
 
@@ -226,8 +227,7 @@ def test_tools_alone_have_a_process_for_each_call(environment_file) -> None:
 
 
 def test_a_column_says_which_environment(environment_file) -> None:
-    game = "rloo_pipeline.environments.games:GuessNumber"
-    with EnvironmentPool({"room": f"{environment_file}:Room", "game": game}, [], 2, 60) as pool:
+    with EnvironmentPool({"room": f"{environment_file}:Room", "game": GAME}, [], 2, 60) as pool:
         pool.reset(1, {"environment": "game", "number": 5, "highest": 10}, 0)
         pool.reset(2, {"environment": "room", "prompt": "two"}, 0)
         assert [answer.texts for answer in answers(pool, 2)] == [

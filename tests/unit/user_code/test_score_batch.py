@@ -190,7 +190,7 @@ def test_an_error_names_rows_that_fail_only_together(file) -> None:
 
 
 def test_a_late_row_follows_on_timeout(file) -> None:
-    result = scored(file, "sleeps", timeout=2, on_timeout="value", timeout_value=-1.0)
+    result = scored(file, "sleeps", timeout=2, on_timeout=-1.0)
     assert result.scores[6:9] == [6.0, -1.0, 8.0]
     assert "took over" in str(result.errors[7])
     assert result.seconds[7] >= 2

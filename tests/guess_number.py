@@ -1,9 +1,12 @@
-"""A small game with a state: `rollout.environment: "rloo_pipeline.environments.games:GuessNumber"`."""
+"""A small game with a state, as an environment."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
+
+GAME = f"{__file__}:GuessNumber"
+"""The environment, as a configuration names it."""
 
 
 class GuessNumber:
@@ -12,7 +15,7 @@ class GuessNumber:
     def __init__(self) -> None:
         self.number, self.highest, self.guesses, self.solved = 0, 0, 0, False
 
-    def reset(self, number: int | None = None, highest: int | None = None, **row: Any) -> str:  # noqa: ARG002
+    def reset(self, number: int | None = None, highest: int | None = None, **row: Any) -> str:
         """Begins a game.
 
         Args:

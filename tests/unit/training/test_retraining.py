@@ -1,0 +1,34 @@
+"""A damaged trainer state ends an update before an engine is made."""
+
+import pytest
+from helpers import mini
+
+from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Config
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import retraining
+
+
+@pytest.mark.parametrize(
+    ("about", "content", "message"),
+    [
+        ({}, "changed", "was changed since it was written"),
+        ({"world": 8}, "values!", "trainer state with deepspeed.processes 8, this run has 1"),
+    ],
+)
+def test_a_state_is_verified_before_an_engine_is_made(tmp_path, monkeypatch, about, content, message) -> None:
+    def engine(*_) -> None:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr(retraining, "Engine", engine)
+    config, start, state = Config(**mini()), Policy(tmp_path / "policies" / "00001"), tmp_path / "trainer" / "00001"
+    for folder in (start.folder, state):
+        folder.mkdir(parents=True)
+    manifest.write_manifest(start.folder, policy="00001")
+    (state / "values").write_text("values!")
+    facts = {"round": 1, "policy": start.digest, "world": 1, "zero_stage": 0} | about
+    manifest.write_manifest(state, **facts)
+    (state / "values").write_text(content)
+    with pytest.raises(UserError, match=message):
+        retraining.engine_after(config, 1, start, state.parent, None)
