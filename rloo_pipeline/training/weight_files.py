@@ -64,8 +64,9 @@ def write_together(model: PreTrainedModel, target: Path, place: Path | None = No
         torch.distributed.all_gather_object(of_ranks, own_digests)
     if rank.first:
         _write_index(target, files, in_files, sum(each.nbytes for part in in_files for each in part.values()))
-        for file in files if place is not None else ():
-            (target / file).symlink_to(place / file)
+        if place is not None:
+            for file in files:
+                (target / file).symlink_to(place / file)
     digests = {file: digest for part in of_ranks for file, digest in part.items()}
     if not all(part.items() <= digests.items() for part in of_ranks):
         raise UserError(f"{target.parent}: two nodes wrote different weights; set exchange: shared and run again")
