@@ -5,7 +5,7 @@ export ACCELERATOR PYTHON
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image cluster-up cluster-down test-cluster lock upgrade clean reference models kinds docs screenshots environments
+.PHONY: help setup demo experiment test test-all soak damage bench bench-check gpu lint images sandbox-image profiles cluster-up cluster-down test-cluster lock upgrade clean reference models kinds docs screenshots environments
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -52,6 +52,9 @@ images: ## build the Apptainer image for ACCELERATOR into images/ (at once if it
 
 sandbox-image: ## build the small image that code_reward can run programs in
 	@sh containers/build sandbox
+
+profiles: setup ## link profiles/ to where `snakemake --profile slurm` finds them
+	@$(BIN)/rloo profiles install
 
 cluster-up: ## start a real SLURM of four nodes and Apptainer on this machine, for tests (Debian 12, as root)
 	@tests/cluster/up.sh

@@ -1,4 +1,4 @@
-"""Commands before a run: init, check, plan, doctor, reward-test, images."""
+"""Commands before a run: init, check, plan, doctor, reward-test, images, profiles."""
 
 from __future__ import annotations
 
@@ -94,6 +94,15 @@ def _images(arguments: argparse.Namespace) -> None:
         raise UserError(f"no image {arguments.kind} was built, see above")
 
 
+def _profiles(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import profiles
+
+    own = Path("profiles")
+    source = arguments.source or (own if own.is_dir() else installation.root() / own)
+    for line in profiles.install(source):
+        print(line)
+
+
 COMMANDS = (
     command(
         "init",
@@ -166,5 +175,12 @@ COMMANDS = (
         _images,
         "Build the container image of the stages into images/.",
         option("kind", choices=["cpu", "cuda", "sandbox"], help="sandbox: what code_reward runs programs in"),
+    ),
+    command(
+        "profiles",
+        _profiles,
+        "Link this project's profiles into the folder where `snakemake --profile` looks for them.",
+        option("action", choices=["install"], help="what to do"),
+        option("--source", type=Path, help="folder of the profiles; by default profiles/, else those of this package"),
     ),
 )

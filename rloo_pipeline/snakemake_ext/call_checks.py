@@ -1,4 +1,4 @@
-"""What a call of Snakemake needs, and what it refuses, in one sentence."""
+"""Refuses calls of Snakemake that could not work, or would not do what the user meant."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, executable, mini
 
-from rloo_pipeline.cluster import containers
+from rloo_pipeline.cluster import containers, profiles
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -213,3 +213,14 @@ def test_an_image_for_another_machine_has_a_name_of_its_own(project, monkeypatch
     name = containers.image(config().container, project)
     monkeypatch.setattr(containers.os, "uname", lambda: argparse.Namespace(machine="aarch64"))
     assert containers.image(config().container, project) == name.replace(".sif", "-aarch64.sif")
+
+
+def test_profiles_are_linked_without_touching_those_of_the_user(tmp_path) -> None:
+    links = list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))
+    assert {link.name for link in (tmp_path / "snakemake").iterdir()} == {"allocation", "slurm"}
+    assert len(links) == len(list(profiles.install(ROOT / "profiles", tmp_path / "snakemake"))), "again, the same"
+    (tmp_path / "own" / "slurm").mkdir(parents=True)
+    with pytest.raises(UserError, match="slurm: a profile of yours has this name"):
+        list(profiles.install(ROOT / "profiles", tmp_path / "own"))
+    with pytest.raises(UserError, match="no profiles here"):
+        list(profiles.install(tmp_path / "nothing", tmp_path / "own"))
