@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, manifest
@@ -43,7 +44,10 @@ def make(folder: Path, policies: Path) -> None:
             f"{store}: the folder of exchange is not on {socket.gethostname()}, or is not yours; run again, or set "
             "exchange: shared"
         )
-    linked = {link.readlink().parent for policy in policies.glob("[0-9]*") for link in links(policy)}
+    linked = set[Path]()
+    for link in (link for policy in policies.glob("[0-9]*") for link in links(policy)):
+        with suppress(FileNotFoundError):  # Snakemake removes a policy that no job needs any more
+            linked.add(link.readlink().parent)
     for other in folder.parent.glob(".*.tmp"):
         if other not in {*linked, folder}:
             shutil.rmtree(other, ignore_errors=True)

@@ -243,7 +243,8 @@ class Policy:
         for link in node_files.links(self.folder):
             if not link.exists():
                 raise UserError(
-                    f"{link}: lost with a node's own disk (exchange); start the run again, and it is restored"
+                    f"{link}: not on this machine, but on a node's own disk (exchange), or lost with it; start the run "
+                    "again if it has ended, which restores what it needs"
                 )
         return verify_manifest(self.folder, chosen, policy=self.folder.name)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ def main(shell: Sequence[str]) -> None:
     Args:
         shell: srun with its options and the command; for a short stage, a shell on this node with the command.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C ends it without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = {name: value for name, _, value in (word.partition("=") for word in shell) if name.startswith("--")}
     by_srun = shell[0] == "srun"
     request = {
@@ -63,7 +66,10 @@ def inner(command: str, image: str | None) -> str | None:
     """The part of a command that runs in the image; without an image all of it; None if it runs in another image."""
     if image is None:
         return command
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # of a rule of the user without the image, for example with an apostrophe in a comment
+        return None
     return words[-1] if words[-2:-1] == ["-c"] and image in words else None
 
 

@@ -26,7 +26,7 @@ from rloo_pipeline.rollout import device_limits, engine_process, engine_size, en
 from rloo_pipeline.rollout.engine_size import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
 from rloo_pipeline.runtime import caches, devices
-from rloo_pipeline.runtime.progress import announcing, counting
+from rloo_pipeline.runtime.progress import announcing, counting, say
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -142,6 +142,7 @@ class Sampler:
         if reply.cached:
             raise IncompatibleEngine("a cache of another policy's prompts")
         if reply.logps == before.logps:  # which no difference between number formats hides
+            say(f"vLLM answers as before it loaded {policy}, so the policy gets a new engine")
             raise IncompatibleEngine("the weights of another policy")
         if not self.swap_checked or swap_check.is_cheap(policy):
             number_format = FP8 if "quantization" in self.settings else None

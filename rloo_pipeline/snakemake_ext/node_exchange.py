@@ -106,14 +106,17 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         UserError: it cannot be used here, or has no room.
     """
     asking = {run: config for run, config in configs.items() if config.node_folder}
+    tops = set(filter(None, (config.node_folder for config in asking.values())))
+    for top in tops:
+        scratch.remove_abandoned(top)  # policies of a killed run would take the room
     for run, config in asking.items():
         exchange.refuse(config, nodes, as_jobs=False)
         found = places.node_folder(config, _bytes(run, config), len(asking))
         if not found.ok:
             raise UserError(found.sentence)
-    if len(tops := {config.node_folder for config in asking.values()}) > 1:
+    if len(tops) > 1:
         raise UserError("exchange: the runs of an experiment name several folders; name one")
-    for top in filter(None, tops):
+    for top in tops:
         store = Path(tempfile.mkdtemp(prefix="rloo-exchange-", dir=top))
         scratch.claim(store)
         os.environ[scratch.EXCHANGE] = str(store)

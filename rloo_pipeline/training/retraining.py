@@ -47,7 +47,7 @@ def engine_after(
     Raises:
         UserError: a state or a table is damaged or missing, or they do not give the policy.
     """
-    engine, carried, before = _replayed(config, round_, start, states, prompts)
+    engine, carried, before = _replayed(config, round_, start, states, prompts, newest=round_)
     if before != start:
         with _saved(engine, states) as replayed:
             if engine.rank.first:
@@ -64,7 +64,8 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
     Raises:
         UserError: as `engine_after`, or these would be other weights.
     """
-    engine, carried, _ = _replayed(config, int(policy.folder.name), policy, states, prompts)
+    round_ = int(policy.folder.name)  # whose own state, if there is one, lacks the weights or has damaged ones
+    engine, carried, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)
     with _saved(engine, states) as replayed:
         if engine.rank.first:
             written, now = (manifest.read_manifest(folder).digests for folder in (policy.folder, replayed))
@@ -81,10 +82,12 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
 
 
 def _replayed(
-    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None
+    config: Config, round_: int, start: Policy, states: Path, prompts: Path | None, newest: int
 ) -> tuple[Engine, AlgorithmState, Policy]:
-    """The trainer after a round, and the policy that it was loaded with; the arguments are those of `engine_after`."""
-    number, state = _newest(round_, states)
+    """The trainer after a round, and the policy that it was loaded with; the arguments are those of `engine_after`, and
+    the newest round whose state may be used.
+    """
+    number, state = _newest(newest, states)
     before = start
     if number < round_:
         folder = state / trainer_state.POLICY if state else start.folder.with_name(f"{0:05d}")

@@ -80,7 +80,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
             empty = torch.empty(old.shape, dtype=old.dtype, device=device)
             if ranks.current().first:
                 empty.copy_(read_tensor(files[name], name))
-            weights = nn.Parameter(empty)
+            weights = nn.Parameter(empty, requires_grad=old.requires_grad)
             for each in names[old]:
                 _set(model, each, weights)
             yield weights

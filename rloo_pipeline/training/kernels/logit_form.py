@@ -45,7 +45,7 @@ def detect(causal: Any, head: nn.Linear) -> Form | None:
         hidden = getattr(output, "last_hidden_state", None)
         if hidden is None:
             return None
-        with _decoder_returns(causal.base_model, output):
+        with _decoder_returns(causal.base_model, output, ids):
             trials = [_run_with_products(causal, head, ids, size) for size in (0.01, 1000.0)]
     finally:
         causal.train(training)
@@ -63,10 +63,17 @@ def detect(causal: Any, head: nn.Linear) -> Form | None:
 
 
 @contextmanager
-def _decoder_returns(decoder: nn.Module, output: object) -> Iterator[None]:
-    """A block in which a decoder does not compute: if its weights are split over ranks, that takes long."""
-    own = decoder.__dict__.get("forward")
-    decoder.forward = lambda *_, **__: output
+def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
+    """A block in which a decoder does not compute `output` again, the one for `ids`: if its weights are split over
+    ranks, that takes long. It computes if it is called with other tensors, such as embeddings that the model scales.
+    """
+    own, compute = decoder.__dict__.get("forward"), decoder.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
+        return output if len(tensors) == 1 and tensors[0] is ids else compute(*args, **named)
+
+    decoder.forward = forward
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +82,12 @@ def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at
     free.free = 1000
     assert [finding.ok for finding in places.machine(config)] == [False]
     assert list((tmp_path / "node").iterdir()) == []
+    left = tmp_path / "node" / "rloo-exchange-left"
+    left.mkdir()
+    left.with_name(f"{scratch.LOCK}{left.name}").write_text(socket.gethostname())
+    with pytest.raises(UserError, match="free some"):
+        node_exchange.start({run: config}, 1)
+    assert list((tmp_path / "node").iterdir()) == [], "what a killed run left does not take the room"
 
 
 def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it_are_listed(

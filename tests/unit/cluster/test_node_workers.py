@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -185,6 +187,23 @@ def test_a_command_in_another_image_is_a_step() -> None:
     assert step_client.inner(call, "images/other.sif") is None
     assert step_client.inner("rloo score", "images/own.sif") is None
     assert step_client.inner("rloo score", None) == "rloo score"
+    assert step_client.inner("cat a  # the user's own", "images/own.sif") is None
+
+
+def test_ctrl_c_ends_a_stages_shell_without_a_traceback(tmp_path) -> None:
+    with socket.socket(socket.AF_UNIX) as router:
+        router.bind(str(tmp_path / "router"))
+        router.listen()
+        stage = subprocess.Popen(
+            [sys.executable, "-IS", step_client.__file__, "bash", "-c", "true"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {step_client.ROUTER: str(tmp_path / "router")},
+        )
+        router.accept()[0].recv(1)
+        stage.send_signal(signal.SIGINT)
+        assert stage.communicate(timeout=60)[1] == ""
+    assert stage.returncode == -signal.SIGINT
 
 
 def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) -> None:

@@ -5,7 +5,9 @@ layers of an adapter that are not there. Generation defaults go from policy to p
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -146,6 +148,22 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
             model.save_pretrained(tmp_path / "plain")
     again = policy_model.load(Policy(policy), "float32")
     assert again.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+def test_parameters_that_a_model_does_not_train_stay_so_if_ranks_share_it(tiny_model, monkeypatch) -> None:
+    without = split_loading._without_weights
+
+    def frozen(*arguments) -> torch.nn.Module:
+        model = without(*arguments)
+        model.get_parameter(TENSOR).requires_grad = False
+        return model
+
+    monkeypatch.setattr(split_loading, "_without_weights", frozen)
+    split = SimpleNamespace(Init=lambda module, **_: list(module.parameters()))
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=split))
+    model = split_loading.load(Policy(tiny_model), "float32", {})
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == [TENSOR]
+    assert torch.equal(model.get_parameter(TENSOR), load_file(tiny_model / "model.safetensors")[TENSOR])
 
 
 @pytest.mark.parametrize("ends", [[2, 7], None])

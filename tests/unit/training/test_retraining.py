@@ -1,4 +1,4 @@
-"""A damaged trainer state ends an update before an engine is made."""
+"""A damaged trainer state ends an update before an engine is made, and a policy is restored without it."""
 
 import pytest
 from helpers import mini
@@ -32,3 +32,19 @@ def test_a_state_is_verified_before_an_engine_is_made(tmp_path, monkeypatch, abo
     (state / "values").write_text(content)
     with pytest.raises(UserError, match=message):
         retraining.engine_after(config, 1, start, state.parent, None)
+
+
+def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, monkeypatch) -> None:
+    """Its own state had no weights either, or damaged ones."""
+    start, state = Policy(tmp_path / "policies" / "00001"), tmp_path / "trainer" / "00001"
+    for folder in (start.folder, state):
+        folder.mkdir(parents=True)
+    (start.folder / "model.safetensors").symlink_to(tmp_path / "lost")
+    manifest.write_manifest(state, round=1)
+
+    def engine(before: Policy, *_) -> None:
+        raise RuntimeError(f"from {before.folder.name}")
+
+    monkeypatch.setattr(retraining, "Engine", engine)
+    with pytest.raises(RuntimeError, match="from 00000"):
+        retraining.restore(Config(**mini()), start, state.parent, None)

@@ -150,7 +150,12 @@ def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
         out = plain(self, *args, **named)
         return type(out)(logits=out.logits * 0.77)
 
+    def with_own_embeddings(self, input_ids, **named):
+        return plain(self, inputs_embeds=2 * self.get_input_embeddings()(input_ids), **named)
+
     assert lm_head.attach(qwen3()) is not None
+    monkeypatch.setattr(type(model), "forward", with_own_embeddings)
+    assert lm_head.attach(model) is None, "the projection does not get what the decoder makes of the ids"
     monkeypatch.setattr(type(model), "forward", scaled_by_itself)
     assert lm_head.attach(model) is None, "a scale that is not in config.json is only known rounded"
     monkeypatch.setattr(type(model), "forward", squared)
