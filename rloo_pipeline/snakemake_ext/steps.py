@@ -115,8 +115,10 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
 
 
 def by_host(rules: Iterable[Any]) -> None:
-    """Makes Snakemake run the jobs of these rules by this machine's host, if it has one."""
-    for rule in rules:
+    """Makes Snakemake run the stages among these rules by this machine's host, if it has one. The host knows nothing of
+    shadow folders and scripts, which rules of the user may have.
+    """
+    for rule in filter(stage_of, rules):
         rule.resources["shell_exec"] = str(_script("short", SHORT).absolute())
 
 

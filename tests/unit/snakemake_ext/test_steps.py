@@ -52,6 +52,16 @@ def test_stages_ask_for_their_gpus_and_no_others(shells) -> None:
     assert ["--nodelist=node1" in scripts[name] for name in ("update", "rollout")] == [True, False], "of the trainer"
 
 
+def test_on_one_machine_the_host_runs_stages_and_no_rules_of_the_user(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rules = [
+        SimpleNamespace(shellcmd=command, resources=Resources.from_mapping({}))
+        for command in ("rloo score", "cat", None)
+    ]
+    steps.by_host(rules)
+    assert ["shell_exec" in rule.resources for rule in rules] == [True, False, False]
+
+
 def test_the_script_passes_for_a_shell(shells, tmp_path, monkeypatch) -> None:
     """Its name is what Snakemake knows a shell by, and all arguments go through."""
     executable(tmp_path, "srun", 'while [ "$1" != sh ]; do shift; done\nexec "$@"')
