@@ -64,7 +64,7 @@ def detect(causal: Any, head: nn.Linear) -> Form | None:
 
 @contextmanager
 def _decoder_returns(decoder: nn.Module, output: object) -> Iterator[None]:
-    """A block in which a decoder does not compute: if its weights are split over ranks, that takes long."""
+    """A block in which a decoder returns `output` without computing, which takes long if its weights are split."""
     own = decoder.__dict__.get("forward")
     decoder.forward = lambda *_, **__: output
     try:
