@@ -53,7 +53,10 @@ def source_of(reference: str) -> Path | None:
     except (ModuleNotFoundError, ValueError):
         spec = None
     if spec is None:
-        raise UserError(f"'{reference}': no module {module}; install it, or name a file as path/file.py:{name}")
+        advice = f"; install it, or name a file as path/file.py:{name}"
+        if module.startswith(f"{__package__}."):
+            advice = " in this version; CHANGELOG.md says what was removed, and what to use instead"
+        raise UserError(f"'{reference}': no module {module}{advice}")
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 

@@ -35,7 +35,7 @@ def completions_schema(*functions: str) -> pa.Schema:
 def _check(name: str, value: float | None, verdict: str, advice: str, **more: Any) -> dict[str, Any]:
     limits = {"warn": 0.1, "fail": None, "bad": "below"}
     result = {"name": name, "value": value, "shown": f"{value}", "limits": limits, "verdict": verdict}
-    return {**result, "accepted": False, "asks_for_sft": False, "advice": advice, **more}
+    return {**result, "accepted": False, "advice": advice, **more}
 
 
 CHECKED = {
@@ -47,7 +47,6 @@ CHECKED = {
         _check("pass_at_k", 0.31, "warn", "look at <it>"),
         _check("teaching", 0.0, "fail", "nothing to learn", accepted=True),
     ],
-    "asks_for_sft": [],
     "lengths": {"edges": [0, 20, 40], "counts": [200, 56]},
     "right_in_group": [20, 10, 4, 10, 20],
     "expected_mixed": {"2": 0.2, "4": 0.4},

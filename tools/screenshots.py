@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZES = {
-    "light": (1280, 1500, 1, ""),
-    "dark": (1280, 1500, 0, ""),
-    "phone": (390, 1500, 1, ""),
+    "light": (1280, 1280, 1, ""),
+    "dark": (1280, 1280, 0, ""),
+    "phone": (390, 1280, 1, ""),
     "curves": (1280, 1100, 1, "#training"),
 }
 """Width and height in pixels, chromium's number of the colour scheme, and the section of the page."""

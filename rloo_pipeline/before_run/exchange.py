@@ -79,7 +79,7 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
     if as_jobs:
         why = "each stage is a SLURM job, perhaps on another node: use `rloo submit` without --controller"
     elif nodes != config.deepspeed.nodes:
-        why = f"updates run on {config.deepspeed.nodes} of the job's {nodes} nodes: set deepspeed.nodes to {nodes}"
+        why = f"deepspeed.nodes is {config.deepspeed.nodes}, but stages run on {nodes}: set it to {nodes}"
     elif nodes > 1 and config.workers == "never":
         why = "on several nodes it needs the processes of `workers`: do not set it to never"
     elif devices.has_gpu() and not config.reproducible:

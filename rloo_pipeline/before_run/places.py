@@ -122,12 +122,12 @@ def node_folder(config: Config, policy: float, runs: int = 1) -> Finding:
         runs: number of concurrent runs.
     """
     folder = config.node_folder or Path()
-    subject, fix = f"exchange {folder}", "free some, name another folder, or leave exchange out"
+    subject, fix = f"exchange {folder}", "name another folder, or leave exchange out"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return Finding(subject, False, "no folder that you may write to, on this machine", fix)
+        return Finding(subject, False, "not a folder that you can write to on this machine", fix)
     free, needed = shutil.disk_usage(folder).free, policy * (2 + config.rollout.lag) * runs
     message = f"{size_of(free)} free, policies need {size_of(needed)}"
-    return Finding(subject, free > needed, message, fix)
+    return Finding(subject, free > needed, message, f"free some, {fix}")
 
 
 def _number_format(dtype: Dtype) -> Finding:

@@ -79,8 +79,8 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
     nodes, processes, threads = layout
     if slurm.own_job() is None:
         raise UserError(
-            f"deepspeed.nodes is {nodes}, but this is not a SLURM job: use `snakemake --profile slurm`, or `rloo "
-            f"submit --nodes {nodes}`"
+            f"deepspeed.nodes is {nodes}, but this is not a SLURM job: use `snakemake --profile profiles/slurm`, or "
+            f"`rloo submit --nodes {nodes}`"
         )
     rendezvous = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.tmp"
     rendezvous.parent.mkdir(parents=True, exist_ok=True)

@@ -291,7 +291,7 @@ class Algorithm(Section):
 
     @property
     def teacher_top_k(self) -> int:
-        """`teacher.top_k`; 0 without."""
+        """`teacher.top_k`; 0 if there is none."""
         return 0 if self.teacher is None else self.teacher.top_k or 0
 
     @property

@@ -17,11 +17,13 @@ REMOVED: Mapping[str, str] = {
     "select.then": "the choice is always evaluated on dataset.eval; leave the key out",
     "warmstart.train": "SFT runs if warmstart.sft is set; leave out this key, and warmstart.sft to train none",
 }
-"""Path of a key, without places in lists → what to do, in words that follow its name."""
+"""Key, without list indices → what to do, as the end of the error message."""
 
 
 def forget(raw: JSON) -> None:
-    """Takes the keys out of a configuration that a run wrote, which says what the run did."""
+    """Removes these keys from the configuration of a finished run, so that it can be read; `timeout_value` becomes the
+    value of `on_timeout`.
+    """
     for path in REMOVED:
         section, _, key = path.partition(".")
         holders = raw.get(section) or []

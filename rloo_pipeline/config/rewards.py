@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class Reward(Section):
     gets this time for each of its rows. With `batch: rows` a call gets it once for all its rows, and each row that is
     then tried alone gets it again.
     """
-    on_timeout: Literal["none", "fail"] | float = "none"
+    on_timeout: Literal["none", "fail"] | Annotated[float, Field(strict=True)] = "none"
     """Result of a row that exceeds the time limit. `none`: no score. `fail`: the stage fails. A number: this score."""
     on_error: Literal["fail", "none"] = "fail"
     """Result of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the

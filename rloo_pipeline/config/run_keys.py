@@ -24,6 +24,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 TENSORBOARD: Tracker = "tensorboard"
 """Its files are written by each update, and not by a module of trackers/."""
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+EXCHANGE = re.compile(r"^(shared|node|[/$].+)$")
 ONE_NAME = BeforeValidator(lambda names: [names] if isinstance(names, str) else names)
 """`report_to: wandb` works too, as in transformers."""
 _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
@@ -75,7 +76,7 @@ class RunKeys(Section):
     """
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
-    exchange: str = Field("shared", pattern=r"^(shared|node|[/$].+)$")
+    exchange: str = Field("shared", json_schema_extra={"pattern": EXCHANGE.pattern})
     """How policies that are not kept (`keep_every`) go from the trainer to the samplers: `shared`: in the run's folder;
     `node`: in the memory of the nodes (/dev/shm); a path: in that folder, on a disk of each node. Kept ones always go
     into the run's folder. After a kill, lost ones are trained again from the tables of their rounds.
@@ -151,3 +152,12 @@ class RunKeys(Section):
                 f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
             )
         return name
+
+    @field_validator("exchange")
+    @classmethod
+    def _check_exchange(cls, place: str) -> str:
+        if not EXCHANGE.fullmatch(place):
+            raise ValueError(
+                f"'{place}' is not a place for policies; write shared, node, or a path that begins with / or $"
+            )
+        return place

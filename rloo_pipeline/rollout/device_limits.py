@@ -46,7 +46,7 @@ def check(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
 
 
 def check_on_gpu(dtype: Dtype, has_adapter: bool) -> None:
-    """Checks a sampler on a GPU, which serves a LoRA adapter or not.
+    """Checks a sampler on a GPU, with or without a LoRA adapter.
 
     Raises:
         UserError: vLLM cannot sample like this.

@@ -29,7 +29,7 @@ class SnakemakeCall:
         self.results = Path(workflow.modifier.path_modifier.modify(RESULTS))
         self.configured = runs
         self.runs = shortened(runs, self.results)
-        """The runs, of an experiment without the rounds that a gate has spared."""
+        """The runs; those of an experiment that a gate has ended have only the rounds up to then."""
         self.folder = self.results / runs.name
         """Folder of the run or of the experiment."""
         stops = {run: stopped_after(self.run_folder(run)) for run in self.runs.configs}

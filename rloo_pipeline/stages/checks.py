@@ -1,7 +1,6 @@
 """checks: a probe of policy 0 → checks.json, or checks.failed.json, before any compute is spent on updates.
 
-The run stops if a check fails that `checks.accept` does not name. A trial is the same for the base model before SFT: it
-does not stop the run, but tells whether SFT is needed.
+The run stops if a check fails that `checks.accept` does not name.
 """
 
 from __future__ import annotations

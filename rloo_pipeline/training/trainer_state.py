@@ -113,8 +113,8 @@ class TrainerState:
 
 
 def _remove_others(target: Path, lag: int) -> None:
-    """Removes other states beside `target`, and what writers of states have left. The states stay from which policies
-    up to `lag` rounds older can be made again.
+    """Removes other states beside `target`, and what writers of states have left. Keeps those from which
+    policies up to `lag` rounds older can be made again.
     """
     newest, enough = int(target.name), False
     for folder in of_rounds(target.parent):

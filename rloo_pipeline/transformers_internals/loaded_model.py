@@ -41,5 +41,5 @@ def takes_experts(layer: Any) -> bool:
 
 
 def experts_argument(layer: Any) -> str:
-    """Name of the argument that holds them."""
+    """Name of the argument of a layer of experts that holds the experts of each token."""
     return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()

@@ -42,7 +42,7 @@ def lacks_torchvision() -> bool:
     """True if torchvision cannot be used."""
     from transformers.utils import import_utils
 
-    import_utils.is_torchvision_v2_available()  # transformers remember both answers
+    import_utils.is_torchvision_v2_available()  # transformers remembers both answers
     return not import_utils.is_torchvision_available()
 
 

@@ -29,5 +29,12 @@ def test_a_name_inside_a_function_is_no_function_of_the_file(tmp_path) -> None:
         import_string.check(f"{tmp_path}/own.py:right")
 
 
+def test_a_removed_reward_is_looked_up_in_the_changelog_and_not_installed() -> None:
+    with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; CHANGELOG"):
+        import_string.check("rloo_pipeline.rewards.thinking:thinking_reward")
+    with pytest.raises(UserError, match="no module thinking_rewards; install it"):
+        import_string.check("thinking_rewards:thinking_reward")
+
+
 def test_a_reward_of_trl_is_found() -> None:
     assert import_string.check("trl.rewards:accuracy_reward")

@@ -49,6 +49,7 @@ ROOMS = {
     "snakemake": {
         "snakemake_ext",
         "before_run/slurm_checks.py",
+        "cluster/profiles.py",
         "commands/launch.py",
         "runtime/guard.py",
     },

@@ -95,8 +95,8 @@ class Project:
         Args:
             configuration: file with the run's name.
             last: number of the round.
-            nodes: how many.
-            options: further ones of Snakemake.
+            nodes: number of nodes of the job.
+            options: further options of Snakemake.
 
         Raises:
             SystemExit: the job failed.

@@ -57,7 +57,7 @@ def step(
     Args:
         folder: an empty folder for the row's files.
         size: model size; `tiny` is measured on a CPU.
-        sides: ours without and with DeepSpeed, and TRL's.
+        sides: names of sides of tools/bench/gpu.py.
         counts: prompts of the step, and sequences of a micro-batch.
 
     Raises:
@@ -78,7 +78,7 @@ def step(
         if "graphs" in row:
             figures[f"{side} graphs"], figures[f"{side} compilation s"] = row["graphs"], round(row["compilation_s"], 1)
         if side != "fast" and (fast := figures.get("fast tokens/s")):
-            figures[f"{side} speed by fast"] = round(row["tokens_per_s"]["value"] / float(fast), 3)
+            figures[f"{side} tokens/s of fast's"] = round(row["tokens_per_s"]["value"] / float(fast), 3)
     if left_out:
         raise RowError("; ".join(left_out), figures)
     return figures

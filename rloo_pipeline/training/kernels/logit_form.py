@@ -64,8 +64,8 @@ def detect(causal: Any, head: nn.Linear) -> Form | None:
 
 @contextmanager
 def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
-    """A block in which a decoder does not compute `output` again, the one for `ids`: if its weights are split over
-    ranks, that takes long. It computes if it is called with other tensors, such as embeddings that the model scales.
+    """A block in which a decoder returns `output` for `ids` without computing, which takes long if its weights are
+    split. It computes if it gets other tensors, such as embeddings that the model scales.
     """
     own, compute = decoder.__dict__.get("forward"), decoder.forward
 

@@ -26,7 +26,7 @@ def configured(**changes) -> Config:
     ("changes", "nodes", "as_jobs", "gpu", "sentence"),
     [
         ({}, 1, True, False, "each stage is a SLURM job, perhaps on another node: use `rloo submit`"),
-        ({}, 2, False, False, "updates run on 1 of the job's 2 nodes: set deepspeed.nodes to 2"),
+        ({}, 2, False, False, "deepspeed.nodes is 1, but stages run on 2: set it to 2"),
         (
             {"deepspeed": {"processes": 2, "nodes": 2}, "workers": "never"},
             *(2, False, False, "on several nodes it needs the processes of `workers`"),
@@ -55,7 +55,7 @@ def test_one_machine_and_updates_on_all_nodes_are_right(monkeypatch) -> None:
     [
         ({"keep_every": 1}, "exchange: with keep_every: 1 each policy is kept"),
         ({"update": {"lora": {}}}, r"exchange: adapters \(update.lora\) are small"),
-        ({"exchange": "tmp"}, "exchange"),
+        ({"exchange": "tmp"}, "'tmp' is not a place for policies; write shared, node, or a path"),
     ],
 )
 def test_keys_that_make_it_useless_are_refused(changes, sentence) -> None:
@@ -73,7 +73,7 @@ def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     monkeypatch.setenv("SCRATCH", str(tmp_path / "node"))
     config = Config(**mini(keep_every=2, exchange="$SCRATCH"))
-    with pytest.raises(UserError, match="node: no folder that you may write to"):
+    with pytest.raises(UserError, match="node: not a folder that you can write to on this machine; name another"):
         node_exchange.start({run: config}, 1)
     (tmp_path / "node").mkdir()
     with pytest.raises(UserError, match=r"0\.9 MB free, policies need 1\.0 MB; free some"):
