@@ -30,7 +30,8 @@ from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 def refuse_jobs(call: SnakemakeCall) -> None:
     """Refuses to run stages as SLURM jobs, where the nodes' own disks are of no use."""
     if not call.workflow.local_exec:
-        refuse(call.runs.configs.values(), lost(call.workflow.dag.needrun_jobs()))
+        on_nodes = lost(call.workflow.dag.needrun_jobs())
+        refuse(call.runs.configs.values(), (policy for policy in on_nodes if not node_files.fill(policy)))
 
 
 def prepare(call: SnakemakeCall, program: Sequence[str]) -> None:

@@ -107,6 +107,13 @@ def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it
     assert node_exchange.lost([job, update]) == [policies / "00001"]
     with pytest.raises(UserError, match="continue with `rloo submit` or `rloo run`"):
         node_exchange.refuse([], node_exchange.lost([job]))
+    (policies / "00003").mkdir()
+    (policies / "00003" / "model.safetensors").symlink_to(node / "2")
+    manifest.write_manifest(policies / "00003", policy="00003")
+    dag = SimpleNamespace(needrun_jobs=lambda: [SimpleNamespace(input=[policies / "00003"], output=[])])
+    workflow = SimpleNamespace(local_exec=False, dag=dag)
+    node_exchange.refuse_jobs(SimpleNamespace(workflow=workflow, runs=SimpleNamespace(configs={})))
+    assert node_files.links(policies / "00003") == [], "its weights are on this machine, so jobs get them"
     (node / "2").unlink()
     monkeypatch.setenv(scratch.EXCHANGE, str(node))
     node_exchange._end(os.getpid(), [tmp_path])
