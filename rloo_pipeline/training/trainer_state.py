@@ -116,11 +116,11 @@ def _remove_others(target: Path, lag: int) -> None:
     """Removes other states beside `target`, and what writers of states have left. Keeps those from which
     policies up to `lag` rounds older can be made again.
     """
-    newest, enough = int(target.name), False
+    enough = not lag
     for folder in of_rounds(target.parent):
-        if enough or int(folder.name) > newest:
+        if folder != target and (enough or folder.name > target.name):
             shutil.rmtree(folder, ignore_errors=True)
-        enough = enough or int(folder.name) <= newest - lag
+        enough = enough or int(folder.name) <= int(target.name) - lag
     files.remove_temporary(target.parent, "*")
 
 

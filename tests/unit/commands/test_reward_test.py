@@ -40,5 +40,5 @@ def test_a_row_without_an_answer_is_one_sentence() -> None:
 def test_a_function_gets_the_columns_that_it_gets_in_a_run() -> None:
     row = {"prompt": "1+1", "prompt_ids": [1], "environment_observation": "", "answer": "2", "level": 3}
     tested = _batch([row], [{"completion": "2"}], DATA)
-    checked = reward_trial._inputs(Config(**mini()), DatasetSample([row], ["1+1"], 1), None).batch
+    checked = reward_trial._inputs(Config(**mini()).warmstart, DatasetSample([row], ["1+1"], 1), None).batch
     assert set(tested.columns) == set(checked.columns) == {"answer", "level", "finish_reason"}
