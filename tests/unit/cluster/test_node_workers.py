@@ -199,10 +199,13 @@ def test_ctrl_c_ends_a_stages_shell_without_a_traceback(tmp_path) -> None:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {step_client.ROUTER: str(tmp_path / "router")},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )
-        router.accept()[0].recv(1)
+        connection, _ = router.accept()
+        connection.recv(1)
         stage.send_signal(signal.SIGINT)
         assert stage.communicate(timeout=60)[1] == ""
+        connection.close()
     assert stage.returncode == -signal.SIGINT
 
 
