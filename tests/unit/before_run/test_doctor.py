@@ -1,7 +1,7 @@
 """`rloo doctor` finds the problems of a node and says what to do, and passes a node without any."""
 
-import logging
 import argparse
+import logging
 import os
 from pathlib import Path
 
