@@ -297,6 +297,11 @@ ROWS = (
     _mini("refill", "`rollout.refill: 1`", changes=REFILL),
     _mini("teacher", "a teacher beside the rewards", changes=TEACHER),
     _mini("reproducible", "`reproducible: true`", changes={"reproducible": True}),
+    _mini(
+        "exchange",
+        "`exchange: node`, policies that go through the node's memory",
+        changes={"reproducible": True, "exchange": "node", "keep_every": 2},
+    ),
     _mini("float32", "float32", changes={"model": {"dtype": "float32"}}),
     _mini("float16", "float16", changes={"model": {"dtype": "float16"}}),
     _mini("adamw_8bit", "AdamW with moments in 8 bits", **_update(optimizer="adamw_8bit")),
