@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 ROUTER = "RLOO_ROUTER"
@@ -79,7 +80,7 @@ def _answer(connection: socket.socket) -> Mapping[str, Any]:
     Raises:
         SystemExit: with status 1 if Snakemake has ended, since nobody waits for the stage then.
     """
-    with connection.makefile() as lines:
+    with suppress(ConnectionError), connection.makefile() as lines:
         for line in lines:
             answer: Mapping[str, Any] = json.loads(line)
             if "text" not in answer:

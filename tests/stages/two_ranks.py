@@ -60,7 +60,7 @@ def name(zero_stage: int, communication: str) -> str:
 
 
 def recomputes(model: Path) -> bool:
-    """What `gradient_checkpointing: auto` is where one rank has room for everything and the other for nothing."""
+    """Resolves `gradient_checkpointing: auto` where one rank has room for everything and the other for nothing."""
     room = 1e15 if ranks.current().first else 0.0
     with mock.patch.object(devices, "training_bytes", return_value=room):
         return checkpointing.resolve(load(CONFIGURATION), Policy(model)).deepspeed.gradient_checkpointing

@@ -68,7 +68,6 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     _check_tied(shapes, policy.base)
     files = files_of_tensors(policy.base)
     model: Any = _without_weights(policy, dtype, **options)
-    model.generation_config = shapes.generation_config
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in files}
     if in_file.keys() != names.keys():
@@ -89,7 +88,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
 
     source: Any = nn.Module()
     source.parameters = lambda **_: filled()  # each is split before the next is read
-    zero.Init(source, mem_efficient_linear=False, config_dict_or_path=configuration)
+    zero.Init(source, config_dict_or_path=configuration)
     for name, buffer in dict(model.named_buffers()).items():
         value = read_tensor(files[name], name).to(buffer.dtype) if name in files else buffer
         _set(model, name, value.to(device))

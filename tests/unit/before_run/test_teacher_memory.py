@@ -30,7 +30,7 @@ def config(**teacher: object) -> Config:
 
 
 def of_tables() -> object:
-    """What an update holds of the tables of a round, with the tables."""
+    """Memory that an update holds for the tables of a round, the tables included."""
     logps = pa.array([[0.0] * LENGTH] * COMPLETIONS, pa.list_(pa.float32()))
     rows = {"completion_ids": [[0] * LENGTH] * COMPLETIONS, "finish_reason": ["stop"] * COMPLETIONS}
     offsets = np.arange(0, VALUES + 1, K * LENGTH, dtype=np.int32)

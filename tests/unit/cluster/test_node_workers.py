@@ -209,6 +209,23 @@ def test_ctrl_c_ends_a_stages_shell_without_a_traceback(tmp_path) -> None:
     assert stage.returncode == -signal.SIGINT
 
 
+def test_a_stage_whose_router_is_gone_ends_without_a_traceback(tmp_path) -> None:
+    with socket.socket(socket.AF_UNIX) as router:
+        router.bind(str(tmp_path / "router"))
+        router.listen()
+        stage = subprocess.Popen(
+            [sys.executable, "-IS", step_client.__file__, "bash", "-c", "true"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {step_client.ROUTER: str(tmp_path / "router")},
+        )
+        connection, _ = router.accept()
+        connection.recv(1)
+        connection.close()  # with the rest of the request unread, which resets the connection
+        assert stage.communicate(timeout=60)[1] == ""
+    assert stage.returncode == 1
+
+
 def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) -> None:
     node_workers.start(job / "config.yaml", job / "logs", {"score", "update"}, 1, set(), PROGRAM, 1)
     steps = [psutil.Process(step.pid) for step in node_workers._steps.values()]

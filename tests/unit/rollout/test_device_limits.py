@@ -1,4 +1,4 @@
-"""What vLLM cannot sample on this device is refused before anything is paid for, in a sentence that says what to do."""
+"""Models that vLLM cannot sample on this device are refused before an engine starts, with what to do."""
 
 from pathlib import Path
 from types import SimpleNamespace

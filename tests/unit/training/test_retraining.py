@@ -7,7 +7,7 @@ from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import retraining
+from rloo_pipeline.training import retraining, trainer_state
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,13 @@ def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, 
     monkeypatch.setattr(retraining, "Engine", engine)
     with pytest.raises(RuntimeError, match="from 00000"):
         retraining.restore(Config(**mini()), start, state.parent, None)
+
+
+@pytest.mark.parametrize(("lag", "kept"), [(0, [6]), (1, [4, 6]), (2, [4, 6]), (3, [2, 4, 6])])
+def test_with_a_lag_states_stay_from_which_older_policies_can_be_made_again(tmp_path, lag, kept) -> None:
+    """States of every second round; the one of round 8 is of a longer run that was taken back."""
+    states = {number: tmp_path / f"{number:05d}" for number in (2, 4, 6, 8)}
+    for folder in states.values():
+        folder.mkdir()
+    trainer_state._remove_others(states[6], lag)
+    assert [number for number, folder in states.items() if folder.exists()] == kept
