@@ -139,7 +139,11 @@ def _end(owner: int, runs: Iterable[Path]) -> None:
     if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
         for policy in _linked(runs):
             with announcing(f"copying {policy} from this node"):
-                node_files.fill(policy)
+                if not node_files.fill(policy):
+                    # Snakemake's logger has ended by now
+                    print(
+                        f"{policy}: its weights are no longer on this node; the next start restores it", file=sys.stderr
+                    )
 
 
 def _linked(runs: Iterable[Path]) -> Iterator[Path]:
