@@ -18,7 +18,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message
 from rloo_pipeline.rollout import groups, resets
-from rloo_pipeline.rollout.episode_loop import EpisodeContext, EpisodeRecord, Episodes
+from rloo_pipeline.rollout.episode_loop import EpisodeRecord, Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.rollout.tool_calls import MALFORMED
@@ -68,7 +68,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
     """
     settings = trial.config.rollout.model_copy(update={"max_turns": None, "max_tool_calling_iterations": None})
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
-    episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests)
+    episodes = Episodes(settings, trial.pool, trial.reader, rows, requests)
     scripts = [[*_turns(trial, row), WRONG_ANSWER] for row in rows]
     while requests_now := list(episodes.requests(True)):
         for index, _ in requests_now:

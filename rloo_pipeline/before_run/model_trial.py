@@ -16,7 +16,7 @@ from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import device_limits
+from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import plain_model, policy_model, self_check, sequence_group
 
@@ -59,11 +59,11 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
     with problems_of("weights") as problems:
         import transformers
 
-        inputs.model.check()
+        files = inputs.model.weights
         inputs.model.vocabulary  # noqa: B018, fails where config.json has none
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in files)
         if size <= READ:
-            model_files.check_finite(folder)
+            model_files.check_finite(files)
         if config.model.quantization is None:
             transformers.logging.set_verbosity_error()
             transformers.logging.disable_progress_bar()
@@ -82,10 +82,10 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     dtype = inputs.config.model.dtype
     with problems_of("sampling") as problems:
         if devices.has_gpu():
-            device_limits.check_on_gpu(dtype, has_adapter=inputs.config.update.lora is not None)
+            engine_arguments.check_on_gpu(dtype, has_adapter=inputs.config.update.lora is not None)
         else:
-            device_limits.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
-            device_limits.check_configured_heads(inputs.model)
+            engine_arguments.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
+            engine_arguments.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 

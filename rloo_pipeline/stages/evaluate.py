@@ -51,8 +51,8 @@ def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: 
     def sample(
         path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]
     ) -> pa.Table:
-        draw = groups.Draw(prompt_rows, samples, sampling, groups.EVALUATION)
-        [completions] = groups.sample_groups(sampler, config, draw)
+        draw = groups.Draw(prompt_rows, samples, sampling, config.seed, groups.EVALUATION)
+        [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
         joined = join_scores(
             config.rewards, completions, score_table(config.rewards, config.scoring, completions, held_out, policy)
         )

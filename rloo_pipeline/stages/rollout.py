@@ -55,7 +55,7 @@ def rollout(
         if config.vllm.data_parallel_size > 1:  # which completions do not depend on
             expected = expected_lengths(config, train, own, round_, output.parents[2])
         names = ("round", round_)
-        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, names, expected)
+        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, config.seed, names, expected)
         begun = 0
     else:
         draw = partial.groups_of_shard(config, train, indices, round_, shard, before)
@@ -66,9 +66,10 @@ def rollout(
     held_out_sampling = _held_out_sampling(config.evaluation.temperature, settings)
     completions, held_out_completions = groups.sample_groups(
         sampler,
-        config,
+        config.dataset,
+        settings,
         draw,
-        Draw(held_out_rows, 1, held_out_sampling, groups.EVALUATION),
+        Draw(held_out_rows, 1, held_out_sampling, config.seed, groups.EVALUATION),
     )
     if held_out:
         held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)

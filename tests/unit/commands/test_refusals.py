@@ -167,6 +167,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.model_files.check_loading_info": (
         Case("model.norm.weight is missing", model=tensors(lambda held: held.pop("model.norm.weight")), checks=WEIGHTS),
     ),
+    "artifacts.model_files.adapter_modules": STAGES_FILE,
     "artifacts.model_files.check_finite": (
         Case(
             "model.norm.weight has values that are not finite",
@@ -317,29 +318,29 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
-    "rollout.engine_weights": "counts the modules that a started engine applies",
-    "rollout.device_limits._check_delta_net": (
+    "rollout.vllm_internals": "counts the modules that a started engine applies",
+    "rollout.engine_arguments._check_delta_net": (
         machine("DeltaNet layers (linear_num_value_heads) in bfloat16 only", **DELTA),
         machine("and linear_key_head_dim is 96", "bfloat16", **DELTA),
     ),
-    "rollout.device_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
-    "rollout.device_limits._check_head": (
+    "rollout.engine_arguments._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
+    "rollout.engine_arguments._check_head": (
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
-    "rollout.device_limits.check_on_cpu": (
+    "rollout.engine_arguments.check_on_cpu": (
         Case(
             "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
             checks=MACHINE,
         ),
     ),
-    "rollout.engine_size": NODE,
-    "rollout.engine_size.context_length": (
+    "rollout.engine_arguments": NODE,
+    "rollout.engine_arguments.context_length": (
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
-    "rollout.device_limits.check_on_gpu": (
+    "rollout.engine_arguments.check_on_gpu": (
         Case(
             "model.dtype: float32 cannot be used with update.lora on a GPU",
             config={"update": {"lora": LORA}},
@@ -350,9 +351,10 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.groups": SAMPLED,
     "rollout.partial": BY_HAND,
     "rollout.parallel_sampler": NODE,
-    "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
     "rollout.sampler": NODE,
+    "rollout.sampler._experts_of": SAMPLED,
+    "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
     "rollout.tool_calls": TOOLS,

@@ -5,7 +5,7 @@ from helpers import mini
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import device_limits
+from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.stages import warmstart as stage
 
 REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set model.dtype: bfloat16, or remove"
@@ -13,10 +13,10 @@ REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set
 
 def test_an_adapter_in_float32_is_refused_and_others_are_not() -> None:
     with pytest.raises(UserError, match=REFUSED):
-        device_limits.check_on_gpu("float32", has_adapter=True)
-    device_limits.check_on_gpu("float32", has_adapter=False)
+        engine_arguments.check_on_gpu("float32", has_adapter=True)
+    engine_arguments.check_on_gpu("float32", has_adapter=False)
     for dtype in ("bfloat16", "float16"):
-        device_limits.check_on_gpu(dtype, has_adapter=True)
+        engine_arguments.check_on_gpu(dtype, has_adapter=True)
 
 
 @pytest.mark.parametrize(("device", "message"), [("cuda", REFUSED), ("cpu", "has no manifest.json")])
