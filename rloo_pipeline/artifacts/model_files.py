@@ -143,13 +143,13 @@ def adapter_modules(folder: Path) -> list[str]:
     parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(
-            f"{folder}: the adapter replaces {counted(whole)} as a whole (modules_to_save), which vLLM does not serve; "
-            "train adapters of linear layers alone"
+            f"{folder}: the adapter replaces {module_counts(whole)} as a whole (modules_to_save), which vLLM does not "
+            "serve; train adapters of linear layers alone"
         )
     return sorted({name for name, *_ in parts})
 
 
-def counted(modules: Iterable[str]) -> str:
+def module_counts(modules: Iterable[str]) -> str:
     """Lists modules by the last part of their names, with the number of each."""
     last = [name.rpartition(".")[2] for name in modules]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))

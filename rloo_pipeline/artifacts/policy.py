@@ -104,8 +104,8 @@ class Policy:
     def engine_key(self) -> str:
         """A key that is equal for all policies that one engine can hold one after the other.
 
-        It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter,
-        its base model and its own settings.
+        It covers `trust_remote_code` and the model's configuration with defaults filled in; for an adapter, its base
+        model and its own settings.
         """
         if self.is_adapter:
             in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in self.adapter.items()}

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.model_files import counted
+from rloo_pipeline.artifacts.model_files import module_counts
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.runtime import devices, guard
@@ -238,8 +238,8 @@ def load_adapter(llm: LLM, request: LoRARequest) -> None:
     left = {name for names in llm.apply_model(partial(_not_applied, number=request.lora_int_id)) for name in names}
     if left:
         raise UserError(
-            f"{folder}: vLLM has no layers for the adapter's {counted(left)}, and would sample from a policy without "
-            f"them; {ADVICE}"
+            f"{folder}: vLLM has no layers for the adapter's {module_counts(left)}, and would sample from a policy "
+            f"without them; {ADVICE}"
         )
 
 
