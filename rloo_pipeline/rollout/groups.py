@@ -93,11 +93,16 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
     """The sampling parameters of the rollouts."""
     return SamplingConfig(
         *(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length),
-        kwargs_of(rollout),
+        _kwargs_of(rollout),
     )
 
 
-def kwargs_of(rollout: Rollout) -> JSON:
+def evaluation_sampling(temperature: float, max_completion_length: int, rollout: Rollout) -> SamplingConfig:
+    """The sampling parameters of held-out completions."""
+    return SamplingConfig(temperature, 1.0, 0, None, max_completion_length, _kwargs_of(rollout))
+
+
+def _kwargs_of(rollout: Rollout) -> JSON:
     """vLLM's further parameters for rollouts and evaluations."""
     return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
 

@@ -68,12 +68,12 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
     }
     if on_gpu:
         longest = section.max_model_len or policy.context
+        engine = EngineSettings.of(config.model, config.vllm, config.rollout, for_rollouts=False)
         if longest:
-            engine = EngineSettings.of(config.model, config.vllm, config.rollout, for_rollouts=False)
             card = engine_arguments.visible_gpu(engine.tensor_parallel_size)
             settings |= engine_arguments.gpu_arguments(policy, engine, card, longest)
         else:
-            settings["gpu_memory_utilization"] = config.vllm.gpu_memory_utilization
+            settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
     if policy.is_adapter:
         settings |= {"lora_local_path": str(policy), **engine_arguments.adapter_arguments(policy)}
     return settings

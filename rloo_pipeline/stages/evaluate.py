@@ -45,7 +45,7 @@ def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: 
     held_out = PromptSet(prompts)
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
-    sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest, groups.kwargs_of(config.rollout))
+    sampling = groups.evaluation_sampling(settings.temperature, longest, config.rollout)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     def sample(
