@@ -15,6 +15,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype, Model, Rollout, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.training import lora_support
 from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
             cannot hold a sequence.
     """
     on_gpu = devices.device_type() == "cuda"
-    if on_gpu:
-        check_on_gpu(engine.dtype, policy.is_adapter)
-    elif engine.router_replay:
+    if on_gpu and policy.is_adapter:
+        lora_support.check_dtype_on_gpu(engine.dtype)
+    if not on_gpu and engine.router_replay:
         raise UserError(
             "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "
             "a GPU"
         )
-    else:
+    if not on_gpu:
         check_on_cpu(policy, engine.dtype, engine.quantization)
     longest = context_length(policy, needed)
     given: dict[str, Any] = {
@@ -127,19 +128,6 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     if engine_cache.is_enabled():
         given["enable_sleep_mode"] = True
     return given | gpu_arguments(policy, engine, visible_gpu(engine.tensor_parallel_size), longest)
-
-
-def check_on_gpu(dtype: Dtype, has_adapter: bool) -> None:
-    """Checks a sampler on a GPU, with or without a LoRA adapter.
-
-    Raises:
-        UserError: vLLM cannot sample like this.
-    """
-    if has_adapter and dtype == "float32":
-        raise UserError(
-            "model.dtype: float32 cannot be used with update.lora on a GPU, where vLLM computes adapters in 16 bits "
-            "only; set model.dtype: bfloat16, or remove update.lora"
-        )
 
 
 def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None:

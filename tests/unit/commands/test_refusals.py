@@ -340,14 +340,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
-    "rollout.engine_arguments.check_on_gpu": (
-        Case(
-            "model.dtype: float32 cannot be used with update.lora on a GPU",
-            config={"update": {"lora": LORA}},
-            checks=MACHINE,
-            gpu=True,
-        ),
-    ),
     "rollout.groups": SAMPLED,
     "rollout.partial": BY_HAND,
     "rollout.parallel_sampler": NODE,
@@ -398,6 +390,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.formats": "tests/unit/commands/test_check.py",
     "training.kernels.attention": "tests/unit/training/test_self_check.py",
     "training.logprobs": "`model_support.check_model` says it of prompts and completions of the longest length",
+    "training.lora_support.check_dtype_on_gpu": (
+        Case(
+            "model.dtype: float32 cannot be used with update.lora on a GPU",
+            config={"update": {"lora": LORA}},
+            checks=MACHINE,
+            gpu=True,
+        ),
+    ),
     "training.lora_support.check_lora": (
         Case(
             "vLLM serves no LoRA adapter of GPT2LMHeadModel",
