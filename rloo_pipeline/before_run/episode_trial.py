@@ -46,10 +46,7 @@ def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTr
     if model is None:
         return None
     reader = groups.call_reader(model, config.dataset, config.rollout.tool_parser)
-    several = isinstance(config.rollout.environment, dict)
-    template = reader.template
-    templater = Templater(config.dataset, template.tokenizer, sorted(template.stop_ids), pool, several)
-    return EpisodeTrial(config, pool, reader, templater)
+    return EpisodeTrial(config, pool, reader, Templater(config.dataset, model, pool))
 
 
 def tools(inputs: RunInputs) -> Iterator[Finding]:
@@ -109,7 +106,7 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
     """
     shown = set[str]()
     for episode in played:
-        name = str(episode.row["environment"]) if trial.templater.several else ""
+        name = trial.pool.environment_of(episode.row) or ""
         if name not in shown:
             shown.add(name)
             yield _finding(trial, f"episode {name}".rstrip(), key, episode)

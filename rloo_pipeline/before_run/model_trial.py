@@ -92,7 +92,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
-    """Tokenizer and processor can be loaded; sets `processor`, or unsets `model` if they cannot."""
+    """Tokenizer and processor can be loaded; unsets `model` if they cannot."""
     if inputs.model is None:
         return
     config, found, inputs.model = inputs.config, inputs.model, None
@@ -100,8 +100,7 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
         found.stop_ids  # noqa: B018, fails where they cannot be read
         yield Finding("tokenizer", True, f"{len(found.tokenizer)} tokens, end token {found.tokenizer.eos_token}")
         if config.dataset.shows_images:
-            inputs.processor = found.processor
-            yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
+            yield Finding("images", True, f"{type(found.processor.image_processor).__name__} of the model")
         inputs.model = found
     yield from problems
 

@@ -549,8 +549,8 @@ def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> Non
     with ExitStack() as stack:
         inputs = RunInputs(config, tmp_path / "scratch", stack, Policy(folder))
         if case.checks is DATA:
-            tokenizer = Policy(folder).tokenizer
-            inputs.processor = SimpleNamespace(tokenizer=tokenizer, image_token_id=-1, image_token_ids=[])
+            processor = SimpleNamespace(tokenizer=Policy(folder).tokenizer, image_token_id=-1, image_token_ids=[])
+            monkeypatch.setattr(Policy, "processor", processor)
         findings = [finding for check in case.checks for finding in check(inputs)]
     given = [finding.message for finding in findings if not finding.ok or (case.checks is MACHINE and finding.note)]
     assert any(case.message in message for message in given), given or findings
