@@ -108,10 +108,8 @@ class CallReader:
             messages: Any = [{"role": "user", "content": ""}]
             tools: Any = list(schemas) or None
             request = ChatCompletionRequest(model="", messages=messages, tools=tools)
-            make = ToolParserManager.get_tool_parser(name)
-            tokenizer: Any = self.template.tokenizer
-            tools = request.tools or None
-            self.readers[key] = make(tokenizer, tools), request
+            make: Any = ToolParserManager.get_tool_parser(name)
+            self.readers[key] = make(self.template.tokenizer, request.tools or None), request
         return self.readers[key]
 
     def _reads(self, name: str) -> bool:
