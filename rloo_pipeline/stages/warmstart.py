@@ -51,7 +51,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
             for file in folder_files(model.folder):
                 if file.suffix not in model_files.PICKLES:
                     link_or_copy(file, temporary / file.relative_to(model.folder))
-            (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
+            (temporary / model_files.SELF_CHECK).unlink(missing_ok=True)  # it may be a hard link to the model's record
         result.write(temporary)
         seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"

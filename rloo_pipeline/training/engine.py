@@ -25,7 +25,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import formats, policy_model
+from rloo_pipeline.training import formats, plain_model, policy_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
@@ -70,7 +70,7 @@ class Engine:
         split_loading.start_ranks()
         self.group = sequence_group.group_of(settings.sequence_parallel)
         torch.manual_seed(seed)
-        on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
+        on_disk = nvme.configuration(plain_model.sizes(policy), settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start."""

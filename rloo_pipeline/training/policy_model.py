@@ -15,7 +15,7 @@ from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import faster_kernels, lora_support, self_check
-from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
+from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_nf4, load_plain, remove_dropout
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -43,28 +43,24 @@ def load(
     Raises:
         UserError: the folder is incomplete, the architecture is unknown, or no form of batch is right for it.
     """
-    from rloo_pipeline.training import batch_forms, dropout
+    from rloo_pipeline.training import batch_forms
     from rloo_pipeline.training.kernels import attention
 
     checked = self_check.load_or_run(policy)
     attention.register()
     if checked.slow:
         say(f"{checked.model} trains in {checked.slow}")
-    implementation = batch_forms.FORMS[checked.form].attention
-    options = {"attn_implementation": implementation}
-    model = None
-    if split is not None:
+    implementation, model = batch_forms.FORMS[checked.form].attention, None
+    if quantization is not None:
+        model = load_nf4(policy, dtype, attn_implementation=implementation)
+    elif split is not None:
         from rloo_pipeline.training.deepspeed_internals import split_loading
 
-        model = split_loading.load(policy, dtype, split, **options)
-    if quantization is not None:
-        from rloo_pipeline.training import quantized
-
-        model = quantized.load(policy, dtype, **options)
+        model = split_loading.load(policy, dtype, split, attn_implementation=implementation)
     if model is None:
-        model = load_plain(policy, dtype, **options)
+        model = load_plain(policy, dtype, attn_implementation=implementation)
     if disable_dropout:
-        dropout.remove(model)
+        remove_dropout(model)
     model.self_check = checked  # type: ignore[assignment]
     faster_kernels.install(model, policy, checked)
     return model

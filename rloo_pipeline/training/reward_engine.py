@@ -18,7 +18,7 @@ from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.training import dropout, self_check
+from rloo_pipeline.training import plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention
@@ -119,5 +119,5 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     head.forward = lambda states: linear(states.float(), head.weight.float())
     settings = model.config.get_text_config()
     settings.pad_token_id = pad_of(policy)
-    dropout.remove(model)
+    plain_model.remove_dropout(model)
     return model, form

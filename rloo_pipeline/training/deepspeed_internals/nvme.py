@@ -10,9 +10,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import ranks, scratch
@@ -21,6 +20,7 @@ from rloo_pipeline.training.deepspeed_internals import nvme_access
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
+    from rloo_pipeline.training.plain_model import Sizes
     from rloo_pipeline.training.settings import TrainerSettings
 
 SUB_GROUP = 100_000_000
@@ -37,25 +37,13 @@ WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of a model's tensors."""
-
-    largest: int
-    """Numbers in the largest one."""
-    total: int
-    """Numbers in all."""
-    of_module: int
-    """Tensors that one module has itself, at most."""
-
-
-def configuration(policy: Policy, settings: TrainerSettings) -> JSON:
-    """DeepSpeed's keys for the offload of `settings`, with a new folder on the disk of this rank.
+def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
+    """DeepSpeed's keys for the offload of a model of these sizes, with a new folder on the disk of this rank.
 
     Raises:
         UserError: as `disk`, or there is too little space in it.
     """
     world = ranks.current().world
-    sizes = _sizes(policy)
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
     written = share * WRITTEN["optimizer"]
     path = str(_folder(settings.nvme_path))
@@ -75,15 +63,6 @@ def configuration(policy: Policy, settings: TrainerSettings) -> JSON:
     _check_space(Path(path), written)
     nvme_access.replace()
     return keys
-
-
-def _sizes(policy: Policy) -> Sizes:
-    from rloo_pipeline.training import plain_model
-
-    model = plain_model.load_plain(policy, "float32", device_map="meta")
-    counts = [parameter.numel() for parameter in model.parameters()]
-    of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
-    return Sizes(max(counts), sum(counts), of_module)
 
 
 def disk(nvme_path: str | None) -> Path:

@@ -6,7 +6,7 @@ compute, and one tensor at a time to be written (`weight_files.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.model_files import files_of_tensors, read_tensor
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.training.plain_model import files_of_tensors, read_tensor
 from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
-    _check_tied(shapes, policy.base)
     files = files_of_tensors(policy.base)
+    _check_tied(shapes, files, policy.base)
     model: Any = _without_weights(policy, dtype, **options)
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in files}
@@ -124,9 +124,8 @@ def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     return names
 
 
-def _check_tied(model: Any, base: Path) -> None:
+def _check_tied(model: Any, files: Mapping[str, Path], base: Path) -> None:
     """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
-    files = files_of_tensors(base)
     for name, source in loaded_model.tied_weights(model).items():
         if not files.keys() >= {name, source}:
             continue

@@ -22,9 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rloo_pipeline.training.kernels import logit_form
-from rloo_pipeline.training.kernels.logit_form import Form
-from rloo_pipeline.training.kernels.logit_rows import Top, exponentials, top_of
+from rloo_pipeline.training.kernels.logit_rows import Form, Top, exponentials, top_of
 from rloo_pipeline.training.packing import Pack
 
 LossOf = Callable[..., Float[Tensor, ""]]
@@ -37,15 +35,6 @@ IN_CACHE = 2**18
 """Logits that a CPU processes at once: 1 MB, which stays in its cache."""
 MIN_ROWS = 256
 """Minimum number of tokens in a matrix product on a CPU; smaller products are slow."""
-
-
-class SplitModel(NamedTuple):
-    """A causal language model in two parts."""
-
-    decoder: nn.Module
-    head: nn.Module
-    """Projection onto the vocabulary; called with `HeadInputs`, it computes log-probs or a loss instead of logits."""
-    form: Form
 
 
 class HeadInputs(NamedTuple):
@@ -68,24 +57,9 @@ NEVER = -1e30
 """A logit whose exponential is 0, and which is finite, so that 0 times it is 0."""
 
 
-def attach(model: nn.Module) -> SplitModel | None:
-    """Lets the model's vocabulary projection take `HeadInputs`, and splits the model before it.
-
-    Returns:
-        The two parts; None if the logits are not a `Form` of that projection of the last hidden states, or are float16,
-        whose gradients need a loss scale that is not known here.
-    """
-    causal: Any = model
-    if hasattr(model, "peft_config"):
-        causal = causal.get_base_model()
-    head = causal.get_output_embeddings()
-    if type(head) is not nn.Linear or head.weight.dtype == torch.float16:
-        return None
-    form = logit_form.detect(causal, head)
-    if form is None:
-        return None
+def use(head: nn.Linear) -> None:
+    """Lets a vocabulary projection take `HeadInputs`."""
     head.forward = MethodType(_forward, head)  # type: ignore[method-assign]
-    return SplitModel(causal.base_model, head, form)
 
 
 def _forward(

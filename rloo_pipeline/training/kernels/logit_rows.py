@@ -1,12 +1,27 @@
-"""Functions of logits [tokens, vocabulary], row by row."""
+"""Logits [tokens, vocabulary]: the formula by which a model makes them, and functions of their rows."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+class Form(NamedTuple):
+    """Formula of logits from products z: scale · z, or with a cap, cap · tanh(scale · z / cap)."""
+
+    scale: float = 1.0
+    """Granite: 1 / logits_scaling; Cohere: logit_scale."""
+    cap: float = inf
+    """Gemma 2: final_logit_softcapping."""
+
+    def logits(self, products: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The logits of these products."""
+        scaled = products * self.scale
+        return scaled if self.cap == inf else (scaled / self.cap).tanh() * self.cap
 
 
 class Top(NamedTuple):

@@ -445,6 +445,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.deepspeed_internals.nvme": NODE,
     "training.deepspeed_internals.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
+    "training.plain_model.load_nf4": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
     "training.policy_model._with_adapter": (
