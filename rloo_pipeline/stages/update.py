@@ -23,7 +23,6 @@ from rloo_pipeline.training import retraining, round_data, round_training
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.rollout_proof import RolloutProof
-from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
 from rloo_pipeline.workers import kept_trainer
 from rloo_pipeline.workers.kept_trainer import RoundTrainer
@@ -76,9 +75,9 @@ def update(
     trainer = kept_trainer.take(config, round_ - 1, start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
-    metrics = round_metrics(config, round_, engine, sampled, trained)
+    metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
     if engine.rank.first:
-        say(summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
+        say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
     made_from = lineage.of_policy(config.seed, engine.policy.folder, engine.policy.digest, cards)

@@ -21,8 +21,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
-from rloo_pipeline.training.kernels.lm_head import LossOf
-from rloo_pipeline.training.kernels.logit_rows import Form, Top, top_of
+from rloo_pipeline.training.kernels.lm_head import Form, LossOf, Top, top_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.sequence_group import SequenceGroup
 from rloo_pipeline.transformers_internals.router_replay import RouterReplay

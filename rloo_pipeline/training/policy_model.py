@@ -8,19 +8,22 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import nn
+
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIGHTS
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import faster_kernels, lora_support, self_check
+from rloo_pipeline.training import batch_forms, faster_kernels, model_support, self_check
+from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_nf4, load_plain, remove_dropout
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -43,9 +46,6 @@ def load(
     Raises:
         UserError: the folder is incomplete, the architecture is unknown, or no form of batch is right for it.
     """
-    from rloo_pipeline.training import batch_forms
-    from rloo_pipeline.training.kernels import attention
-
     checked = self_check.load_or_run(policy)
     attention.register()
     if checked.slow:
@@ -54,8 +54,6 @@ def load(
     if quantization is not None:
         model = load_nf4(policy, dtype, attn_implementation=implementation)
     elif split is not None:
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-
         model = split_loading.load(policy, dtype, split, attn_implementation=implementation)
     if model is None:
         model = load_plain(policy, dtype, attn_implementation=implementation)
@@ -109,7 +107,7 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
-        lora_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
+        model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
@@ -135,7 +133,6 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
     """
     if isinstance(lora.target_modules, str):
         return
-    from torch import nn
     from transformers import Conv1D
 
     beside = re.compile(_beside_text(model) or r"(?!)")

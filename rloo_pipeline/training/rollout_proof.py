@@ -12,9 +12,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from torch import Tensor
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
@@ -22,13 +22,10 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
+from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.objective import Record
 from rloo_pipeline.training.sampler_proof import SamplerDifference
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rloo_pipeline.training.engine import Engine
-    from rloo_pipeline.training.objective import Record
 
 FEWEST, MOST, SHARE = 4, 64, 32
 """Completions of a separate pass: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
@@ -66,8 +63,6 @@ class RolloutProof:
         Raises:
             UserError: another policy sampled the rollouts.
         """
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-
         config = self.config
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
