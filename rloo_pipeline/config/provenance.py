@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
     *("before_run", "config", "errors", "frozen_functions", "import_string", "runtime", "version", "workers"),
     *("artifacts.files", "artifacts.fence", "artifacts.function_copies", "artifacts.lineage", "artifacts.manifest"),
-    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.rollout_proof"),
+    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats"),
     *("training.sampler_proof", "training.model_support", "training.self_check"),
     "transformers_internals.optional_parts",
 }

@@ -22,8 +22,8 @@ from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import retraining, round_data, round_training
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
-from rloo_pipeline.training.rollout_proof import RolloutProof
 from rloo_pipeline.training.round_training import TrainedRound
+from rloo_pipeline.training.sampler_proof import RolloutProof
 from rloo_pipeline.workers import kept_trainer
 from rloo_pipeline.workers.kept_trainer import RoundTrainer
 

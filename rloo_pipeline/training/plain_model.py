@@ -177,6 +177,12 @@ def remove_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def recompute_layers(model: Any) -> None:
+    """Makes a model store the inputs of its layers only, and compute the rest again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+
+
 def files_of_tensors(folder: Path) -> dict[str, Path]:
     """The weight file that has each tensor of a model, by the tensor's name."""
     from safetensors import safe_open

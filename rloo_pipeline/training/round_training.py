@@ -22,7 +22,7 @@ from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.rollout_proof import RolloutProof
+from rloo_pipeline.training.sampler_proof import RolloutProof
 from rloo_pipeline.training.selection import chosen_rows, teaching_groups
 
 

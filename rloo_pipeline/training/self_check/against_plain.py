@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from rloo_pipeline.training.batch_forms import Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.row_images import Vision, joined
+from rloo_pipeline.training.row_images import RowImages
 from rloo_pipeline.training.self_check import small
 
 LONGEST = attention.SHORT + 24
@@ -94,17 +93,6 @@ def probe(vocabulary: int, longest: int) -> Sequences:
     )
 
 
-class _Images(NamedTuple):
-    """The images of a few sequences."""
-
-    rows: list[list[dict[str, Tensor]]]
-    tokens: vision.ImageTokens
-
-    def pick(self, rows: Sequence[int]) -> Vision | None:
-        """The images of these sequences; None if they have none."""
-        return joined([*chain.from_iterable(self.rows[row] for row in rows)], self.tokens)
-
-
 def _with_images(sequences: Sequences, config: Any) -> Sequences:
     """The sequences of the probe with images in their prompts, behind the first token.
 
@@ -120,7 +108,7 @@ def _with_images(sequences: Sequences, config: Any) -> Sequences:
     return Sequences(
         [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in prompts],
         sequences.completions,
-        images=_Images(images, vision.tokens_of(config.to_dict())),
+        images=RowImages(images, lambda image: image, vision.tokens_of(config.to_dict())),
     )
 
 
