@@ -91,6 +91,7 @@ reference: setup ## regenerate the pages and tables of keys, the JSON Schema, an
 	$(BIN)/python tools/bench/page.py
 	$(BIN)/python tools/gpu/gpus_page.py
 	$(BIN)/python tools/presets_page.py
+	$(BIN)/python tools/internals_page.py
 
 models: setup ## try out every type of model of transformers and write docs/generated/families.md (half an hour)
 	$(BIN)/python tests/families/page.py
