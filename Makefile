@@ -97,7 +97,7 @@ models: setup ## try out every type of model of transformers and write docs/gene
 	$(BIN)/python tests/families/page.py
 	$(BIN)/python tests/families/windows.py
 
-kinds: setup ## run a model of each kind through two rounds and write the table of docs/models.md (ten minutes)
+kinds: setup ## run a model of each kind through two rounds and write the table of docs/generated/kinds.md (ten minutes)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/stages/kinds_page.py
 
 screenshots: setup ## make docs/assets again: images of the page of results/demo, and a recording of a small project
