@@ -29,21 +29,6 @@ from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import reproducible
 
 
-def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.prompt_set import held_out_part
-    from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
-
-    outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
-    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
-
-
-def _judge_pairs(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.prompt_set import held_out_part
-    from rloo_pipeline.stages.judge_pairs import judge_pairs
-
-    judge_pairs(config, held_out_part(arguments.prompts), arguments.before, arguments.after, arguments.output)
-
-
 def _select(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.select import select
 
@@ -97,14 +82,12 @@ COMMANDS = (
         "evaluate",
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
-        run=_evaluate,
         samples=True,
     ),
     stage(
         "judge-pairs",
         "Let the judge compare the final policy's held-out completions with those of the warm start.",
         *(PROMPTS, path("before", "completions of the warm start"), path("after", "completions of the final policy")),
-        run=_judge_pairs,
     ),
     command(
         "select",
