@@ -19,8 +19,7 @@ from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.images import with_parts
 from rloo_pipeline.judging.completions import grid, is_correct, score_names
-from rloo_pipeline.report.evaluations import read_pair
-from rloo_pipeline.report.round_table import read_round
+from rloo_pipeline.report.run_tables import read_pair, read_round
 from rloo_pipeline.seeds import derive, permutation
 
 if TYPE_CHECKING:

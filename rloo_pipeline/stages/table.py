@@ -92,7 +92,7 @@ def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: 
     )
 
 
-_before, _after = partial(_row, phase="before"), partial(_row, phase="after")
+_before, _after = partial(_row, phase="before", policy="none"), partial(_row, phase="after")
 
 
 _WHERE = ("environment_workers", "environment_gpus")
@@ -128,7 +128,6 @@ ROWS = (
     _before(
         "stage_assets",
         "assets/assets.json",
-        policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
         | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
         reads=(*_LENGTHS, "update", "deepspeed"),
@@ -139,7 +138,6 @@ ROWS = (
     _before(
         "prompts",
         "prompts/counts.json",
-        policy="none",
         # prompts contain the schemas of tools, and end with the result of an environment's `reset`
         decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
         reads=("evaluation",),
@@ -151,7 +149,6 @@ ROWS = (
         "reward_model",
         "reward_model/checks.json",
         when=lambda config, _: config.reward_model is not None,
-        policy="none",
         decides=_whole("reproducible", "seed", "model", "reward_model")
         | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
@@ -162,7 +159,6 @@ ROWS = (
     _before(
         "warmstart",
         "policies/00000",
-        policy="none",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
         box=(2, 90),
