@@ -1,4 +1,4 @@
-"""Tables of a run as the report shows them: completions of evaluations, in pairs too, and the completions of a round."""
+"""Tables that the report shows: completions of an evaluation, or of two of them, and of a round."""
 
 from __future__ import annotations
 
