@@ -19,15 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import (
-    controller_watch,
-    cost,
-    devices,
-    environment,
-    gpu_claims,
-    output,
-    scratch,
-)
+from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
 from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
 REQUEST_SECONDS = 10.0
