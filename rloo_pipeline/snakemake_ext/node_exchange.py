@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +137,7 @@ def _bytes(run: Path, config: Config) -> float:
 def _end(owner: int, runs: Iterable[Path]) -> None:
     """Copies policies that runs still have on this node into their folders, before the node's folder is removed."""
     if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
-        for policy in _linked(runs):
+        policies = (policy for run in runs for policy in sorted((run / POLICIES).glob("[0-9]*")))
+        for policy in filter(node_files.links, policies):
             with announcing(f"copying {policy} from this node"):
                 node_files.fill(policy)
-
-
-def _linked(runs: Iterable[Path]) -> Iterator[Path]:
-    for run in runs:
-        yield from (policy for policy in sorted((run / POLICIES).glob("[0-9]*")) if node_files.links(policy))
