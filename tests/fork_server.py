@@ -142,11 +142,11 @@ def _fork_jobs(address: str) -> None:
 
 def _import() -> dict[str, ModuleType]:
     """Imports the libraries as this package does; returns the modules of this package, imported anew and set aside."""
-    from rloo_pipeline.rollout import vllm_import
+    from rloo_pipeline.rollout import vllm_internals
     from rloo_pipeline.runtime.environment import prepare
 
     prepare(None)
-    vllm_import.import_vllm()
+    vllm_internals.import_vllm()
     from rloo_pipeline.training import engine
 
     engine.import_libraries()

@@ -111,7 +111,9 @@ def _ran(command: str, folder: Path) -> Iterator[tuple[float, str]]:
     """The output of a command on a terminal: pauses and text."""
     own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
-    process = PtyProcessUnicode.spawn(command.split(), cwd=folder, env=environment, dimensions=(ROWS, COLUMNS))
+    program, *arguments = command.split()
+    found = shutil.which(program, path=own) or sys.exit(f"screenshots: no {program} beside {sys.executable}")
+    process = PtyProcessUnicode.spawn([found, *arguments], cwd=folder, env=environment, dimensions=(ROWS, COLUMNS))
     before, shown = time.monotonic(), ""
     with contextlib.suppress(EOFError):  # the command has ended
         while True:

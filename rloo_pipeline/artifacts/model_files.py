@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 GENERATION = "generation_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+PEFT_PREFIX = "base_model.model."
+"""Prefix of tensor names in PEFT's files."""
 
 
 def check_files(folder: Path) -> None:
@@ -128,8 +130,33 @@ def read_tensor(file: Path, name: str) -> Any:
         return opened.get_tensor(name)
 
 
-def check_finite(folder: Path) -> None:
-    """Checks that no weight of a model is NaN or infinite.
+def adapter_modules(folder: Path) -> list[str]:
+    """Names in transformers of the modules that an adapter changes, read from its tensors.
+
+    Raises:
+        UserError: the adapter also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
+    """
+    from safetensors import safe_open
+
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
+        names = [name.removeprefix(PEFT_PREFIX) for name in file.keys()]  # noqa: SIM118
+    parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
+    if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
+        raise UserError(
+            f"{folder}: the adapter replaces {module_counts(whole)} as a whole (modules_to_save), which vLLM does not "
+            "serve; train adapters of linear layers alone"
+        )
+    return sorted({name for name, *_ in parts})
+
+
+def module_counts(modules: Iterable[str]) -> str:
+    """Lists modules by the last part of their names, with the number of each."""
+    last = [name.rpartition(".")[2] for name in modules]
+    return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))
+
+
+def check_finite(files: Iterable[Path]) -> None:
+    """Checks that no weight in a model's files is NaN or infinite.
 
     Raises:
         UserError: one is.
@@ -137,7 +164,7 @@ def check_finite(folder: Path) -> None:
     import torch
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in files:
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 tensor = tensors.get_tensor(name)

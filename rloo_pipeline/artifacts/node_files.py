@@ -17,6 +17,9 @@ from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
 
+WRITTEN = ".*.tmp"
+"""Name of a folder in which a policy is written, and so of its `place`."""
+
 
 def place(written: Path) -> Path | None:
     """The folder on this node for the weights of a policy; None if the controller has made none.
@@ -48,15 +51,16 @@ def make(folder: Path, policies: Path) -> None:
     for link in (link for policy in policies.glob("[0-9]*") for link in links(policy)):
         with suppress(FileNotFoundError):  # Snakemake removes a policy that no job needs any more
             linked.add(link.readlink().parent)
-    for other in folder.parent.glob(".*.tmp"):
+    for other in folder.parent.glob(WRITTEN):
         if other not in {*linked, folder}:
             shutil.rmtree(other, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def links(policy: Path) -> list[Path]:
-    """The weight files of a policy that are links to a node's files."""
-    return [file for file in sorted(policy.glob("*.safetensors")) if file.is_symlink()]
+    """The weight files of a policy that are links to a node's files, not links that a user made."""
+    linked = (file for file in sorted(policy.glob("*.safetensors")) if file.is_symlink())
+    return [file for file in linked if file.readlink().parent.match(WRITTEN)]
 
 
 def fill(policy: Path, *copies: Path) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -23,10 +24,13 @@ from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 DECIDING = (".safetensors", "config.json")
 """Ends of the names of files that a policy's digest covers."""
+IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
+"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Policy:
     def is_adapter(self) -> bool:
         """True for a PEFT adapter on a base model."""
         return (self.folder / model_files.ADAPTER).exists()
+
+    @cached_property
+    def adapter_modules(self) -> list[str]:
+        """Names in transformers of the modules that the adapter changes; raises as `model_files.adapter_modules`."""
+        return model_files.adapter_modules(self.folder)
 
     @cached_property
     def base(self) -> Path:
@@ -90,6 +99,19 @@ class Policy:
             ) from error
         vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
         return config
+
+    @cached_property
+    def engine_key(self) -> str:
+        """A key that is equal for all policies that one engine can hold one after the other.
+
+        It covers `trust_remote_code` and the model's configuration with defaults filled in; for an adapter, its base
+        model and its own settings.
+        """
+        if self.is_adapter:
+            in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in self.adapter.items()}
+            return json.dumps([self.trust_remote_code, str(self.base.resolve()), in_order], sort_keys=True)
+        config = _without(self.transformers_config.to_dict(), IGNORED_KEYS)
+        return json.dumps([self.trust_remote_code, config], sort_keys=True, default=str)
 
     @cached_property
     def dimensions(self) -> ModelDims | None:
@@ -180,6 +202,11 @@ class Policy:
         """The processor of text and images; raises as `vision.load_processor`."""
         return vision.load_processor(self.base, self.config, self.trust_remote_code)
 
+    def pixels(self, image: Any) -> dict[str, Tensor]:
+        """An image as tensors, which the model's forward takes by these names."""
+        outputs = self.processor.image_processor(images=[image], return_tensors="pt").items()
+        return {name: values for name, values in outputs if name != vision.UNREAD}
+
     @cached_property
     def generation_ends(self) -> tuple[int, ...] | None:
         """The EOS ids of generation_config.json; None without such a file.
@@ -220,14 +247,16 @@ class Policy:
             return found
         return _digest({file.name: digest_of(file) for end in DECIDING for file in self.folder.glob(f"*{end}")})
 
-    def check(self) -> None:
-        """Checks that the policy, and the base of an adapter, are complete.
+    @cached_property
+    def weights(self) -> list[Path]:
+        """The weight files of the full model, checked to be complete; those of an adapter are checked too.
 
         Raises:
             UserError: the model is missing, its weights are not safetensors, or a file is missing or truncated.
         """
         for folder in dict.fromkeys((self.folder, self.base)):
             model_files.check(folder)
+        return sorted(self.base.glob("*.safetensors"))
 
     def verify(self, chosen: Callable[[str], object] = bool) -> Manifest | None:
         """Checks files that a stage wrote against their manifest. Does nothing for a model of the user.
@@ -255,6 +284,15 @@ def _object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file}: holds {content!r:.40}, not an object with keys; fetch or write the model again")
     return content
+
+
+def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A configuration without some keys, at every level."""
+    return {
+        key: _without(value, keys) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in keys
+    }
 
 
 def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}), /, **made_from: object) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import optional_parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNREAD = "num_crops"
+"""Output of Gemma's image processor that the model's forward does not take: 0, as an image is not cut into crops."""
 
 
 class ImageKind(NamedTuple):
@@ -61,6 +67,10 @@ class ImageTokens(NamedTuple):
     """Id of the token that stands for an image in a prompt as vLLM takes it."""
     types: str
     """As in ImageKind."""
+
+    def marked(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """The argument `types` of the model's forward for these ids, of the same shape."""
+        return {self.types: (input_ids == self.part).long()}
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import memory
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Offload
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
 PARTS = (2, 4, 8)
 """Values of deepspeed.sequence_parallel to try."""

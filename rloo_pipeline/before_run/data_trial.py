@@ -90,15 +90,11 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
-    """The run's prompt maker; None without a model, or without a processor in a run with images."""
-    model, dataset = inputs.model, inputs.config.dataset
-    if model is None or (dataset.shows_images and inputs.processor is None):
+    """The run's prompt maker; None without a model."""
+    if inputs.model is None:
         return None
-    if inputs.trial is not None:
-        templater = inputs.trial.templater
-    else:
-        templater = Templater(dataset, model.tokenizer, model.stop_ids, None, processor=inputs.processor)
-    return PromptParts(templater, model.config)
+    templater = inputs.trial.templater if inputs.trial is not None else Templater(inputs.config.dataset, inputs.model)
+    return PromptParts(templater, inputs.model.config)
 
 
 def _columns(rows: Sequence[Row]) -> str:

@@ -18,7 +18,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.data.tool_template import call_message
 from rloo_pipeline.rollout import groups, resets
-from rloo_pipeline.rollout.episode_loop import EpisodeContext, EpisodeRecord, Episodes
+from rloo_pipeline.rollout.episode_loop import EpisodeRecord, Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.rollout.tool_calls import MALFORMED
@@ -46,10 +46,7 @@ def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTr
     if model is None:
         return None
     reader = groups.call_reader(model, config.dataset, config.rollout.tool_parser)
-    several = isinstance(config.rollout.environment, dict)
-    template = reader.template
-    templater = Templater(config.dataset, template.tokenizer, sorted(template.stop_ids), pool, several)
-    return EpisodeTrial(config, pool, reader, templater)
+    return EpisodeTrial(config, pool, reader, Templater(config.dataset, model, pool))
 
 
 def tools(inputs: RunInputs) -> Iterator[Finding]:
@@ -68,7 +65,7 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
     """
     settings = trial.config.rollout.model_copy(update={"max_turns": None, "max_tool_calling_iterations": None})
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
-    episodes = Episodes(EpisodeContext(settings, trial.pool, trial.reader), rows, requests)
+    episodes = Episodes(settings, trial.pool, trial.reader, rows, requests)
     scripts = [[*_turns(trial, row), WRONG_ANSWER] for row in rows]
     while requests_now := list(episodes.requests(True)):
         for index, _ in requests_now:
@@ -109,7 +106,7 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
     """
     shown = set[str]()
     for episode in played:
-        name = str(episode.row["environment"]) if trial.templater.several else ""
+        name = trial.pool.environment_of(episode.row) or ""
         if name not in shown:
             shown.add(name)
             yield _finding(trial, f"episode {name}".rstrip(), key, episode)

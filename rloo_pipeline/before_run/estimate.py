@@ -17,7 +17,7 @@ from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
 ASSUMED = (
     f"every completion at its maximum length; training at {speeds.TRAINING.typical:.0%} of the card's peak "

@@ -115,8 +115,6 @@ class RunInputs:
     """Ends the processes of tools and environments."""
     model: Policy | None = None
     """The model; its tokenizer can be loaded."""
-    processor: Any = None
-    """The image processor, in a run with images."""
     trial: EpisodeTrial | None = None
     """Plays episodes, in a run with tools."""
     datasets: dict[str, DatasetSample] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.config import Config, Dtype, Model, Update
-from rloo_pipeline.rollout.engine_size import VisibleGpu, cache_bytes, gpu_budget
+from rloo_pipeline.rollout.engine_arguments import EngineSettings, VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals import nvme
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
@@ -269,19 +269,17 @@ def _teacher_tables(config: Config) -> Terms:
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
     """Memory of a rollout: of all its engines on a CPU (`card` is None), or on each GPU of a tensor-parallel group."""
-    parallel, dtype = config.vllm.tensor_parallel_size, config.model.dtype
+    settings = EngineSettings.of(config.model, config.vllm, config.rollout)
     longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    quantized = config.rollout.quantization is not None
     if card is None:
-        cache = cache_bytes(shape, dtype, config.vllm.kv_cache_gib, longest)
+        weights = shape.in_sampler(settings.dtype, settings.quantization is not None)
         engine = {
             "process": SAMPLER,
-            "weights": shape.in_sampler(dtype, quantized) / parallel,
-            "KV cache": float(cache),
+            "weights": weights / settings.tensor_parallel_size,
+            "KV cache": float(cache_bytes(shape, settings, longest)),
         }
         return {name: size * config.vllm.data_parallel_size for name, size in engine.items()}
-    utilization = config.vllm.gpu_memory_utilization
-    budget = gpu_budget(shape, dtype, card, utilization, parallel, longest, quantized=quantized)
+    budget = gpu_budget(shape, settings, card, longest)
     return {
         "process": budget.engine,
         "weights": budget.weights,

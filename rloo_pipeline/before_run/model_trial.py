@@ -16,9 +16,9 @@ from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
-from rloo_pipeline.rollout import device_limits
+from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import plain_model, policy_model, self_check, sequence_group
+from rloo_pipeline.training import lora_support, plain_model, policy_model, self_check, sequence_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,11 +59,11 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
     with problems_of("weights") as problems:
         import transformers
 
-        inputs.model.check()
+        files = inputs.model.weights
         inputs.model.vocabulary  # noqa: B018, fails where config.json has none
-        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in files)
         if size <= READ:
-            model_files.check_finite(folder)
+            model_files.check_finite(files)
         if config.model.quantization is None:
             transformers.logging.set_verbosity_error()
             transformers.logging.disable_progress_bar()
@@ -82,16 +82,17 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     dtype = inputs.config.model.dtype
     with problems_of("sampling") as problems:
         if devices.has_gpu():
-            device_limits.check_on_gpu(dtype, has_adapter=inputs.config.update.lora is not None)
+            if inputs.config.update.lora is not None:
+                lora_support.check_dtype_on_gpu(dtype)
         else:
-            device_limits.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
-            device_limits.check_configured_heads(inputs.model)
+            engine_arguments.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
+            engine_arguments.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
-    """Tokenizer and processor can be loaded; sets `processor`, or unsets `model` if they cannot."""
+    """Tokenizer and processor can be loaded; unsets `model` if they cannot."""
     if inputs.model is None:
         return
     config, found, inputs.model = inputs.config, inputs.model, None
@@ -99,8 +100,7 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
         found.stop_ids  # noqa: B018, fails where they cannot be read
         yield Finding("tokenizer", True, f"{len(found.tokenizer)} tokens, end token {found.tokenizer.eos_token}")
         if config.dataset.shows_images:
-            inputs.processor = found.processor
-            yield Finding("images", True, f"{type(inputs.processor.image_processor).__name__} of the model")
+            yield Finding("images", True, f"{type(found.processor.image_processor).__name__} of the model")
         inputs.model = found
     yield from problems
 

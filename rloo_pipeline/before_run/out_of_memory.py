@@ -12,7 +12,7 @@ from rloo_pipeline.before_run import advice, checkpointing, memory
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Config, Vllm
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.devices import GpuProcess
 

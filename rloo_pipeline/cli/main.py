@@ -33,9 +33,9 @@ def _worker(arguments: argparse.Namespace) -> None:
 def _import_engine(role: str) -> None:
     """Imports in advance what the first stage of a warm worker with this role needs."""
     if role == "sampler":
-        from rloo_pipeline.rollout import vllm_import
+        from rloo_pipeline.rollout import vllm_internals
 
-        vllm_import.import_engine()
+        vllm_internals.import_engine()
     else:
         from rloo_pipeline.training import engine
 

@@ -11,7 +11,6 @@ from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import engine_weights
 from rloo_pipeline.runtime.progress import say
 
 
@@ -59,7 +58,7 @@ def _merge(policy: Policy, dtype: str, target: Path) -> None:
 
     model: Any = plain_model.load_plain(policy, "float32")
     ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    last = {name.rpartition(".")[2] for name in engine_weights.modules(policy.folder)}
+    last = {name.rpartition(".")[2] for name in policy.adapter_modules}
     if ends[0] is ends[1] and (shared := last & {"lm_head", "embed_tokens"}):
         raise UserError(
             f"{policy}: its adapter is on {min(shared)}, which shares its weights with another layer, so it cannot be "

@@ -193,7 +193,7 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
         policy = Policy(model.folder)
-        parts = PromptParts(Templater(dataset, policy.tokenizer, policy.stop_ids, None))
+        parts = PromptParts(Templater(dataset, policy))
         for name in parts.order:
             parts.add(name, [*data.rows[name]], data.name)
     except (ImportError, UserError):  # which `rloo check` explains

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     def cells(self) -> tuple[str, ...]:
         """The values as text; empty if not measured."""
-        formats = ("d", ".3f", ".1%", ".4f", ".0f", ".0f", ".1f")
+        formats = ("d", ".3f", ".1%", "z.4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
 

@@ -23,17 +23,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import vllm_import
+from rloo_pipeline.rollout import vllm_internals
+from rloo_pipeline.rollout.vllm_internals import SWITCH, is_separate
 from rloo_pipeline.runtime import devices, scratch
 
 if TYPE_CHECKING:
-    from vllm import LLM
     from vllm.v1.engine import EngineCoreOutput
 
-SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
 SEPARATE_ON_CPUS = False
-"""For tests and measurements only: other processes do not have the replacements of `vllm_import`."""
+"""For tests and measurements only: other processes do not have the replacements of `vllm_internals`."""
 _folder: Path | None = None
 """Folder of the sockets to the engine's process, and of LAST_WORDS."""
 LAST_WORDS = "error"
@@ -74,7 +72,7 @@ def run(*arguments: Any, **options: Any) -> None:
     """Runs vLLM's engine process, which here ends with its parent, and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
-    vllm_import.replace_ranks()
+    vllm_internals.replace_ranks()
     _accept_scheduler()
     try:
         process.run_engine_core(*arguments, **options)
@@ -108,25 +106,6 @@ def errors_told() -> Iterator[None]:
         raise RuntimeError(f"vLLM's engine failed: {file.read_text()}") from error
 
 
-def is_separate() -> bool:
-    """True if engines run in processes of their own."""
-    return os.environ.get(SWITCH) == "1"
-
-
-@contextmanager
-def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
-    """Runs a block that gives requests to an engine. An `idle` engine starts none of them before the block ends.
-
-    Otherwise timing would decide which requests are in its first steps.
-    """
-    if not (idle and is_separate()):
-        yield
-        return
-    llm.sleep(level=0)
-    yield
-    llm.wake_up(tags=["scheduling"])
-
-
 @contextmanager
 def frozen() -> Iterator[None]:
     """Runs a block in which the garbage collector ignores all present objects, since it took half of the CPU time.
@@ -141,28 +120,6 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def reset_cache(llm: LLM) -> None:
-    """Empties the caches of prefixes and of encoded images.
-
-    Raises:
-        IncompatibleEngine: vLLM refuses.
-    """
-    llm.llm_engine.reset_encoder_cache()
-    if not llm.reset_prefix_cache():
-        raise IncompatibleEngine("a cache in use")
-
-
-def sleeps(llm: LLM) -> bool:
-    """Puts an engine to sleep. False if it fails because vLLM counts memory that another process took meanwhile."""
-    try:
-        llm.sleep(level=1)
-    except Exception as error:  # AssertionError or RuntimeError; from another process Exception
-        if "Memory usage increased after sleeping" not in str(error):
-            raise
-        return False
-    return True
 
 
 def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.policy import shown_ids
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION
 from rloo_pipeline.config import Rollout
-from rloo_pipeline.data.tool_template import Message, ToolTemplate, answer_messages, call_message
+from rloo_pipeline.data.tool_template import Message, answer_messages, call_message
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.requests import Completion, Request
@@ -35,19 +35,6 @@ if TYPE_CHECKING:
 
 UNREADABLE = "call"
 """Name of the tool in the answer to a malformed call."""
-
-
-class EpisodeContext(NamedTuple):
-    """State that all episodes of a job share."""
-
-    settings: Rollout
-    pool: EnvironmentPool
-    reader: CallReader
-
-    @property
-    def template(self) -> ToolTemplate:
-        """The chat template of the model."""
-        return self.reader.template
 
 
 @dataclass
@@ -120,21 +107,30 @@ class EpisodeRecord:
 class Episodes:
     """Episodes that are sampled together; `requests.Turns` of the sampler."""
 
-    def __init__(self, context: EpisodeContext, rows: Sequence[dict[str, Any]], requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        settings: Rollout,
+        pool: EnvironmentPool,
+        reader: CallReader,
+        rows: Sequence[dict[str, Any]],
+        requests: Sequence[Request],
+    ) -> None:
         """Prepares the episodes.
 
         Args:
-            context: state that the episodes share.
-            rows: for each one, the row of its prompt with all columns.
-            requests: for each one, the first turn.
+            settings: the section `rollout`.
+            pool: processes for tools and environments.
+            reader: reads the model's calls; its template renders the answers.
+            rows: for each episode, the row of its prompt with all columns.
+            requests: for each episode, the first turn.
         """
-        self.context = context
+        self.settings, self.pool, self.reader, self.template = settings, pool, reader, reader.template
         self.episodes = [EpisodeRecord(row, request) for row, request in zip(rows, requests, strict=True)]
         self.total = len(self.episodes)
         self.next: list[int] = []
         """Episodes whose next turn can be sampled."""
         for index, episode in enumerate(self.episodes):
-            resets.reset(context.pool, index, episode.row)
+            resets.reset(pool, index, episode.row)
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
         """Returns the turns that are ready to be sampled, each with the index of its episode.
@@ -142,7 +138,7 @@ class Episodes:
         With `wait`, it first waits until one is ready or no episode is left.
         """
         self._read_answers(0.0)
-        while self.context.pool.waiting and wait and not self.next:
+        while self.pool.waiting and wait and not self.next:
             self._read_answers(resets.POLL_SECONDS)
         indices, self.next = self.next, []
         return [(index, self.episodes[index].next_request()) for index in indices]
@@ -156,13 +152,13 @@ class Episodes:
         if completion.finish_reason != "stop":
             episode.messages.append({"role": "assistant", "content": completion.text})
             return self._end(index, completion.finish_reason)
-        template, settings = self.context.template, self.context.settings
-        text = template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
-        turn = self.context.reader.read(str(text), self.context.pool.schemas(episode.row))
+        text = self.template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
+        turn = self.reader.read(str(text), self.pool.schemas(episode.row))
         plain = {"role": "assistant", "content": completion.text}
-        too_many = len(turn.calls) > 1 and not template.several_calls
+        too_many = len(turn.calls) > 1 and not self.template.several_calls
         episode.messages.append(call_message(turn.calls, turn.content) if turn.calls and not too_many else plain)
-        limits = (settings.max_turns, settings.max_tool_calling_iterations and settings.max_tool_calling_iterations + 1)
+        calls_at_most = self.settings.max_tool_calling_iterations
+        limits = (self.settings.max_turns, calls_at_most and calls_at_most + 1)
         if not (turn.calls or turn.malformed) or any(limit and episode.model_turns >= limit for limit in limits):
             return self._end(index, "stop")
         if turn.malformed or too_many:
@@ -171,18 +167,17 @@ class Episodes:
             episode.failures += len(turn.calls)
             return self._continue(index, [TOO_MANY if too_many else MALFORMED])
         episode.called = tuple(name for name, _ in turn.calls)
-        self.context.pool.call(index, turn.calls)
+        self.pool.call(index, turn.calls)
         return False
 
     def _continue(self, index: int, texts: Sequence[str]) -> bool:
         """Appends the answers to the calls of an episode; returns whether there is no room for them."""
-        episode = self.episodes[index]
-        template = self.context.template
+        episode, template = self.episodes[index], self.template
         ids = template.continuation(episode.called, texts)
         if len(ids) >= episode.tokens_left:
             return self._end(index, "length")
         episode.extend("tool", ids)
-        shown = policy.shown_ids(template.tokenizer, template.stop_ids, ids)
+        shown = shown_ids(template.tokenizer, template.stop_ids, ids)
         episode.text += str(template.tokenizer.decode(shown, skip_special_tokens=False))
         episode.messages += answer_messages(episode.called, texts)
         self.next.append(index)
@@ -190,11 +185,11 @@ class Episodes:
 
     def _end(self, index: int, finish_reason: str) -> bool:
         self.episodes[index].finish_reason = finish_reason
-        self.context.pool.finish(index, self.episodes[index].messages)
+        self.pool.finish(index, self.episodes[index].messages)
         return True
 
     def _read_answers(self, timeout: float) -> None:
-        for answer in self.context.pool.ready(timeout):
+        for answer in self.pool.ready(timeout):
             episode = self.episodes[answer.episode]
             if answer.lost:
                 episode.lost = answer.lost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Dataset, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.engine_size import LOGPROBS_MODE, EngineSettings
+from rloo_pipeline.rollout.engine_arguments import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import Sampler
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 EVALUATION = ("evaluation",)
 """Names of the seeds of held-out samples, which do not depend on the policy."""
-IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
-"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
 
 
 def load_sampler(
@@ -51,56 +49,27 @@ def load_sampler(
             parser reads the calls of tools as its chat template writes them.
         IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
-    model, vllm = config.model, config.vllm
-    settings = EngineSettings(
-        model.dtype,
-        vllm.gpu_memory_utilization,
-        vllm.kv_cache_gib,
-        vllm.tensor_parallel_size,
-        prompts.about_images.most if prompts.about_images else 0,
-        config.rollout.router_replay,
-        config.rollout.quantization if for_rollouts else None,
-        vllm.decode_context_parallel_size,
-    )
+    most_images = prompts.about_images.most if prompts.about_images else 0
+    settings = EngineSettings.of(config.model, config.vllm, config.rollout, most_images, for_rollouts)
     needed = prompts.longest + max_completion_length
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
         call_reader(policy, config.dataset, config.rollout.tool_parser)  # fails before an engine is started
-    count = vllm.data_parallel_size
-    key = (settings, count, config.seed, compatibility_key(policy))
+    count = config.vllm.data_parallel_size
+    key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
     if sampler is None:
-        if model.dtype == "float16" and not devices.has_gpu():  # any CPU has bfloat16; on a GPU vLLM checks the dtype
-            formats.check_dtype(model.dtype)
+        if settings.dtype == "float16" and not devices.has_gpu():
+            formats.check_dtype(settings.dtype)  # any CPU has bfloat16; on a GPU vLLM checks the dtype
+        if policy.is_adapter:
+            Policy(policy.base).verify()
         alone = (policy, settings, needed, config.seed)
         sampler = Sampler(*alone) if count == 1 else ParallelSampler(*alone, count)
     else:
         sampler.swap(policy, needed)
     engine_cache.keep("sampler", key, sampler)
     return sampler
-
-
-def compatibility_key(policy: Policy) -> str:
-    """A key that is equal for all policies that one engine can hold one after the other.
-
-    It has whether the model's code may run, and the model's configuration with defaults filled in; for an adapter, its
-    base model and its own settings.
-    """
-    if policy.is_adapter:
-        in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in policy.adapter.items()}
-        return json.dumps([policy.trust_remote_code, str(policy.base.resolve()), in_order], sort_keys=True)
-    config = _without(policy.transformers_config.to_dict(), IGNORED_KEYS)
-    return json.dumps([policy.trust_remote_code, config], sort_keys=True, default=str)
-
-
-def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A configuration without some keys, at every level."""
-    return {
-        key: _without(value, keys) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in keys
-    }
 
 
 def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
@@ -124,11 +93,16 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
     """The sampling parameters of the rollouts."""
     return SamplingConfig(
         *(rollout.temperature, rollout.top_p, rollout.top_k, rollout.min_p, rollout.max_completion_length),
-        kwargs_of(rollout),
+        _kwargs_of(rollout),
     )
 
 
-def kwargs_of(rollout: Rollout) -> JSON:
+def evaluation_sampling(temperature: float, max_completion_length: int, rollout: Rollout) -> SamplingConfig:
+    """The sampling parameters of held-out completions."""
+    return SamplingConfig(temperature, 1.0, 0, None, max_completion_length, _kwargs_of(rollout))
+
+
+def _kwargs_of(rollout: Rollout) -> JSON:
     """vLLM's further parameters for rollouts and evaluations."""
     return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
 
@@ -167,10 +141,10 @@ class Samples(Protocol):
     def prompts_of_requests(self) -> list[JSON]:
         """The row of the prompt of each request."""
 
-    def requests(self, config: Config) -> list[Request]:
+    def requests(self) -> list[Request]:
         """The requests, in the order of the rows."""
 
-    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
+    def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:
         """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""
 
 
@@ -182,8 +156,10 @@ class Draw(NamedTuple):
     samples: int
     """K."""
     sampling: SamplingConfig
+    seed: int
+    """The run's seed."""
     names: tuple[str | int, ...]
-    """The seed of each sample is derived from these, its prompt_id and its index (`seeds.derive`)."""
+    """The seed of each sample is derived from `seed`, these, its prompt_id and its index (`seeds.derive`)."""
     expected: Mapping[str, float] = {}
     """Tokens that a completion is likely to have, by prompt_id, as far as they are known."""
 
@@ -191,12 +167,12 @@ class Draw(NamedTuple):
         """Each prompt, K times."""
         return [row for row in self.rows for _ in range(self.samples)]
 
-    def requests(self, config: Config) -> list[Request]:
+    def requests(self) -> list[Request]:
         """One request for each completion, by prompt and sample."""
         return [
             Request(
                 row["prompt_ids"],
-                self._seed_of(config, row, sample),
+                self._seed_of(row, sample),
                 self.sampling,
                 images,
                 expected=self.expected.get(row["prompt_id"]),
@@ -205,7 +181,7 @@ class Draw(NamedTuple):
             for sample in range(self.samples)
         ]
 
-    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
+    def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:
         """The table of rollouts."""
         rows = [
             {
@@ -213,15 +189,15 @@ class Draw(NamedTuple):
                 "sample": place % self.samples,
                 "prompt_ids": row["prompt_ids"],
                 **completion,
-                "seed": self._seed_of(config, row, place % self.samples),
+                "seed": self._seed_of(row, place % self.samples),
                 image_store.IDS: row.get(image_store.IDS),
             }
             for place, (row, completion) in enumerate(zip(self.prompts_of_requests(), columns, strict=True))
         ]
-        return pa.Table.from_pylist(rows, schema=schema(config.dataset, config.rollout))
+        return pa.Table.from_pylist(rows, schema=schema)
 
-    def _seed_of(self, config: Config, row: JSON, sample: int) -> int:
-        return derive(config.seed, *self.names, row["prompt_id"], sample)
+    def _seed_of(self, row: JSON, sample: int) -> int:
+        return derive(self.seed, *self.names, row["prompt_id"], sample)
 
 
 def _images_of(row: dict[str, Any]) -> ShownImages | None:
@@ -230,12 +206,14 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
     return ShownImages(row[image_store.PIXELS], ids, row[image_store.PLACEHOLDERS]) if ids else None
 
 
-def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Samples) -> list[pa.Table]:
+def sample_groups(
+    sampler: Sampler | ParallelSampler, dataset: Dataset, rollout: Rollout, *draws: Samples
+) -> list[pa.Table]:
     """Samples all draws at once: the engine mixes them in its batches.
 
     Args:
         sampler: with the policy.
-        config: the stage's configuration.
+        dataset, rollout: sections of the configuration.
         draws: draws to sample.
 
     Returns:
@@ -244,10 +222,10 @@ def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Sa
     Raises:
         UserError: a log-prob is NaN or infinite.
     """
-    requests = [draw.requests(config) for draw in draws]
-    if config.rollout.uses_tools and isinstance(sampler, Sampler):
+    requests = [draw.requests() for draw in draws]
+    if rollout.uses_tools and isinstance(sampler, Sampler):
         prompts = [*chain(*(draw.prompts_of_requests() for draw in draws))]
-        columns = _play_episodes(sampler, config, prompts, [*chain(*requests)])
+        columns = _play_episodes(sampler, dataset, rollout, prompts, [*chain(*requests)])
     else:
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
@@ -255,8 +233,10 @@ def sample_groups(sampler: Sampler | ParallelSampler, config: Config, *draws: Sa
             f"{sampler.policy}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
             "the round whose update wrote such weights"
         )
-    sampled = iter(columns)
-    return [draw.table(config, [*islice(sampled, len(own))]) for draw, own in zip(draws, requests, strict=True)]
+    sampled, columns_of_tables = iter(columns), schema(dataset, rollout)
+    return [
+        draw.table([*islice(sampled, len(own))], columns_of_tables) for draw, own in zip(draws, requests, strict=True)
+    ]
 
 
 def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
@@ -269,14 +249,14 @@ def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
 
 
 def _play_episodes(
-    sampler: Sampler, config: Config, rows: Sequence[dict[str, Any]], requests: Sequence[Request]
+    sampler: Sampler, dataset: Dataset, rollout: Rollout, rows: Sequence[JSON], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
     """The columns of completions with tools."""
-    from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
+    from rloo_pipeline.rollout.episode_loop import Episodes
     from rloo_pipeline.rollout.resets import pool_of
 
-    reader = call_reader(sampler.policy, config.dataset, config.rollout.tool_parser)
-    with pool_of(config.rollout) as pool:
-        episodes = Episodes(EpisodeContext(config.rollout, pool, reader), rows, requests)
+    reader = call_reader(sampler.policy, dataset, rollout.tool_parser)
+    with pool_of(rollout) as pool:
+        episodes = Episodes(rollout, pool, reader, rows, requests)
         sampler.play(episodes, "episodes")
     return [episode.columns() for episode in episodes.episodes]

@@ -11,16 +11,17 @@ from typing import Any
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Harness, Vllm
-from rloo_pipeline.rollout import engine_process, engine_size, engine_weights, vllm_import
+from rloo_pipeline.rollout import engine_arguments, vllm_internals
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.runtime import devices
 
 
 def prepare(settings: Vllm) -> None:
     """Imports vLLM, and lm-eval's backend for it."""
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-    os.environ.setdefault(engine_process.SWITCH, "0")
-    vllm_import.import_vllm()
-    vllm_import.rotate_heads()
+    os.environ.setdefault(vllm_internals.SWITCH, "0")
+    vllm_internals.import_vllm()
+    vllm_internals.rotate_heads()
     with by_either_name():
         importlib.import_module("lm_eval.models.vllm_causallms")
 
@@ -67,9 +68,12 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
     }
     if on_gpu:
         longest = section.max_model_len or policy.context
-        parallel, share = config.vllm.tensor_parallel_size, config.vllm.gpu_memory_utilization
-        sizes = (policy, config.model.dtype, engine_size.visible_gpu(parallel), share, parallel)
-        settings |= engine_size.gpu_settings(*sizes, longest) if longest else {"gpu_memory_utilization": share}
+        engine = EngineSettings.of(config.model, config.vllm, config.rollout, for_rollouts=False)
+        if longest:
+            card = engine_arguments.visible_gpu(engine.tensor_parallel_size)
+            settings |= engine_arguments.gpu_arguments(policy, engine, card, longest)
+        else:
+            settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
     if policy.is_adapter:
-        settings |= {"lora_local_path": str(policy), **engine_weights.adapter_settings(policy)}
+        settings |= {"lora_local_path": str(policy), **engine_arguments.adapter_arguments(policy)}
     return settings

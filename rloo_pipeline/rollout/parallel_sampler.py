@@ -19,7 +19,7 @@ from typing import Any
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.rollout import engine_process
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
 from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices, progress

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.prompt_set import PromptSet
-from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.config import JSON, Config, Rollout
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.groups import sampling_config_of
 from rloo_pipeline.rollout.requests import Begun, Request
@@ -28,9 +28,9 @@ from rloo_pipeline.seeds import derive, shard_range
 class PartialGroups:
     """The completions of one shard of a round; `groups.Samples`."""
 
-    def __init__(self, round_: int, rows: Sequence[JSON]) -> None:
+    def __init__(self, settings: Rollout, round_: int, rows: Sequence[JSON]) -> None:
         """Takes the rows of the shard, by (group, sample), as far as earlier rounds have sampled them."""
-        self.round, self.rows = round_, rows
+        self.settings, self.round, self.rows = settings, round_, rows
         self.tokens = sum(len(row["completion_ids"]) for row in rows)
         """Tokens that earlier rounds have sampled."""
 
@@ -38,9 +38,9 @@ class PartialGroups:
         """The rows that have not ended."""
         return [row for row in self.rows if row["finish_reason"] == tables.BUDGET]
 
-    def requests(self, config: Config) -> list[Request]:
+    def requests(self) -> list[Request]:
         """A request for each row that has not ended. The seed of a first segment is that of a run without a budget."""
-        settings, requests = config.rollout, []
+        settings, requests = self.settings, []
         assert settings.token_budget is not None
         for row in self.prompts_of_requests():
             begun, number = Begun(row["completion_ids"], row["sampling_logps"]), len(row[tables.SEGMENTS])
@@ -50,9 +50,9 @@ class PartialGroups:
             requests.append(Request(row["prompt_ids"], seed, sampling, begun=begun))
         return requests
 
-    def table(self, config: Config, columns: Sequence[JSON]) -> pa.Table:
-        """The table of the shard without a footer, given the columns of what was sampled for `requests`."""
-        settings, samples = config.rollout, config.rollout.num_generations
+    def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:  # noqa: ARG002
+        """The table of the shard without a footer, in segments, given what was sampled for `requests`."""
+        settings, samples = self.settings, self.settings.num_generations
         for row, sampled in zip(self.prompts_of_requests(), columns, strict=True):
             tokens = len(sampled["completion_ids"])
             segment = {"end": tokens, "policy_round": settings.policy_of(self.round)}
@@ -107,4 +107,4 @@ def groups_of_shard(
         for prompt in train.rows(list(begins[max(0, share.start - carried) : max(0, share.stop - carried)]))
         for sample in range(samples)
     ]
-    return PartialGroups(round_, [*rows[share.start * samples : share.stop * samples], *begun])
+    return PartialGroups(settings, round_, [*rows[share.start * samples : share.stop * samples], *begun])

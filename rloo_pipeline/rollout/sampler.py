@@ -17,19 +17,26 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.policy import Policy, shown_ids, special_ids
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
-from rloo_pipeline.rollout import device_limits, engine_process, engine_size, engine_weights, swap_check, vllm_import
-from rloo_pipeline.rollout.engine_size import EngineSettings
-from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns, Turns, completion_of, params_of
+from rloo_pipeline.rollout import engine_arguments, engine_process, swap_check, vllm_internals
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
+from rloo_pipeline.rollout.requests import Begun, Completion, Request, SingleTurns, Turns
 from rloo_pipeline.runtime import caches, devices
-from rloo_pipeline.runtime.progress import announcing, counting, say
+from rloo_pipeline.runtime.progress import announcing, counting
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+NEVER = -100.0
+"""Logit bias of a token that is never sampled: vLLM's smallest, and in float32 a probability of 0."""
+BROKEN = "\ufffd"
+"""Replaces bytes that are not a whole character."""
 
 
 class Sampler:
@@ -39,52 +46,42 @@ class Sampler:
         """Loads the policy: a full model, or an adapter with its base.
 
         Raises:
-            UserError: prompt and completion do not fit the model's context, or vLLM does not
-                apply all modules of the adapter.
+            UserError: as `engine_arguments.arguments`, or vLLM does not apply all modules of the adapter.
         """
-        if engine.router_replay and not _on_gpu():
-            raise UserError(
-                "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or "
-                "sample on a GPU"
-            )
-        device_limits.check(policy, engine.dtype, engine.quantization)
         self.policy = policy
         self.digest = policy.digest
         """Digest of the weights that the engine holds; empty while others are loaded."""
-        if policy.is_adapter:
-            Policy(policy.base).verify()
-        self.max_model_len = engine_size.context_length(policy, max_model_len)
-        self.stop_ids = policy.stop_ids
-        self.vocabulary = len(policy.tokenizer)
-        self.never = policy.placeholder_ids
-        self.placeholder = policy.image_tokens.whole if engine.most_images else None
-        """Id of the token that stands for an image in a prompt; None where prompts have none."""
-        self.settings = engine_size.settings(policy, engine, self.max_model_len, seed)
+        self.engine_key = policy.engine_key
+        self.settings = engine_arguments.arguments(policy, engine, max_model_len, seed)
+        self.stop_ids, self.never = policy.stop_ids, policy.placeholder_ids
+        whole_image = policy.image_tokens.whole if engine.most_images else None
+        self.probe = swap_check.Probe(len(policy.tokenizer), self.never, whole_image)
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
         """True if a swap of this engine's weights has passed `swap_check`."""
-        self.lora = engine_weights.request_of(policy, 1) if policy.is_adapter else None
+        self.lora: LoRARequest | None = None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
         self.llm: LLM | None = self._start_engine()
         devices.hold_gpu(self)
 
     def _start_engine(self) -> LLM:
-        vllm = vllm_import.import_vllm()
+        vllm = vllm_internals.import_vllm()
         self.settings |= engine_process.prepare()
-        vllm_import.prepare(self.policy)
+        vllm_internals.prepare(self.policy)
         on_gpu = _on_gpu()
         kernels = ", which compiles its kernels the first time" if on_gpu else ""
         compiling = self._compiling(vllm.__version__) if on_gpu else contextlib.nullcontext()
         with compiling, announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
-            device_limits.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
+            engine_arguments.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
             logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
-        if self.lora is not None:
+        if self.policy.is_adapter:
+            self.lora = vllm_internals.request_of(self.policy, 1)
             try:
-                engine_weights.load_adapter(engine, self.lora)
+                vllm_internals.load_adapter(engine, self.lora)
             except UserError:
                 engine.llm_engine.engine_core.shutdown()
                 raise
@@ -98,7 +95,7 @@ class Sampler:
         return caches.compiling(folder / "torch_compile_cache", hashlib.sha256(facts.encode()).hexdigest()[:16])
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
-        """Loads another policy with the same `compatibility_key`; completions equal those of a new engine.
+        """Loads another policy; completions equal those of a new engine.
 
         If its digest is the current policy's, nothing is read again.
 
@@ -107,43 +104,31 @@ class Sampler:
             max_model_len: number of tokens that must fit into the context.
 
         Raises:
-            IncompatibleEngine: the context of the engine is shorter, its cache cannot be emptied, or it does not
-                compute with the new weights.
+            IncompatibleEngine: the engine cannot hold the policy, its context is shorter, its cache cannot be emptied,
+                or it does not compute with the new weights.
             UserError: it does not compute with the new adapter; a new engine would not either.
         """
-        if max_model_len > self.max_model_len:
-            raise IncompatibleEngine(f"a context of {self.max_model_len} tokens")
+        if policy.engine_key != self.engine_key:
+            raise IncompatibleEngine("another model")
+        if max_model_len > (longest := self.settings["max_model_len"]):
+            raise IncompatibleEngine(f"a context of {longest} tokens")
         self._wake_up()
         self.policy, self.settings["model"] = policy, str(policy.base)
-        if self.llm is None:
-            self.lora = None if self.lora is None else engine_weights.request_of(policy, 1)
-        elif policy.digest != self.digest:
-            self.digest = ""
-            with announcing(f"loading {policy} into vLLM"):
-                self._load(self.llm, policy)
         if self.llm is not None:
-            engine_process.reset_cache(self.llm)
+            if policy.digest != self.digest:
+                self.digest = ""
+                with announcing(f"loading {policy} into vLLM"):
+                    self._load(self.llm, policy)
+            vllm_internals.reset_cache(self.llm)
         self.digest = policy.digest
 
     def _load(self, llm: LLM, policy: Policy) -> None:
         """Loads a policy into the engine and checks that it did."""
-        block = int(llm.llm_engine.vllm_config.cache_config.block_size)
-        prompts = swap_check.fixed_prompts(self.vocabulary, block, self.max_model_len, self.never)
-        before = swap_check.query(llm, prompts, self.lora, self.placeholder)
-        if self.lora is not None:  # under an id that it has seen, vLLM keeps serving the old adapter
-            old = self.lora.lora_int_id
-            llm.llm_engine.remove_lora(old)
-            self.lora = engine_weights.request_of(policy, old + 1)
-            engine_weights.load_adapter(llm, self.lora)
-        else:
-            engine_weights.reload_weights(llm, policy.folder)
-        engine_process.reset_cache(llm)
-        reply = swap_check.query(llm, prompts, self.lora, self.placeholder)
-        if reply.cached:
-            raise IncompatibleEngine("a cache of another policy's prompts")
-        if reply.logps == before.logps:  # which no difference between number formats hides
-            say(f"vLLM answers as before it loaded {policy}, so the policy gets a new engine")
-            raise IncompatibleEngine("the weights of another policy")
+        before = swap_check.ask(llm, self.probe, self.lora)
+        self.lora = vllm_internals.replace_weights(llm, policy, self.lora)
+        vllm_internals.reset_cache(llm)
+        reply = swap_check.ask(llm, self.probe, self.lora)
+        swap_check.check_change(before, reply, policy)
         if not self.swap_checked or swap_check.is_cheap(policy):
             number_format = FP8 if "quantization" in self.settings else None
             swap_check.check_weights(reply, policy, self.settings["dtype"], number_format)
@@ -153,7 +138,7 @@ class Sampler:
         """Puts the engine of a worker to sleep and shuts any other down; `sample` and `swap` bring it back."""
         if self.llm is None or self.sleeping:
             return
-        if "enable_sleep_mode" in self.settings and engine_process.sleeps(self.llm):
+        if "enable_sleep_mode" in self.settings and vllm_internals.sleeps(self.llm):
             self.sleeping = True
             return
         self.llm.llm_engine.engine_core.shutdown()
@@ -200,7 +185,7 @@ class Sampler:
         running: dict[str, tuple[int, Request, SamplingParams]] = {}
         with counting(label, turns.total) as counter, engine_process.frozen():
             while True:
-                with engine_process.queued_together(llm, not running):
+                with vllm_internals.queued_together(llm, not running):
                     running |= self._enqueue(llm, turns.requests(not running))
                 if not running:
                     break
@@ -208,7 +193,8 @@ class Sampler:
                     if output.finished:
                         index, request, params = running.pop(output.request_id)
                         completion = completion_of(engine.get_tokenizer(), request, params, output)
-                        counter.advance(turns.take(index, completion))
+                        if turns.take(index, completion):
+                            counter.advance()
 
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]]
@@ -240,3 +226,111 @@ class Sampler:
 
 def _on_gpu() -> bool:
     return devices.device_type() == "cuda"
+
+
+def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
+    """vLLM's parameters for one request; the tokens `never` are not sampled."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
+
+    sampling = request.sampling
+    further = dict(sampling.kwargs or {})
+    ends = [*stop_ids, *further.pop("stop_token_ids", ())]
+    structure, repetition = further.pop("structured_outputs", None), further.pop("repetition_detection", None)
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p or 0.0,
+        max_tokens=sampling.max_completion_length,
+        seed=request.seed,
+        logprobs=0,
+        # These two avoid one object per token, and the text of each single token, which only stop strings need.
+        flat_logprobs=True,
+        detokenize="stop" in further,
+        skip_special_tokens=False,  # a stop string may be one
+        stop_token_ids=ends,
+        logit_bias=dict.fromkeys(never, NEVER) or None,
+        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
+        repetition_detection=RepetitionDetectionParams(**repetition) if repetition else None,
+        **further,
+    )
+
+
+def completion_of(tokenizer: Any, request: Request, params: SamplingParams, output: Any) -> Completion:
+    """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
+
+    Args:
+        tokenizer: vLLM's.
+        request: the request.
+        params: parameters of the request; its seed is not read.
+        output: a finished RequestOutput with one completion.
+
+    Raises:
+        UserError: vLLM has made another prompt of the images than the model's processor.
+        RuntimeError: vLLM has given the completion up, such as one whose grammar it could not compile.
+    """
+    if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
+        raise UserError(
+            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images and the model's processor "
+            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
+            "newlines beside images"
+        )
+    (sampled,) = output.outputs
+    if sampled.finish_reason not in ("stop", "length", "repetition"):
+        raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
+    new_ids = list(sampled.token_ids)
+    assert sampled.logprobs.token_ids == new_ids
+    begun = request.begun or Begun([], [])
+    ids = [*begun.ids, *new_ids]
+    text = _text(tokenizer, params, request.prompt_ids, ids)
+    experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(new_ids) - 1)
+    return Completion(ids, text, [*begun.logps, *sampled.logprobs.logprobs], sampled.finish_reason, experts)
+
+
+def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
+    """vLLM's experts, [tokens, layers, choices], as a flat list; None if it returned none."""
+    if chosen is None:
+        return None
+    if len(chosen) < tokens:
+        raise UserError(
+            f"vLLM returns the experts of {len(chosen)} of {tokens} tokens; set rollout.router_replay: false"
+        )
+    return list(chosen[:tokens].flatten().tolist())
+
+
+def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
+    """The text of `policy.shown_ids`; without special tokens, identical to vLLM's own text (detokenize=True)."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    shown = shown_ids(tokenizer, params.stop_token_ids or (), ids)
+    params.skip_special_tokens = special_ids(tokenizer).isdisjoint(shown)
+    if (text := _byte_text(tokenizer, prompt_ids, shown, params.skip_special_tokens)) is not None:
+        return text
+    params.stop = []  # else the text would end before the stop string
+    request: Any = SimpleNamespace(
+        request_id="", prompt_token_ids=prompt_ids, prompt_embeds=None, sampling_params=params
+    )
+    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    detokenizer.update(shown, stop_terminated=False)
+    return str(detokenizer.output_text)
+
+
+def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
+    """The text that vLLM's detokenizer would make token by token, from one call of a tokenizer whose tokens are bytes.
+
+    Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
+    a prompt that ends within a character.
+    """
+    from tokenizers.decoders import ByteLevel
+
+    backend: Any = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(getattr(backend, "decoder", None), ByteLevel):
+        return None
+    if backend.decode(prompt_ids, skip_special_tokens=skip_special).endswith(BROKEN):
+        return None
+    text, count = BROKEN, len(ids) + 1
+    while text.endswith(BROKEN):
+        count -= 1
+        text = str(backend.decode(ids[:count], skip_special_tokens=skip_special))
+    return text

@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import engine_weights
+from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.runtime.progress import say
 
 if TYPE_CHECKING:
@@ -43,6 +43,17 @@ TOP_LOGPROBS = 20
 
 
 Prompts = Sequence[Sequence[int]]
+
+
+class Probe(NamedTuple):
+    """The parts of a model that the fixed prompts depend on."""
+
+    vocabulary: int
+    """Number of tokens."""
+    never: Sequence[int]
+    """Ids that no text has, such as placeholders of images."""
+    placeholder: int | None
+    """Id of the token that stands for an image in a prompt; None where prompts have none."""
 
 
 class EngineReply(NamedTuple):
@@ -82,16 +93,18 @@ def fixed_image() -> Image:
     return Image.linear_gradient("L").resize((60, 80)).convert("RGB")
 
 
-def query(llm: LLM, prompts: Prompts, lora: LoRARequest | None, placeholder: int | None = None) -> EngineReply:
-    """Sends the prompts to an idle engine, and one more with an image where there is a `placeholder` for all of it."""
+def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
+    """Sends the fixed prompts to an idle engine, and one with an image if prompts can have images."""
     from vllm import SamplingParams, TokensPrompt
 
     config = llm.llm_engine.vllm_config
+    block, longest = int(config.cache_config.block_size), config.model_config.max_model_len
+    prompts = fixed_prompts(probe.vocabulary, block, longest, probe.never)
     top = min(TOP_LOGPROBS, config.model_config.get_vocab_size())
     params = SamplingParams(max_tokens=1, logprobs=top, seed=0, detokenize=False)
     inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-    if placeholder is not None:
-        inputs.append(TokensPrompt(prompt_token_ids=[placeholder], multi_modal_data={"image": fixed_image()}))
+    if probe.placeholder is not None:
+        inputs.append(TokensPrompt(prompt_token_ids=[probe.placeholder], multi_modal_data={"image": fixed_image()}))
     outputs = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
     logps = []
     for output in outputs:
@@ -118,7 +131,7 @@ def transformers_logps(
     """
     import torch
 
-    from rloo_pipeline.training import plain_model, row_images
+    from rloo_pipeline.training import plain_model
 
     with _uncompiled(engine):  # eager: SDPA leaves soft caps out
         model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
@@ -126,12 +139,16 @@ def transformers_logps(
         model = plain_model.load_adapter(model, policy)
     model.eval()
     with torch.inference_mode():
-        shown = [row_images.with_prompt(policy, prompt, fixed_image()) for prompt in prompts]
-        logits = [
-            model(torch.tensor([list(prompt)]), use_cache=False, **images).logits[0, -1]
-            for prompt, images in zip(prompts, shown, strict=True)
-        ]
+        inputs = [torch.tensor([list(prompt)]) for prompt in prompts]
+        logits = [model(ids, use_cache=False, **_image_of(policy, ids)).logits[0, -1] for ids in inputs]
     return torch.stack(logits).float().log_softmax(-1)
+
+
+def _image_of(policy: Policy, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Arguments of the model's forward for the fixed image in a prompt; none for a prompt without it."""
+    if policy.image_kind is None or policy.image_tokens.part not in ids:
+        return {}
+    return policy.pixels(fixed_image()) | policy.image_tokens.marked(ids)
 
 
 @contextmanager
@@ -151,10 +168,22 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
         yield
 
 
+def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> None:
+    """Checks that a swap to `policy` has changed what the engine answers, however coarse its number format is.
+
+    Raises:
+        IncompatibleEngine: its answers are as before, or come from its cache.
+    """
+    if reply.cached:
+        raise IncompatibleEngine("a cache of another policy's prompts")
+    if reply.logps == before.logps:
+        say(f"vLLM answers as before it loaded {policy}, so the policy gets a new engine")
+        raise IncompatibleEngine("the weights of another policy")
+
+
 def is_cheap(policy: Policy) -> bool:
     """True if the weights are small enough to check every swap."""
-    size = sum(file.stat().st_size for file in policy.base.glob("*.safetensors"))
-    return size <= ALWAYS_CHECKED_BYTES
+    return sum(file.stat().st_size for file in policy.weights) <= ALWAYS_CHECKED_BYTES
 
 
 def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_format: str | None = None) -> None:
@@ -181,7 +210,7 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     if policy.is_adapter:
         raise UserError(
             f"{policy}: vLLM's {architecture} with this adapter is {nats:.2g} nats a token from the policy "
-            f"(PEFT's log-probs), and a new engine would load it in the same way; {engine_weights.ADVICE}"
+            f"(PEFT's log-probs), and a new engine would load it in the same way; {vllm_internals.ADVICE}"
         )
     say(
         f"a swap of weights leaves vLLM's {architecture} {nats:.2g} nats a token from the policy (transformers' "

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import image_store
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, as_dataset, rows_of
 from rloo_pipeline.config import JSON, TABLE_COLUMNS, Dataset
 from rloo_pipeline.data import images
@@ -18,40 +19,27 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from rloo_pipeline.user_code.pool import EnvironmentPool
 
 
 class Templater:
     """Makes the rows of prompt sets."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_ids: Sequence[int],
-        pool: EnvironmentPool | None,
-        several: bool = False,
-        processor: Any = None,
-    ) -> None:
-        """Keeps what all rows need.
+    def __init__(self, dataset: Dataset, model: Policy, pool: EnvironmentPool | None = None) -> None:
+        """Loads the tokenizer, and in a run with images the processor.
 
         Args:
             dataset: section of the configuration.
-            tokenizer: the model's tokenizer.
-            stop_ids: tokens that end a turn.
+            model: the model.
             pool: processes for tools and environments; None in a run without tools.
-            several: the column `environment` says which environment a row has.
-            processor: the model's processor, in a run with images.
         """
-        self.dataset, self.tokenizer, self.pool, self.several = dataset, tokenizer, pool, several
-        self.processor = processor
+        self.dataset, self.tokenizer, self.pool = dataset, model.tokenizer, pool
+        self.processor = model.processor if dataset.shows_images else None
         self.files: dict[str, bytes] = {}
         """Image files of all rows so far, by digest."""
         self.single = True
         """True if the rows have one image each, not lists of images."""
-        self.template = ToolTemplate(tokenizer, dataset, stop_ids)
+        self.template = ToolTemplate(model.tokenizer, dataset, model.stop_ids)
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
 
@@ -106,7 +94,7 @@ class Templater:
 
     def _tools(self, pool: EnvironmentPool, row: Row) -> list[JSON]:
         """The schemas of the tools that a row's prompt lists; checks the template for each environment once."""
-        name = str(row["environment"]) if self.several else ""
+        name = pool.environment_of(row) or ""
         if name not in self.tools:
             self.tools[name] = pool.schemas(row)
             self.template.check(self.tools[name])

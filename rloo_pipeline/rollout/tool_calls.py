@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.errors import UserError, did_you_mean
-from rloo_pipeline.rollout import vllm_import
+from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.user_code.completion_text import after_thinking
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class CallReader:
         Raises:
             UserError: the parser does not exist, or it does not read calls as the template writes them.
         """
-        vllm_import.import_vllm()
+        vllm_internals.import_vllm()
         from vllm.tool_parsers import ToolParserManager
 
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not the program's error
@@ -108,10 +108,8 @@ class CallReader:
             messages: Any = [{"role": "user", "content": ""}]
             tools: Any = list(schemas) or None
             request = ChatCompletionRequest(model="", messages=messages, tools=tools)
-            make = ToolParserManager.get_tool_parser(name)
-            tokenizer: Any = self.template.tokenizer
-            tools = request.tools or None
-            self.readers[key] = make(tokenizer, tools), request
+            make: Any = ToolParserManager.get_tool_parser(name)
+            self.readers[key] = make(self.template.tokenizer, request.tools or None), request
         return self.readers[key]
 
     def _reads(self, name: str) -> bool:

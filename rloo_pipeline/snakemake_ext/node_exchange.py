@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,15 @@ def _bytes(run: Path, config: Config) -> float:
 def _end(owner: int, runs: Iterable[Path]) -> None:
     """Copies policies that runs still have on this node into their folders, before the node's folder is removed."""
     if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
-        policies = (policy for run in runs for policy in sorted((run / POLICIES).glob("[0-9]*")))
-        for policy in filter(node_files.links, policies):
+        for policy in _linked(runs):
             with announcing(f"copying {policy} from this node"):
-                node_files.fill(policy)
+                if not node_files.fill(policy):
+                    # Snakemake's logger has ended by now
+                    print(
+                        f"{policy}: its weights are no longer on this node; the next start restores it", file=sys.stderr
+                    )
+
+
+def _linked(runs: Iterable[Path]) -> Iterator[Path]:
+    for run in runs:
+        yield from (policy for policy in sorted((run / POLICIES).glob("[0-9]*")) if node_files.links(policy))

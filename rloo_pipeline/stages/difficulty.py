@@ -44,8 +44,8 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
-    draw = groups.Draw(rows, select.num_generations, sampling, ("difficulty",))
-    [completions] = groups.sample_groups(sampler, config, draw)
+    draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
+    [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
     scores = score_table(config.rewards, config.scoring, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}

@@ -51,14 +51,14 @@ def evaluate_on(config: Config, held_out: PromptSet, policy: Policy, name: str, 
     settings = config.evaluation
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
-    sampling = SamplingConfig(settings.temperature, 1.0, 0, None, longest, groups.kwargs_of(config.rollout))
+    sampling = groups.evaluation_sampling(settings.temperature, longest, config.rollout)
     sampler = groups.load_sampler(policy, config, held_out, longest, for_rollouts=False)
 
     def sample(
         path: Path, kind: str, samples: int, sampling: SamplingConfig, prompt_rows: list[dict[str, Any]]
     ) -> pa.Table:
-        draw = groups.Draw(prompt_rows, samples, sampling, groups.EVALUATION)
-        [completions] = groups.sample_groups(sampler, config, draw)
+        draw = groups.Draw(prompt_rows, samples, sampling, config.seed, groups.EVALUATION)
+        [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
         joined = join_scores(
             config.rewards, completions, score_table(config.rewards, config.scoring, completions, held_out, policy)
         )

@@ -33,8 +33,8 @@ def probe(config: Config, prompts: Path, policy: Policy, output: Path) -> None:
     samples = config.rollout.num_generations
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
-    draw = groups.Draw(train.rows(indices), samples, sampling, ("probe",))
-    [completions] = groups.sample_groups(sampler, config, draw)
+    draw = groups.Draw(train.rows(indices), samples, sampling, config.seed, ("probe",))
+    [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
     joined = join_scores(
         config.rewards, completions, score_table(config.rewards, config.scoring, completions, train, policy)
     )

@@ -44,12 +44,10 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
     places = asset_files.read(assets, "model", "eval", "train", weights=False)
     model = Policy(Path(places["model"]["path"]), config.model.trust_remote_code)
     model_inputs.check_images(config.dataset, model.config, str(model))
-    processor = model.processor if config.dataset.shows_images else None
     with ExitStack() as stack:
         uses_tools = config.rollout.uses_tools
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
-        several = isinstance(config.rollout.environment, dict)
-        templater = Templater(config.dataset, model.tokenizer, model.stop_ids, pool, several, processor)
+        templater = Templater(config.dataset, model, pool)
         parts = PromptParts(templater, model.config)
         for name in parts.order:
             path = places[name]["path"]

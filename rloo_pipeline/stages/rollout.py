@@ -9,11 +9,10 @@ from typing import Any
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
-from rloo_pipeline.config import Config, Rollout
+from rloo_pipeline.config import Config
 from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
-from rloo_pipeline.rollout.requests import SamplingConfig
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 
@@ -55,20 +54,22 @@ def rollout(
         if config.vllm.data_parallel_size > 1:  # which completions do not depend on
             expected = expected_lengths(config, train, own, round_, output.parents[2])
         names = ("round", round_)
-        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, names, expected)
+        draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, config.seed, names, expected)
         begun = 0
     else:
         draw = partial.groups_of_shard(config, train, indices, round_, shard, before)
         begun = draw.tokens
-    sampler = groups.load_sampler(policy, config, train, settings.max_completion_length)
+    longest = settings.max_completion_length
+    sampler = groups.load_sampler(policy, config, train, longest)
     about = groups.rollout_facts(config, round_, shard, sampler.digest, tool_names(prompts))
     held_out_rows = _held_out(config, prompts, train.longest, shard) if held_out else []
-    held_out_sampling = _held_out_sampling(config.evaluation.temperature, settings)
+    held_out_sampling = groups.evaluation_sampling(config.evaluation.temperature, longest, settings)
     completions, held_out_completions = groups.sample_groups(
         sampler,
-        config,
+        config.dataset,
+        settings,
         draw,
-        Draw(held_out_rows, 1, held_out_sampling, groups.EVALUATION),
+        Draw(held_out_rows, 1, held_out_sampling, config.seed, groups.EVALUATION),
     )
     if held_out:
         held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
@@ -91,9 +92,3 @@ def _held_out(config: Config, prompts: Path, longest: int, shard: int) -> list[d
     rows = [row for row in table.rows(list(range(min(count, len(table))))) if len(row["prompt_ids"]) <= longest]
     share = shard_range(len(rows), config.rollout.shards, shard)
     return rows[share.start : share.stop]
-
-
-def _held_out_sampling(temperature: float, rollout: Rollout) -> SamplingConfig:
-    """The sampling of evaluations, except for the maximum length, which is that of rollouts."""
-    longest, kwargs = rollout.max_completion_length, groups.kwargs_of(rollout)
-    return SamplingConfig(temperature, 1.0, 0, None, longest, kwargs)

@@ -11,10 +11,9 @@ from rloo_pipeline.artifacts.manifest import folder_files
 from rloo_pipeline.artifacts.policy import Policy, seal
 from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config
-from rloo_pipeline.rollout import device_limits
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import model_support, plain_model, policy_model, self_check
+from rloo_pipeline.training import lora_support, model_support, plain_model, policy_model, self_check
 from rloo_pipeline.training.sft import sft
 
 
@@ -29,12 +28,11 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
     Raises:
         UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
     """
-    if devices.device_type() == "cuda":  # the first adapter is sampled after round 1 has been paid for
-        device_limits.check_on_gpu(config.model.dtype, has_adapter=config.update.lora is not None)
+    if config.update.lora is not None and devices.device_type() == "cuda":
+        lora_support.check_dtype_on_gpu(config.model.dtype)  # else the first adapter would fail, after round 1
     model = Policy(asset_files.model_of(assets), config.model.trust_remote_code)
     model_support.check_run(config, model)
-    model.check()
-    model_files.check_finite(model.folder)
+    model_files.check_finite(model.weights)
     result = self_check.load_or_run(model, config.dataset.shows_images)
     policy_model.check_adapter(model, config.update.lora)
     if (section := config.warmstart.sft) is not None:

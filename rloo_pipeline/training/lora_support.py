@@ -14,7 +14,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from rloo_pipeline.config import Lora
+    from rloo_pipeline.config import Dtype, Lora
 
 UNSUPPORTED = frozenset(
     {
@@ -47,6 +47,19 @@ def check_lora(policy: Policy, lora: Lora | None) -> None:
     """
     if lora is not None and (problem := _problem(policy.config, lora)):
         raise UserError(f"{policy.config_file}: {problem}")
+
+
+def check_dtype_on_gpu(dtype: Dtype) -> None:
+    """Checks the number format of a sampler that serves an adapter on a GPU.
+
+    Raises:
+        UserError: vLLM cannot sample in it.
+    """
+    if dtype == "float32":
+        raise UserError(
+            "model.dtype: float32 cannot be used with update.lora on a GPU, where vLLM computes adapters in 16 bits "
+            "only; set model.dtype: bfloat16, or remove update.lora"
+        )
 
 
 def _problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:

@@ -25,7 +25,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
         UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
             tensors of the model.
     """
-    policy.check()
+    policy.weights  # noqa: B018, checks that they are complete
     mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)

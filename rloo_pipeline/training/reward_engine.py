@@ -88,7 +88,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
 
     form = FORMS[self_check.load_or_run(policy).form]
     attention.register()
-    policy.check()
+    policy.weights  # noqa: B018, checks that they are complete
     try:
         model, loading_info = AutoModelForSequenceClassification.from_pretrained(
             policy.base,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 CACHE_SIZE = 16
 """Processed images that are kept: the completions of a prompt follow each other."""
-UNREAD = "num_crops"
-"""Output of Gemma's image processor that the model's forward does not take: 0, as an image is not cut into crops."""
 
 
 class Vision(NamedTuple):
@@ -43,7 +41,7 @@ class Vision(NamedTuple):
 
     def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
         """All arguments that a batch with these ids has because of its images."""
-        return {**self.arguments, self.tokens.types: (input_ids == self.tokens.part).long()}
+        return {**self.arguments, **self.tokens.marked(input_ids)}
 
 
 class RowImages(Protocol):
@@ -59,24 +57,11 @@ class StoredImages:
     def __init__(self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, policy: Policy) -> None:
         """`ids` are the digests of the images of each row, `policy` has the image processor."""
         self.ids, self.tokens = ids, policy.image_tokens
-        self._processed = lru_cache(CACHE_SIZE)(lambda digest: process(policy, store.image(digest)))
+        self._processed = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""
         return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.tokens)
-
-
-def process(policy: Policy, image: Any) -> dict[str, Tensor]:
-    """An image as tensors, which the model's forward takes by these names."""
-    outputs = policy.processor.image_processor(images=[image], return_tensors="pt").items()
-    return {name: values for name, values in outputs if name != UNREAD}
-
-
-def with_prompt(policy: Policy, prompt: Sequence[int], image: Any) -> dict[str, Tensor]:
-    """Arguments of the model's forward besides a prompt that has placeholders for an image; none for other prompts."""
-    if policy.image_kind is None or policy.image_tokens.part not in prompt:
-        return {}
-    return Vision(process(policy, image), policy.image_tokens).inputs(torch.tensor([list(prompt)]))
 
 
 def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:

@@ -3,7 +3,7 @@
 transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), which takes a second at
 the start of every stage. Qwen-VL's processors need torchvision for videos only, and PyTorch's CPU build from PyPI has
 none; images are processed by those on PIL then. The schemas of tools need the standard library alone. For vLLM see
-`rollout/vllm_import.py`.
+`rollout/vllm_internals.py`.
 """
 
 from __future__ import annotations

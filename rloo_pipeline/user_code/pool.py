@@ -110,14 +110,19 @@ class EnvironmentPool:
             UserError: as `check`; or the row names no environment of the configuration.
         """
         self.check()
-        return self._sets[self._environment_of(row) or ""].schemas
+        return self._sets[self.environment_of(row) or ""].schemas
 
     def gives_reward(self, row: Mapping[str, Any]) -> bool:
         """True if the environment of a row has `get_reward`."""
         self.check()
-        return self._sets[self._environment_of(row) or ""].gives_reward
+        return self._sets[self.environment_of(row) or ""].gives_reward
 
-    def _environment_of(self, row: Mapping[str, Any]) -> str | None:
+    def environment_of(self, row: Mapping[str, Any]) -> str | None:
+        """The name of a row's environment, empty where all rows have the same; None without environments.
+
+        Raises:
+            UserError: the row names no environment of the configuration.
+        """
         if not self._mapping:
             return "" if self.names else None
         name = row.get("environment")
@@ -139,7 +144,7 @@ class EnvironmentPool:
         Raises:
             UserError: the row names no environment of the configuration.
         """
-        name = self._environment_of(row)
+        name = self.environment_of(row)
         columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
         self._episodes[episode] = OpenEpisode(name, columns, seed)
         if name is None:

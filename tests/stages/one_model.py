@@ -43,12 +43,12 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
         The completions, and the messages about a refused swap.
     """
     from rloo_pipeline.errors import IncompatibleEngine
-    from rloo_pipeline.rollout import engine_weights, swap_check
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout import swap_check, vllm_internals
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.sampler import Sampler
 
     messages: list[str] = []
-    engine_weights.say = swap_check.say = messages.append
+    vllm_internals.say = swap_check.say = messages.append
     folder, request = rollouts[0]
     sampler = Sampler(Policy(folder), EngineSettings(request.dtype, 0.5, 1, 1, request.images), request.context, 0)
     rows: list[Rows] = []

@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import START
 from rloo_pipeline.demo.text_model import text_qwen3
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -66,7 +66,7 @@ import sys
 from pathlib import Path
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout.requests import SamplingConfig, Request
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.sampler import Sampler
 sampler = Sampler(Policy(Path(sys.argv[1])), EngineSettings("float32", 0.5, 1, 1), 128, 0)
 assert len(sampler.sample([Request([5, 6], 1, SamplingConfig(1.0, 1.0, 0, None, 4))], "completions")) == 1

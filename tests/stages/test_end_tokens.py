@@ -26,7 +26,7 @@ def second_end(tmp_path, tiny_model) -> tuple[Path, int]:
 
 def sampled(folder: Path, token: int) -> None:
     """Samples in an engine and ends it, since this process also trains."""
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
     from rloo_pipeline.rollout.sampler import Sampler
 

@@ -12,8 +12,8 @@ from helpers import has_ended, wait_until
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import out_of_memory
 from rloo_pipeline.demo.character_model import tiny_qwen3
-from rloo_pipeline.rollout import engine_process, engine_size
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout import engine_arguments, engine_process, vllm_internals
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -32,7 +32,7 @@ def sampled(folders: list[Path], separate: bool) -> list[object]:
     """The completions of each policy in turn, by one engine."""
     engine_process.SEPARATE_ON_CPUS = separate
     sampler = Sampler(Policy(folders[0]), EngineSettings("float32", 0.5, 1, 1), 256, 0)
-    assert engine_process.is_separate() == separate
+    assert vllm_internals.is_separate() == separate
     completions: list[object] = []
     for folder in folders:
         sampler.swap(Policy(folder), 256)
@@ -58,7 +58,7 @@ import sys, time
 from pathlib import Path
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.rollout import engine_process
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.sampler import Sampler
 if __name__ == "__main__":
     engine_process.SEPARATE_ON_CPUS = True
@@ -81,8 +81,10 @@ def test_an_engine_ends_when_the_process_that_started_it_is_killed(tmp_path) -> 
 
 def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
-    settings = engine_size.cpu_settings
-    monkeypatch.setattr(engine_size, "cpu_settings", lambda *sizes: settings(*sizes) | {"kv_cache_memory_bytes": 9})
+    settings = engine_arguments.cpu_arguments
+    monkeypatch.setattr(
+        engine_arguments, "cpu_arguments", lambda *sizes: settings(*sizes) | {"kv_cache_memory_bytes": 9}
+    )
     monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
     with pytest.raises(RuntimeError, match="vLLM's engine failed: ValueError: No available memory") as caught:
         Sampler(Policy(tmp_path / "model"), EngineSettings("float32", 0.5, 1, 1), 256, 0)

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config.generation import GenerationKwargs
 from rloo_pipeline.demo.character_model import END, START, tiny_qwen3
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 

@@ -9,7 +9,7 @@ import forks
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Rollout
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
 GIB = 2**30
 
@@ -46,17 +46,17 @@ def started_with(folder: Path) -> dict[str, object]:
     import vllm
     from vllm.engine.arg_utils import EngineArgs
 
-    from rloo_pipeline.rollout import engine_size, sampler
+    from rloo_pipeline.rollout import engine_arguments, sampler
     from rloo_pipeline.runtime import devices
     from rloo_pipeline.workers import engine_cache
 
     given: dict[str, object] = {}
     devices.device_type = lambda: "cuda"
-    engine_size.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
+    engine_arguments.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
     vllm.LLM = lambda **settings: given.update(settings)
     engine_cache.enable()
     sampler.Sampler(
-        Policy(folder), engine_size.EngineSettings("bfloat16", 0.9, 1, 1, 0, True, "fp8_per_tensor"), 100, 7
+        Policy(folder), engine_arguments.EngineSettings("bfloat16", 0.9, 1, 1, 0, True, "fp8_per_tensor"), 100, 7
     )
     EngineArgs(**given, decode_context_parallel_size=1)  # knows all of these names
     return given

@@ -77,7 +77,7 @@ class Shown:
     def pick(self, rows: Any) -> Any:
         from rloo_pipeline.training import row_images
 
-        shown = [row_images.process(self.policy, image) for row in rows for image in self.images[row // 2]]
+        shown = [self.policy.pixels(image) for row in rows for image in self.images[row // 2]]
         return row_images.joined(shown, self.policy.image_tokens)
 
 

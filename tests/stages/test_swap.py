@@ -9,8 +9,8 @@ import pytest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.demo.character_model import tiny_qwen3
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.rollout import engine_weights, swap_check
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout import swap_check, vllm_internals
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -70,7 +70,7 @@ def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monke
     """Without its step, the tied LM head stays stale, or the cache has prompts of the old policy."""
     first, _, sampler = engines
     for owner, name, left_out, why in (
-        (engine_weights, "_repack_lm_head", lambda _: None, "weights"),
+        (vllm_internals, "_repack_lm_head", lambda _: None, "weights"),
         (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
     ):
         sampler.swap(Policy(policies[0]), 256)
@@ -88,7 +88,7 @@ def test_an_engine_that_answers_as_before_a_swap_has_not_swapped(engines, polici
     *_, sampler = engines
     sampler.swap(Policy(policies[0]), 256)
     with monkeypatch.context() as without:
-        without.setattr(engine_weights, "reload_weights", lambda *_: None)
+        without.setattr(vllm_internals, "reload_weights", lambda *_: None)
         without.setattr(swap_check, "check_weights", lambda *_: None)
         with pytest.raises(IncompatibleEngine, match="the weights of another policy"):
             sampler.swap(Policy(policies[1]), 256)

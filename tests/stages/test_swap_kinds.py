@@ -14,7 +14,7 @@ from test_swap import ENGINE, sampled
 
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.rollout import engine_weights, swap_check
+from rloo_pipeline.rollout import engine_arguments, swap_check, vllm_internals
 from rloo_pipeline.rollout.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -48,12 +48,12 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
     swap_check.mean_difference = lambda *arguments: differences.append(mean_difference(*arguments)) or differences[-1]
     sampler.swap(Policy(first), model_folders.CONTEXT)
     if kind == "qwen3_moe":  # experts as vLLM leaves them, when it reloads them
-        reset, engine_weights._reset_packed_experts = engine_weights._reset_packed_experts, lambda _: None
+        reset, vllm_internals._reset_packed_experts = vllm_internals._reset_packed_experts, lambda _: None
         try:
             sampler.swap(Policy(second), model_folders.CONTEXT)
         except IncompatibleEngine as why:
             logps["refused"] = str(why)
-        engine_weights._reset_packed_experts = reset
+        vllm_internals._reset_packed_experts = reset
     swap_check.mean_difference = mean_difference
     sampler.leave_gpu()
     if kind == "adapter":
@@ -63,17 +63,17 @@ def swapped(kind: str, folder: Path) -> dict[str, Any]:
 
 def refused(adapter: Path) -> str:
     """The error where vLLM gets the whole paths that PEFT writes for `all-linear`: it finds no fused layer by them."""
-    settings = engine_weights.adapter_settings
-    engine_weights.adapter_settings = lambda policy: {
+    settings = engine_arguments.adapter_arguments
+    engine_arguments.adapter_arguments = lambda policy: {
         **settings(policy),
-        "lora_target_modules": engine_weights.modules(policy.folder),
+        "lora_target_modules": policy.adapter_modules,
     }
     try:
         Sampler(Policy(adapter), ENGINE, model_folders.CONTEXT, 0)
     except UserError as why:
         return str(why)
     finally:
-        engine_weights.adapter_settings = settings
+        engine_arguments.adapter_arguments = settings
     return ""
 
 

@@ -36,7 +36,7 @@ def data_parallel(repeats: int, folder: Path, _: argparse.Namespace) -> dict[str
 def measure(model: Path, repeats: int) -> dict[str, list[float]]:
     """Figures of several rounds of other lengths."""
     from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 
     settings = (Policy(model), EngineSettings("float32", 0.9, 1, 1), 512, 0)

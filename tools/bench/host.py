@@ -34,7 +34,7 @@ def main() -> None:
     from rloo_pipeline.config.loading import load
     from rloo_pipeline.demo.text_model import text_qwen3
     from rloo_pipeline.rollout import engine_process, groups
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.requests import SamplingConfig
     from rloo_pipeline.rollout.sampler import Sampler
     from rloo_pipeline.seeds import derive
@@ -78,7 +78,9 @@ def main() -> None:
 
     def stage() -> int:
         derive.cache_clear()  # each round has seeds of its own
-        completions = groups.sample_groups(sampler, config, groups.Draw(rows, SAMPLES, decoding, ("bench",)))[0]
+        completions = groups.sample_groups(
+            sampler, config.dataset, config.rollout, groups.Draw(rows, SAMPLES, decoding, config.seed, ("bench",))
+        )[0]
         tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return sum(map(len, completions["completion_ids"]))
 

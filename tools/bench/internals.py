@@ -28,7 +28,7 @@ from rloo_pipeline.artifacts.policy import Policy
 
 def _without(deviation: str) -> None:
     """Turns a deviation off in this process, before the stage imports anything."""
-    from rloo_pipeline.rollout import vllm_import
+    from rloo_pipeline.rollout import vllm_internals
     from rloo_pipeline.runtime import import_shims
     from rloo_pipeline.training.deepspeed_internals import deepspeed_config
     from rloo_pipeline.transformers_internals import optional_parts
@@ -40,20 +40,20 @@ def _without(deviation: str) -> None:
     elif deviation == "pandas":
         import_shims.prepare_arrow = lambda: None
     elif deviation == "ranks":
-        vllm_import.replace_ranks = lambda: None
+        vllm_internals.replace_ranks = lambda: None
     elif deviation == "compiled operations":
         deepspeed_config.disable_compiled_operations = lambda: None
     elif deviation == "text once":
-        requests: Any = import_module("rloo_pipeline.rollout.requests")
-        plain = requests.params_of
+        sampler: Any = import_module("rloo_pipeline.rollout.sampler")
+        plain = sampler.params_of
 
         def with_text(*arguments: Any) -> Any:
             params = plain(*arguments)
             params.detokenize = True
             return params
 
-        requests.params_of = with_text
-        requests._text = lambda _, __, ___, sampled: sampled.text
+        sampler.params_of = with_text
+        sampler._text = lambda _, __, ___, sampled: sampled.text
 
 
 DEVIATIONS = {

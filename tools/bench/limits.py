@@ -105,7 +105,7 @@ def rollout(folder: Path, repeats: int) -> dict[str, list[float]]:
     from transformers import AutoConfig
     from vllm import SamplingParams, TokensPrompt
 
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.sampler import Sampler
 
     sampler = Sampler(Policy(folder), EngineSettings("float32", 0.5, 1, 1), 1024, 0)

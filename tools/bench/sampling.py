@@ -28,7 +28,7 @@ def main() -> None:
     from rloo_pipeline.demo.arithmetic import problems
     from rloo_pipeline.demo.character_model import tiny_qwen3
     from rloo_pipeline.rollout import groups
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.requests import SamplingConfig
     from rloo_pipeline.rollout.sampler import Sampler
     from rloo_pipeline.seeds import derive
@@ -59,7 +59,9 @@ def main() -> None:
     def stage() -> float:
         derive.cache_clear()  # each round has seeds of its own
         began = time.process_time()
-        completions = groups.sample_groups(sampler, config, groups.Draw(rows, samples, decoding, ("bench",)))[0]
+        completions = groups.sample_groups(
+            sampler, config.dataset, config.rollout, groups.Draw(rows, samples, decoding, config.seed, ("bench",))
+        )[0]
         tables.write(folder / "table.parquet", completions, tables.ROLLOUTS, "rollouts", run="bench", round=1)
         return time.process_time() - began
 

@@ -84,8 +84,8 @@ def _with_tool(config: Config, file: Path, slow: list[str], seconds: float) -> C
 def _sample(sampler: Sampler, config: Config, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     """Episodes, and the seconds that they took."""
     sampling = groups.sampling_config_of(config.rollout)
-    draw = groups.Draw(rows, config.rollout.num_generations, sampling, ("slow tools",))
-    [episodes] = groups.sample_groups(sampler, config, draw)
+    draw = groups.Draw(rows, config.rollout.num_generations, sampling, config.seed, ("slow tools",))
+    [episodes] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
     return episodes.to_pylist(), sampler.seconds
 
 

@@ -88,13 +88,13 @@ def simulate(budget: int | None) -> Figures:
         for round_ in range(1, ROUNDS + 1):
             begins = range((round_ - 1) * config.rollout.num_prompts, round_ * config.rollout.num_prompts)
             groups = partial.groups_of_shard(config, Prompts(), begins, round_, 0, before)  # type: ignore[arg-type]
-            pairs = zip(groups.requests(config), groups.prompts_of_requests(), strict=True)
+            pairs = zip(groups.requests(), groups.prompts_of_requests(), strict=True)
             columns = [sampled(request, length_of(row)) for request, row in pairs]
             old = [len(row["completion_ids"]) for row in groups.prompts_of_requests()]
             times = ends([len(one["completion_ids"]) - begun for one, begun in zip(columns, old, strict=True)])
             file = Path(folder) / f"{round_}.parquet"
             about = {"round": round_, "shard": 0, "seed": config.seed, "policy_round": round_ - 1}
-            tables.write(file, groups.table(config, columns), tables.IN_SEGMENTS, "rollouts", **about)
+            tables.write(file, groups.table(columns, tables.IN_SEGMENTS), tables.IN_SEGMENTS, "rollouts", **about)
             before = [file]
             if round_ > 8:
                 whole = tables.read(file, "rollouts")

@@ -98,14 +98,14 @@ def sample(model: Path, requests: int, tokens: int, work: bool) -> Figures:
 def ours(model: Path, requests: int, tokens: int) -> Figures:
     """Has the sampler of the rollout stage sample the same requests four times, as a warm worker does."""
     from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.rollout.engine_size import EngineSettings
+    from rloo_pipeline.rollout.engine_arguments import EngineSettings
     from rloo_pipeline.rollout.requests import Request, SamplingConfig
     from rloo_pipeline.rollout.sampler import Sampler
 
     dtype: Any = os.environ.get("RLOO_GPU_DTYPE", "bfloat16")
     sampler = Sampler(Policy(model), EngineSettings(dtype, 0.35, 1, 1), CONTEXT, 0)
     decoding = SamplingConfig(1.0, 1.0, 0, None, tokens)
-    prompts = prompts_of(sampler.vocabulary, requests)
+    prompts = prompts_of(sampler.probe.vocabulary, requests)
     batch = [Request(ids, 1000 + number, decoding) for number, ids in enumerate(prompts)]
     figures: Figures = {}
     for name in ("", "ours tokens/s", "ours, third round, tokens/s", "ours, fourth round, tokens/s"):

@@ -33,3 +33,11 @@ def test_a_node_without_the_controllers_folder_is_refused(tmp_path, monkeypatch)
     with pytest.raises(UserError, match="store: the folder of exchange is not on "):
         node_files.make(place, tmp_path / "policies")
     assert not Path(tmp_path / "store").exists()
+
+
+def test_weights_that_a_user_linked_are_not_a_nodes(tmp_path) -> None:
+    policy, blobs = tmp_path / "policies" / "00000", tmp_path / "hub" / "blobs"
+    policy.mkdir(parents=True)
+    (policy / "model.safetensors").symlink_to(blobs / "0123")
+    (policy / "other.safetensors").symlink_to(tmp_path / "store" / "policies" / ".00000.tmp" / "other.safetensors")
+    assert node_files.links(policy) == [policy / "other.safetensors"]

@@ -56,10 +56,10 @@ def test_a_policy_that_was_changed_is_refused(change, sentence, folder) -> None:
 
 
 def test_weights_that_are_not_finite_are_named(folder) -> None:
-    model_files.check_finite(folder)
+    model_files.check_finite(Policy(folder).weights)
     save_file({"weight": torch.tensor([1.0, torch.nan]).to(torch.bfloat16)}, folder / WEIGHTS)
     with pytest.raises(UserError, match=r"model\.safetensors: weight has values that are not finite"):
-        model_files.check_finite(folder)
+        model_files.check_finite(Policy(folder).weights)
 
 
 def test_the_vocabulary_is_that_of_the_configuration(folder) -> None:

@@ -91,15 +91,17 @@ def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at
 
 
 def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it_are_listed(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, capsys
 ) -> None:
     policies, node = tmp_path / "policies", tmp_path / "node"
     node.mkdir()
     for number in (1, 2):
         folder = policies / f"{number:05d}"
         folder.mkdir(parents=True)
-        (node / f"{number}").write_text("weights")
-        (folder / "model.safetensors").symlink_to(node / f"{number}")
+        place = node / f".{number}.tmp"
+        place.mkdir()
+        (place / "model").write_text("weights")
+        (folder / "model.safetensors").symlink_to(place / "model")
         manifest.write_manifest(folder, policy=folder.name)
     job = SimpleNamespace(input=[policies / "00001", policies / "00002"], output=[])
     update = SimpleNamespace(input=[policies / "00001"], output=[policies / "00002"])
@@ -108,16 +110,17 @@ def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it
     with pytest.raises(UserError, match="continue with `rloo submit` or `rloo run`"):
         node_exchange.refuse([], node_exchange.lost([job]))
     (policies / "00003").mkdir()
-    (policies / "00003" / "model.safetensors").symlink_to(node / "2")
+    (policies / "00003" / "model.safetensors").symlink_to(node / ".2.tmp" / "model")
     manifest.write_manifest(policies / "00003", policy="00003")
     dag = SimpleNamespace(needrun_jobs=lambda: [SimpleNamespace(input=[policies / "00003"], output=[])])
     workflow = SimpleNamespace(local_exec=False, dag=dag)
     node_exchange.refuse_jobs(SimpleNamespace(workflow=workflow, runs=SimpleNamespace(configs={})))
     assert node_files.links(policies / "00003") == [], "its weights are on this machine, so jobs get them"
-    (node / "2").unlink()
+    (node / ".2.tmp" / "model").unlink()
     monkeypatch.setenv(scratch.EXCHANGE, str(node))
     node_exchange._end(os.getpid(), [tmp_path])
     assert [len(node_files.links(policies / f"{number:05d}")) for number in (1, 2)] == [0, 1]
+    assert "00002: its weights are no longer on this node; the next start restores it" in "".join(capsys.readouterr())
     assert manifest.verify_manifest(policies / "00001")
     state = Path(tmp_path / "trainer" / "00002" / "policy")
     state.mkdir(parents=True)

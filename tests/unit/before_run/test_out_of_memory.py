@@ -14,7 +14,7 @@ from rloo_pipeline.before_run import checkpointing, out_of_memory
 from rloo_pipeline.cli import stage_options
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.engine_size import VisibleGpu
+from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.devices import GpuProcess
 

@@ -167,6 +167,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.model_files.check_loading_info": (
         Case("model.norm.weight is missing", model=tensors(lambda held: held.pop("model.norm.weight")), checks=WEIGHTS),
     ),
+    "artifacts.model_files.adapter_modules": STAGES_FILE,
     "artifacts.model_files.check_finite": (
         Case(
             "model.norm.weight has values that are not finite",
@@ -317,42 +318,35 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
-    "rollout.engine_weights": "counts the modules that a started engine applies",
-    "rollout.device_limits._check_delta_net": (
+    "rollout.vllm_internals": "counts the modules that a started engine applies",
+    "rollout.engine_arguments._check_delta_net": (
         machine("DeltaNet layers (linear_num_value_heads) in bfloat16 only", **DELTA),
         machine("and linear_key_head_dim is 96", "bfloat16", **DELTA),
     ),
-    "rollout.device_limits._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
-    "rollout.device_limits._check_head": (
+    "rollout.engine_arguments._check_experts": (machine("and hidden_size is 40", num_experts=4, hidden_size=40),),
+    "rollout.engine_arguments._check_head": (
         "config.json does not tell whether vLLM computes latent attention",
         machine("attention heads of 32, 64", head_dim=48),
     ),
-    "rollout.device_limits.check_on_cpu": (
+    "rollout.engine_arguments.check_on_cpu": (
         Case(
             "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
             checks=MACHINE,
         ),
     ),
-    "rollout.engine_size": NODE,
-    "rollout.engine_size.context_length": (
+    "rollout.engine_arguments": NODE,
+    "rollout.engine_arguments.context_length": (
         Case("the longest prompt (", config={"rollout": {"max_completion_length": 250}}),
     ),
     "rollout.episode_loop": TOOLS,
-    "rollout.device_limits.check_on_gpu": (
-        Case(
-            "model.dtype: float32 cannot be used with update.lora on a GPU",
-            config={"update": {"lora": LORA}},
-            checks=MACHINE,
-            gpu=True,
-        ),
-    ),
     "rollout.groups": SAMPLED,
     "rollout.partial": BY_HAND,
     "rollout.parallel_sampler": NODE,
-    "rollout.requests": SAMPLED,
     "rollout.resets": TOOLS,
     "rollout.sampler": NODE,
+    "rollout.sampler._experts_of": SAMPLED,
+    "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
     "rollout.tool_calls": TOOLS,
@@ -396,6 +390,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.formats": "tests/unit/commands/test_check.py",
     "training.kernels.attention": "tests/unit/training/test_self_check.py",
     "training.logprobs": "`model_support.check_model` says it of prompts and completions of the longest length",
+    "training.lora_support.check_dtype_on_gpu": (
+        Case(
+            "model.dtype: float32 cannot be used with update.lora on a GPU",
+            config={"update": {"lora": LORA}},
+            checks=MACHINE,
+            gpu=True,
+        ),
+    ),
     "training.lora_support.check_lora": (
         Case(
             "vLLM serves no LoRA adapter of GPT2LMHeadModel",
@@ -547,8 +549,8 @@ def test_check_gives_the_refusal(name, tmp_path, tiny_model, monkeypatch) -> Non
     with ExitStack() as stack:
         inputs = RunInputs(config, tmp_path / "scratch", stack, Policy(folder))
         if case.checks is DATA:
-            tokenizer = Policy(folder).tokenizer
-            inputs.processor = SimpleNamespace(tokenizer=tokenizer, image_token_id=-1, image_token_ids=[])
+            processor = SimpleNamespace(tokenizer=Policy(folder).tokenizer, image_token_id=-1, image_token_ids=[])
+            monkeypatch.setattr(Policy, "processor", processor)
         findings = [finding for check in case.checks for finding in check(inputs)]
     given = [finding.message for finding in findings if not finding.ok or (case.checks is MACHINE and finding.note)]
     assert any(case.message in message for message in given), given or findings

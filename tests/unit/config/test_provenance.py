@@ -203,7 +203,7 @@ def test_the_digest_of_a_stage_has_no_code_without_effect_on_its_result() -> Non
         assert not closure(stage) & (training | loss), stage
     assert closure("rollout") >= {"rollout/sampler.py", "rollout/groups.py", "seeds.py", "artifacts/policy.py"}
     for stage in ("rollout", "evaluate", "harness"):
-        assert "rollout/vllm_import.py" in closure(stage), "replaced kernels decide values"
+        assert "rollout/vllm_internals.py" in closure(stage), "replaced kernels decide values"
     assert closure("reference") >= {"training/kernels/attention.py", "training/layout.py", "training/policy_model.py"}
     assert {stage for stage in STAGES if "trackers/events.py" in closure(stage)} == set()
     assert {stage for stage in STAGES if any(name.startswith("before_run/") for name in closure(stage))} == set()

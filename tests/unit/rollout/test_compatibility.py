@@ -7,7 +7,6 @@ import pytest
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.artifacts.model_files import ADAPTER
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.rollout.groups import compatibility_key
 
 
 def with_config(model, folder, drop=(), **changes):
@@ -27,13 +26,13 @@ def test_equivalent_configurations_have_the_same_key(tiny_model, tmp_path) -> No
         _name_or_path="somewhere",
     )
     assert (other / "config.json").read_text() != (tiny_model / "config.json").read_text()
-    assert compatibility_key(Policy(other)) == compatibility_key(Policy(tiny_model))
+    assert Policy(other).engine_key == Policy(tiny_model).engine_key
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 16}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": False}])
 def test_keys_that_change_the_computation_change_the_key(tiny_model, tmp_path, changes) -> None:
     other = with_config(tiny_model, tmp_path / "other", **changes)
-    assert compatibility_key(Policy(other)) != compatibility_key(Policy(tiny_model))
+    assert Policy(other).engine_key != Policy(tiny_model).engine_key
 
 
 def test_the_key_of_an_adapter_ignores_the_order_of_modules_but_not_the_rank(tiny_model, tmp_path) -> None:
@@ -42,6 +41,6 @@ def test_the_key_of_an_adapter_ignores_the_order_of_modules_but_not_the_rank(tin
         folder.mkdir()
         settings = {"base_model_name_or_path": str(tiny_model), "r": 4, "target_modules": ["q_proj", "v_proj"]}
         (folder / ADAPTER).write_text(json.dumps(settings | changes))
-        return compatibility_key(Policy(folder))
+        return Policy(folder).engine_key
 
     assert adapter("first") == adapter("second", target_modules=["v_proj", "q_proj"]) != adapter("third", r=8)

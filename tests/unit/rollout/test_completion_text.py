@@ -10,8 +10,9 @@ from tokenizers import AddedToken
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.demo.character_model import character_tokenizer
 from rloo_pipeline.demo.text_model import bpe_tokenizer
-from rloo_pipeline.rollout import vllm_import
-from rloo_pipeline.rollout.requests import Request, SamplingConfig, _byte_text, completion_of, params_of
+from rloo_pipeline.rollout import vllm_internals
+from rloo_pipeline.rollout.requests import Request, SamplingConfig
+from rloo_pipeline.rollout.sampler import _byte_text, completion_of, params_of
 
 TAGS = ("[THINK]", "[/THINK]")
 SAID = "[THINK]1+1[/THINK]2"
@@ -25,7 +26,7 @@ def tokenizer() -> Any:
 
 
 def sampled(tokenizer: Any, text: str, finish_reason: str) -> str:
-    vllm_import.import_vllm()
+    vllm_internals.import_vllm()
     ids = tokenizer(text)["input_ids"]
     request = Request(tokenizer("1+1=")["input_ids"], 0, SamplingConfig(1.0, 1.0, 0, None, 99))
     logprobs = SimpleNamespace(token_ids=ids, logprobs=[0.0] * len(ids))
@@ -58,7 +59,7 @@ def test_an_episode_shows_the_same_tokens(tokenizer) -> None:
 
 def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
     """Random ids, so that characters are broken anywhere, beside special tokens that are shown or left out."""
-    vllm_import.import_vllm()
+    vllm_internals.import_vllm()
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     tokenizer = bpe_tokenizer(["naïve café, 日本語 and 😀 — and so on"] * 20, 300, 128)

@@ -9,7 +9,7 @@ import pytest
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import device_limits
+from rloo_pipeline.rollout import engine_arguments
 
 MODEL = Policy(Path("model"))
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128}
@@ -17,7 +17,7 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
 
 def check(hf_config: dict[str, Any], dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "config", hf_config)
-    device_limits.check_on_cpu(MODEL, dtype, None)
+    engine_arguments.check_on_cpu(MODEL, dtype, None)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def engine(size: int, latent: bool = False, without: bool = False) -> SimpleName
 
 def test_heads_of_other_sizes_are_refused() -> None:
     for model in (engine(64), engine(576, latent=True), engine(48, without=True)):
-        device_limits.check_heads(MODEL, model)
+        engine_arguments.check_heads(MODEL, model)
     with pytest.raises(UserError, match=r"attention heads of 32, 64, .* dimensions, not 48; use another model"):
-        device_limits.check_heads(MODEL, engine(48))
+        engine_arguments.check_heads(MODEL, engine(48))
     with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
-        device_limits.check_heads(MODEL, engine(320, latent=True))
+        engine_arguments.check_heads(MODEL, engine(320, latent=True))

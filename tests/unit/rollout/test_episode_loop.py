@@ -15,7 +15,7 @@ from rloo_pipeline.data.tool_template import ToolTemplate, call_message
 from rloo_pipeline.demo.character_model import TOOL_CHAT_TEMPLATE, tool_qwen3
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import resets
-from rloo_pipeline.rollout.episode_loop import EpisodeContext, Episodes
+from rloo_pipeline.rollout.episode_loop import Episodes
 from rloo_pipeline.rollout.requests import Completion, Request, SamplingConfig
 from rloo_pipeline.rollout.tool_calls import MALFORMED, TOO_MANY, CallReader
 from rloo_pipeline.user_code.pool import EnvironmentPool
@@ -106,7 +106,7 @@ def sample_episodes(template, reader, model, count=12, observation="", **setting
     rollout = Rollout(**{"environment_workers": 1} | settings)
     rows = rows_of(count, observation)
     requests = [Request([5, 6, 7], seed, SAMPLING) for seed in range(count)]
-    episodes = Episodes(EpisodeContext(rollout, pool_of(rollout), reader), rows, requests)
+    episodes = Episodes(rollout, pool_of(rollout), reader, rows, requests)
     running: list = []
     while True:
         running += episodes.requests(not running)

@@ -10,8 +10,8 @@ from helpers import mini
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import device_limits, engine_size, groups
-from rloo_pipeline.rollout.engine_size import EngineSettings
+from rloo_pipeline.rollout import engine_arguments, groups
+from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
 
@@ -29,9 +29,10 @@ def test_samples_of_a_broken_adapter_name_its_folder_and_not_that_of_its_base() 
     broken = Completion([5], "1", [float("nan")], "stop")
     engine: Any = SimpleNamespace(policy=Policy(Path("rounds/00003/policy")), settings={"model": "models/base"})
     engine.sample = lambda requests, *_: [broken] * len(requests)
-    draw = groups.Draw([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, ("rollout", 4))
+    draw = groups.Draw([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, 0, ("rollout", 4))
+    config = Config.model_validate(mini())
     with pytest.raises(UserError, match=r"^rounds/00003/policy: the policy samples with log-probs that are not finite"):
-        groups.sample_groups(engine, Config.model_validate(mini()), draw)
+        groups.sample_groups(engine, config.dataset, config.rollout, draw)
 
 
 def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tiny_model, monkeypatch) -> None:
@@ -45,7 +46,7 @@ def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tin
 
 
 def test_on_cpus_quantized_rollouts_have_one_scheme(tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr(device_limits.devices, "device_type", lambda: "cpu")
+    monkeypatch.setattr(engine_arguments.devices, "device_type", lambda: "cpu")
     with pytest.raises(
         UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_chan"
     ):
@@ -58,5 +59,5 @@ def test_vllm_splits_the_cache_of_a_sequence_over_the_gpus_that_are_asked_for(ti
     monkeypatch.setattr(groups, "Sampler", lambda _policy, settings, *_: given.append(settings))
     prompts: Any = SimpleNamespace(longest=10, about_images=None)
     groups.load_sampler(Policy(tiny_model), config, prompts, 8)
-    settings = engine_size.settings(Policy(tiny_model), given[0], 64, 0)
+    settings = engine_arguments.arguments(Policy(tiny_model), given[0], 64, 0)
     assert (settings["tensor_parallel_size"], settings["decode_context_parallel_size"]) == (4, 2)

@@ -7,7 +7,7 @@ import pytest
 from helpers import ROOT
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import vllm_import
+from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.snakemake_ext import planning, slurm_executor
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
@@ -51,7 +51,7 @@ def test_another_version_is_refused(distribution, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("module", "start"),
     [
-        (vllm_import, vllm_import.import_vllm),
+        (vllm_internals, vllm_internals.import_vllm),
         (deepspeed_config, deepspeed_config.import_deepspeed),
         (optional_parts, optional_parts.prepare_transformers),
     ],

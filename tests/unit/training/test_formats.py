@@ -37,9 +37,7 @@ def test_no_engine_is_started_and_no_policy_loaded_for_it(monkeypatch) -> None:
     config = Config(**mini(model={"dtype": "float16"}))
     monkeypatch.setattr(groups.devices, "has_gpu", lambda: False)
     monkeypatch.setattr(Policy, "digest", "")
-    monkeypatch.setattr(Policy, "check", lambda _: None)
     monkeypatch.setattr(groups.plain_model, "check_tensors", lambda *_: None)
-    monkeypatch.setattr(groups, "compatibility_key", lambda *_: "")
     monkeypatch.setattr(groups, "Sampler", lambda *_: pytest.fail("started"))
     with pytest.raises(UserError, match="float16 cannot be trained"):
         groups.load_sampler(Policy(Path("policy")), config, SimpleNamespace(longest=10, about_images=None), 10)

@@ -8,7 +8,7 @@ from cases import PACKED, config
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout.requests import _experts_of
+from rloo_pipeline.rollout.sampler import _experts_of
 from rloo_pipeline.training import round_data
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.logprobs import TokenLogProbs

@@ -1,4 +1,4 @@
-"""Imports vLLM with the parts of it that are replaced here, which decide values: so the digest of rollouts has them.
+"""vLLM with the parts of it that are replaced here, the weights of its engine, and its caches.
 
 vLLM ranks each sampled token within the vocabulary, which nothing here reads, and compiles that code with PyTorch. This
 takes 3 s at each engine start, and needs a C++ compiler on every node. `import_vllm` replaces the ranks with zeros.
@@ -6,27 +6,39 @@ takes 3 s at each engine start, and needs a C++ compiler on every node. `import_
 vLLM imports modules that import torchvision: for one function on sizes (Qwen-VL), or for the name of a class (Gemma 3).
 Where torchvision is missing, `register` imports them with empty modules in its place. Kernels for CPUs that are wrong
 or missing are replaced by `rotate_heads`, `leave_experts_to_cpus` and `attend_within_images`.
+
+vLLM's reload leaves copies of some weights stale; `reload_weights` renews them. For adapters, vLLM finds layers by the
+last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and silently drops modules that
+none of its layers takes. So we compare the modules after the adapter is loaded.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from rloo_pipeline.artifacts.model_files import module_counts
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.errors import IncompatibleEngine, UserError, one_line
 from rloo_pipeline.runtime import devices, guard
-from rloo_pipeline.runtime.progress import announcing
+from rloo_pipeline.runtime.progress import announcing, say
 from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
 
+SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""Variable that is 1 where vLLM's engine has a process of its own."""
 IMAGE_MODULES = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
@@ -34,6 +46,7 @@ IMAGE_MODULES = {
 }
 """vLLM's modules of image models, by architecture."""
 TORCHVISION = [f"torchvision{rest}" for rest in ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")]
+ADVICE = "leave these modules out of update.lora.target_modules, or train all weights"
 
 
 def import_vllm() -> ModuleType:
@@ -201,3 +214,145 @@ def _parts(first: int, length: int, images: Iterable[tuple[int, int]]) -> Iterat
         first = max(first, end)
     if first < length:
         yield first, length, True
+
+
+def request_of(policy: Policy, number: int) -> LoRARequest:
+    """A request for a policy's adapter, under an id that the engine has not seen."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"{policy.folder.name}-{number}", number, str(policy.folder))
+
+
+def load_adapter(llm: LLM, request: LoRARequest) -> None:
+    """Loads an adapter into an engine.
+
+    Raises:
+        UserError: vLLM refuses it, or does not apply all of its modules.
+    """
+    guard.require("vllm")
+    folder = Path(request.lora_path)
+    try:
+        llm.llm_engine.add_lora(request)
+    except Exception as error:
+        raise UserError(f"{folder}: vLLM does not serve this adapter ({one_line(error)}); {ADVICE}") from error
+    left = {name for names in llm.apply_model(partial(_not_applied, number=request.lora_int_id)) for name in names}
+    if left:
+        raise UserError(
+            f"{folder}: vLLM has no layers for the adapter's {module_counts(left)}, and would sample from a policy "
+            f"without them; {ADVICE}"
+        )
+
+
+def _not_applied(model: Any, number: int) -> list[str]:
+    """Names of a loaded adapter's modules that no layer of the engine's model has taken."""
+    manager = model.lora_manager
+    adapter = manager.get_adapter(number)
+    taken = {id(manager._get_lora_layer_weights(adapter, name)) for name in manager.modules}
+    return [name for name, weights in adapter.loras.items() if id(weights) not in taken]
+
+
+def replace_weights(llm: LLM, policy: Policy, lora: LoRARequest | None) -> LoRARequest | None:
+    """Loads a policy in place of another one; returns the request for its adapter, if `lora` is that of the other one.
+
+    Raises:
+        IncompatibleEngine: as `reload_weights`.
+        UserError: as `load_adapter`.
+    """
+    if lora is None:
+        reload_weights(llm, policy.folder)
+        return None
+    llm.llm_engine.remove_lora(lora.lora_int_id)
+    request = request_of(policy, lora.lora_int_id + 1)  # under an id that it has seen, vLLM serves the old adapter
+    load_adapter(llm, request)
+    return request
+
+
+def reload_weights(llm: LLM, folder: Path) -> None:
+    """Loads the full model in `folder` into an engine that holds another one of the same configuration.
+
+    Raises:
+        IncompatibleEngine: vLLM fails, or leaves experts out, as it does with those of gpt-oss.
+    """
+    llm.apply_model(_reset_packed_experts)
+    try:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        llm.apply_model(_repack_lm_head)
+    except Exception as error:  # of any kind: a new engine loads the policy in another way
+        raise _refusal(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
+    if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
+        raise _refusal(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")
+
+
+def _refusal(why: str) -> IncompatibleEngine:
+    say(f"{why}, so the policy gets a new engine")
+    return IncompatibleEngine("weights of another policy that vLLM cannot replace")
+
+
+def _reset_packed_experts(model: Any) -> None:
+    """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
+    with the others as if they were packed.
+    """
+    if devices.device_type() == "cuda":
+        return
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _experts_left_out(model: Any) -> list[str]:
+    """Names of the layers of experts that `_reset_packed_experts` has reset and no reload has packed again."""
+    methods = {name: getattr(module, "quant_method", None) for name, module in model.named_modules()}
+    return [name for name, method in methods.items() if method and getattr(method, "moe_kernel", method) is None]
+
+
+def _repack_lm_head(model: Any) -> None:
+    """Renews the packed copy of the LM head, which may be the embedding itself; where it is tied, a reload leaves the
+    old copy.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def is_separate() -> bool:
+    """True if engines run in processes of their own."""
+    return os.environ.get(SWITCH) == "1"
+
+
+@contextmanager
+def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
+    """Runs a block that gives requests to an engine. An `idle` engine starts none of them before the block ends.
+
+    Otherwise timing would decide which requests are in its first steps.
+    """
+    if not (idle and is_separate()):
+        yield
+        return
+    llm.sleep(level=0)
+    yield
+    llm.wake_up(tags=["scheduling"])
+
+
+def reset_cache(llm: LLM) -> None:
+    """Empties the caches of prefixes and of encoded images.
+
+    Raises:
+        IncompatibleEngine: vLLM refuses.
+    """
+    llm.llm_engine.reset_encoder_cache()
+    if not llm.reset_prefix_cache():
+        raise IncompatibleEngine("a cache in use")
+
+
+def sleeps(llm: LLM) -> bool:
+    """Puts an engine to sleep. False if it fails because vLLM counts memory that another process took meanwhile."""
+    try:
+        llm.sleep(level=1)
+    except Exception as error:  # AssertionError or RuntimeError; from another process Exception
+        if "Memory usage increased after sleeping" not in str(error):
+            raise
+        return False
+    return True

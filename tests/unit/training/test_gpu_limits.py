@@ -5,25 +5,32 @@ from helpers import mini
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import device_limits
 from rloo_pipeline.stages import warmstart as stage
+from rloo_pipeline.training import lora_support
 
 REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set model.dtype: bfloat16, or remove"
+LORA = {"lora": {"target_modules": ["q_proj"]}}
 
 
 def test_an_adapter_in_float32_is_refused_and_others_are_not() -> None:
     with pytest.raises(UserError, match=REFUSED):
-        device_limits.check_on_gpu("float32", has_adapter=True)
-    device_limits.check_on_gpu("float32", has_adapter=False)
+        lora_support.check_dtype_on_gpu("float32")
     for dtype in ("bfloat16", "float16"):
-        device_limits.check_on_gpu(dtype, has_adapter=True)
+        lora_support.check_dtype_on_gpu(dtype)
 
 
-@pytest.mark.parametrize(("device", "message"), [("cuda", REFUSED), ("cpu", "has no manifest.json")])
+@pytest.mark.parametrize(
+    ("device", "update", "message"),
+    [
+        ("cuda", LORA, REFUSED),
+        ("cuda", {}, "has no manifest.json"),
+        ("cpu", LORA, "has no manifest.json"),
+    ],
+)
 def test_warmstart_refuses_it_before_it_reads_the_model_where_there_is_a_gpu(
-    tmp_path, monkeypatch, device, message
+    tmp_path, monkeypatch, device, update, message
 ) -> None:
     monkeypatch.setattr(stage.devices, "device_type", lambda: device)
-    config = Config(**mini(update={"lora": {"target_modules": ["q_proj"]}}))
+    config = Config(**mini(update=update))
     with pytest.raises((UserError, OSError), match=message):
         stage.warmstart(config, tmp_path, tmp_path, tmp_path / "policy")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_pipeline.rollout import vllm_import
+from rloo_pipeline.rollout import vllm_internals
 
 
 @dataclass
@@ -29,7 +29,7 @@ def batch(new: list[int], lengths: list[int], images: dict[int, list[tuple[int, 
 
 
 def test_each_image_and_the_text_between_images_is_a_sequence() -> None:
-    split = vllm_import.split_at_images(batch([12, 4], [12, 9], {0: [(6, 8), (2, 4)], 1: []}))
+    split = vllm_internals.split_at_images(batch([12, 4], [12, 9], {0: [(6, 8), (2, 4)], 1: []}))
     assert split.num_reqs == 6
     assert split.query_start_loc.tolist() == [0, 2, 5, 6, 9, 12, 16]
     assert split.seq_lens.tolist() == [2, 5, 6, 9, 12, 9]
@@ -39,7 +39,7 @@ def test_each_image_and_the_text_between_images_is_a_sequence() -> None:
 
 
 def test_tokens_in_the_cache_are_in_no_part() -> None:
-    split = vllm_import.split_at_images(batch([5], [12], {0: [(1, 3), (6, 8)]}))
+    split = vllm_internals.split_at_images(batch([5], [12], {0: [(1, 3), (6, 8)]}))
     assert (split.query_start_loc.tolist(), split.seq_lens.tolist()) == ([0, 2, 5], [9, 12])
     assert split.causal.tolist() == [0, 1]
 
@@ -47,4 +47,4 @@ def test_tokens_in_the_cache_are_in_no_part() -> None:
 @pytest.mark.parametrize("images", [None, {}, {0: []}, {0: [(1, 3)]}])
 def test_a_batch_without_new_tokens_of_images_is_as_it_was(images) -> None:
     given = batch([1], [12], images)
-    assert vllm_import.split_at_images(given) is given
+    assert vllm_internals.split_at_images(given) is given

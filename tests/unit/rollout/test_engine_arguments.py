@@ -8,14 +8,15 @@ import pytest
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.rollout import engine_size
-from rloo_pipeline.rollout.engine_size import (
+from rloo_pipeline.rollout import engine_arguments
+from rloo_pipeline.rollout.engine_arguments import (
     CPU_BLOCK_SIZE,
     CPU_MAX_SEQS,
+    EngineSettings,
     VisibleGpu,
     cache_bytes,
+    gpu_arguments,
     gpu_budget,
-    gpu_settings,
 )
 from rloo_pipeline.runtime import devices
 
@@ -35,6 +36,10 @@ TINY = {
 }
 
 
+def engine(share: float, parallel: int = 1, quantization: str | None = None) -> EngineSettings:
+    return EngineSettings("bfloat16", share, 1, parallel, quantization=quantization)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch) -> None:
     monkeypatch.delenv(devices.WARM, raising=False)
@@ -44,7 +49,7 @@ def alone(monkeypatch) -> None:
     ("dims", "card", "share"), [(QWEN_1_7B, H200, 0.35), (QWEN_7B, H200, 0.9), (QWEN_7B, A10, 0.95)]
 )
 def test_a_large_model_fills_the_share_that_it_may_have_and_no_more(dims, card, share) -> None:
-    budget = gpu_budget(dims, "bfloat16", card, share, 1, 16384)
+    budget = gpu_budget(dims, engine(share), card, 16384)
     assert budget.total == pytest.approx(share * card.memory)
     assert budget.cache > dims.cached("bfloat16") * 1024
 
@@ -52,22 +57,24 @@ def test_a_large_model_fills_the_share_that_it_may_have_and_no_more(dims, card, 
 def test_a_small_model_gets_what_a_full_batch_takes(tmp_path) -> None:
     """So several engines find room on one GPU, each without a look at the others."""
     small = QWEN_1_7B._replace(layers=2, key_value=64)
-    budget = gpu_budget(small, "bfloat16", H200, 0.9, 1, 100)
+    budget = gpu_budget(small, engine(0.9), H200, 100)
     assert budget.cache == H200.sequences * 128 * small.cached("bfloat16") * 5 / 4
-    assert gpu_budget(small, "bfloat16", H200, 0.9, 1, 100, recurrent=True).total == pytest.approx(0.9 * H200.memory)
+    assert gpu_budget(small, engine(0.9), H200, 100, recurrent=True).total == pytest.approx(0.9 * H200.memory)
 
 
 def test_quantized_weights_leave_more_of_a_gpu_to_the_cache() -> None:
     """7.6 billion weights, of which 1.09 in embeddings and head."""
-    plain, quantized = (gpu_budget(QWEN_7B, "bfloat16", A10, 0.95, 1, 2048, quantized=each) for each in (False, True))
+    plain, quantized = (
+        gpu_budget(QWEN_7B, engine(0.95, quantization=each), A10, 2048) for each in (None, "fp8_per_tensor")
+    )
     assert plain.weights - quantized.weights == pytest.approx(7.6e9 - 2 * 152064 * 3584)
     assert quantized.cache - plain.cache == pytest.approx(plain.weights - quantized.weights, abs=1)
 
 
 def test_warm_engines_on_the_same_gpu_leave_less(monkeypatch) -> None:
-    alone = gpu_budget(QWEN_7B, "bfloat16", A10, 1.0, 1, 2048)
+    alone = gpu_budget(QWEN_7B, engine(1.0), A10, 2048)
     monkeypatch.setenv(devices.WARM, "logprobs sampler trainer")
-    beside = gpu_budget(QWEN_7B, "bfloat16", A10, 1.0, 1, 2048)
+    beside = gpu_budget(QWEN_7B, engine(1.0), A10, 2048)
     assert alone.cache - beside.cache == pytest.approx(2e9, abs=1)
 
 
@@ -84,16 +91,16 @@ def written(folder: Path, **keys: object) -> Path:
 
 
 def test_vllm_is_told_bytes_and_demands_what_it_will_use(tmp_path) -> None:
-    settings = gpu_settings(Policy(written(tmp_path)), "bfloat16", H200, 0.9, 1, 128)
+    settings = gpu_arguments(Policy(written(tmp_path)), engine(0.9), H200, 128)
     assert settings["max_num_seqs"] == 1024
     assert settings["kv_cache_memory_bytes"] == 1024 * 128 * (2 * 2 * 32 * 2) * 5 // 4
-    assert settings["gpu_memory_utilization"] * H200.memory > engine_size.devices.IDLE["sampler"]
+    assert settings["gpu_memory_utilization"] * H200.memory > engine_arguments.devices.IDLE["sampler"]
     assert settings["gpu_memory_utilization"] < 0.03
 
 
 def test_a_model_whose_sizes_are_unknown_is_measured_by_vllm(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine"}))
-    assert "kv_cache_memory_bytes" not in gpu_settings(Policy(tmp_path), "bfloat16", H200, 0.8, 1, 128)
+    assert "kv_cache_memory_bytes" not in gpu_arguments(Policy(tmp_path), engine(0.8), H200, 128)
 
 
 def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monkeypatch) -> None:
@@ -101,14 +108,15 @@ def test_a_cache_that_holds_no_sequence_is_refused_with_the_keys(tmp_path, monke
     with pytest.raises(
         UserError, match=r"^vllm.gpu_memory_utilization: 0.7 of a GPU of 24.2 GB is too little: the weig"
     ):
-        gpu_settings(Policy(written(tmp_path)), "bfloat16", A10, 0.7, 1, 4096)
-    assert gpu_settings(Policy(written(tmp_path)), "bfloat16", A10, 0.7, 2, 4096)["kv_cache_memory_bytes"] > 0
+        gpu_arguments(Policy(written(tmp_path)), engine(0.7), A10, 4096)
+    assert gpu_arguments(Policy(written(tmp_path)), engine(0.7, 2), A10, 4096)["kv_cache_memory_bytes"] > 0
 
 
 def test_the_cache_is_as_large_as_the_sequences_at_once_need() -> None:
     shape = ModelDims(hidden=64, layers=2, heads=64, key_value=32, intermediate=128, vocabulary=100, parameters=0)
     assert shape.cached("float32") == 2 * 2 * 32 * 4
+    of_cpus = EngineSettings("float32", 0.9, 1, 1)
     needed = CPU_MAX_SEQS * 2 * CPU_BLOCK_SIZE * shape.cached("float32")
-    assert needed < cache_bytes(shape, "float32", 1, CPU_BLOCK_SIZE + 1) < 2 * needed
-    assert cache_bytes(shape, "float32", 1, 10**6) == 2**30, "no more than the configuration gives it"
-    assert cache_bytes(None, "float32", 3, 100) == 3 * 2**30
+    assert needed < cache_bytes(shape, of_cpus, CPU_BLOCK_SIZE + 1) < 2 * needed
+    assert cache_bytes(shape, of_cpus, 10**6) == 2**30, "no more than the configuration gives it"
+    assert cache_bytes(None, of_cpus._replace(kv_cache_gib=3), 100) == 3 * 2**30
