@@ -56,12 +56,12 @@ def distance(
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)
-    logps = evaluation_logps(config, policy, sequences, "policy")
+    logps = _logps(config, policy, sequences, "policy")
     if checks is not None:
         sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
     gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed(evaluation_logps(config, start, sequences, "policy 0"))
+    kl -= _summed(_logps(config, start, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     summary = {
@@ -83,8 +83,8 @@ def distance(
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
 
 
-def evaluation_logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
-    """log π of each token, by completion, under a policy at the temperature of evaluations."""
+def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
+    """log π of each token, by completion, under a policy."""
     logprobs = forward_only.load_configured(
         policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
     )

@@ -15,9 +15,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
-from rloo_pipeline.stages.distance import evaluation_logps
 from rloo_pipeline.stages.evaluate_chosen import Chosen
-from rloo_pipeline.training import round_data, sampler_proof
+from rloo_pipeline.training import forward_only, round_data, sampler_proof
 from rloo_pipeline.training.rollout_proof import MOST
 
 
@@ -39,7 +38,10 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     table = table.take(sorted(order[:MOST]))
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
-    logps = evaluation_logps(config, policy, sequences, "proof")
+    logprobs = forward_only.load_configured(
+        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
+    )
+    logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
     checks = chosen.run / "warmstart" / "checks.json"
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:
