@@ -1,7 +1,7 @@
 """Internals of other libraries that the package replaces, overrides or calls.
 
 By distribution and module: the name, and its parameters without annotations and defaults. `guard` compares them where a
-patch release of the pinned version is installed. docs/internals.md says where each is used, and why.
+patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
 """
 
 from __future__ import annotations
