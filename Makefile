@@ -86,16 +86,18 @@ clean: ## remove what a set-up leaves; results/ stays, and .snakemake, by which 
 	rm -rf .venv .setup.lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-reference: setup ## regenerate the pages and tables of keys, the JSON Schema, and the tables of docs/performance.md and gpus.md
+reference: setup ## regenerate the pages and tables of keys, the JSON Schema, and the tables of docs/generated
 	$(BIN)/python tools/config_reference.py
 	$(BIN)/python tools/bench/page.py
 	$(BIN)/python tools/gpu/gpus_page.py
+	$(BIN)/python tools/presets_page.py
+	$(BIN)/python tools/internals_page.py
 
 models: setup ## try out every type of model of transformers and write docs/generated/families.md (half an hour)
 	$(BIN)/python tests/families/page.py
 	$(BIN)/python tests/families/windows.py
 
-kinds: setup ## run a model of each kind through two rounds and write the table of docs/models.md (ten minutes)
+kinds: setup ## run a model of each kind through two rounds and write the table of docs/generated/kinds.md (ten minutes)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/stages/kinds_page.py
 
 screenshots: setup ## make docs/assets again: images of the page of results/demo, and a recording of a small project

@@ -1,4 +1,4 @@
-"""Measures how often the intervals over seeds contain the truth, and writes the figures into docs/experiments.md.
+"""Measures how often the intervals over seeds contain the truth, and writes them into docs/generated/experiments.md.
 
 `python tools/coverage_over_seeds.py` simulates experiments with known truth: the log-odds of a right answer are a
 constant plus normal effects of the training and of the prompt; some trainings may collapse to no right answer.
@@ -21,7 +21,7 @@ from scipy.special import expit, ndtri
 
 from rloo_pipeline.judging.across_seeds import compare_arms, summarize_arm
 
-PAGE = Path(__file__).parents[1] / "docs" / "experiments.md"
+PAGE = Path(__file__).parents[1] / "docs" / "generated" / "experiments.md"
 EXPERIMENTS = 500
 """Simulated experiments for each cell."""
 SEEDS = (3, 5, 10)

@@ -22,8 +22,9 @@ from screenshots import ASSETS, ROOT, shoot
 from rloo_pipeline.report.live_run import clock
 
 DOCS, README = ROOT / "docs", ROOT / "README.md"
-PAGES = {"lag": "overlap.md", "budget": "overlap.md", "lora": "models_and_data.md"}
-"""Pages with the table of an experiment in tools/bench/."""
+TABLES = DOCS / "generated" / "experiments.md"
+OTHERS = ("lag", "budget", "lora")
+"""Experiments of tools/bench/ whose tables are in `TABLES`."""
 SIZE = (1280, 1700, 1, "")
 
 
@@ -109,14 +110,14 @@ def main() -> None:
     folder = Path(*sys.argv[1:2]) if sys.argv[1:] else ROOT / "results" / "demo-algorithms"
     summary = json.loads((folder / "experiment.json").read_text())
     finished = [row for row in summary["runs"] if row["finished"]]
-    if folder.name in PAGES:
-        write_part(DOCS / PAGES[folder.name], folder.name, table(summary, f"{len(finished)} runs."))
+    if folder.name in OTHERS:
+        write_part(TABLES, folder.name, table(summary, f"{len(finished)} runs."))
         return
     own = summary["arms"][0]
     beside = "".join(f", {words}" for words in sys.argv[2:])
     total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores{beside}."
     write_part(DOCS / "experiments.md", "experiment", table(summary, total))
-    write_part(DOCS / "quickstart.md", "demo", seeds_table(folder, own["arm"], own["seeds"]))
+    write_part(TABLES, "demo", seeds_table(folder, own["arm"], own["seeds"]))
     readme = re.sub(r"^\| the demo, .*$", lambda _: readme_row(summary), README.read_text(), flags=re.MULTILINE)
     README.write_text(readme)
     shoot(folder / "experiment.html", ASSETS / "experiment.png", *SIZE)

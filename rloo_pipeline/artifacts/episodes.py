@@ -33,12 +33,12 @@ def check(path: Path, table: pa.Table) -> None:
     """
     if not set(table.column_names) >= CHECKED or not len(table):
         return
-    tokens, masked, values = (_lengths(table[name]) for name in ("completion_ids", "loss_mask", "sampling_logps"))
-    _compare(path, masked, tokens, "values of loss_mask for {} tokens")
+    tokens, masked, values = (lengths(table[name]) for name in ("completion_ids", "loss_mask", "sampling_logps"))
+    compare(path, masked, tokens, "values of loss_mask for {} tokens")
     mask = table["loss_mask"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     bounds = np.concatenate([[0], masked.cumsum()])
     sampled = np.diff(np.concatenate([[0], mask.cumsum()])[bounds])
-    _compare(path, values, sampled, "sampling_logps for {} tokens that the model sampled")
+    compare(path, values, sampled, "sampling_logps for {} tokens that the model sampled")
     if not sampled.all():
         raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {REMEDY}")
     others = sorted({*table["finish_reason"].unique().to_pylist()} - {*FINISHED})
@@ -61,13 +61,13 @@ def _turns_fit(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
     return {turn["role"] for turn in turns} <= {*ROLES} and bool((expected == mask).all())
 
 
-def _lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Length of the list in each row."""
     return np.asarray(column.combine_chunks().value_lengths(), dtype=np.int64)
 
 
-def _compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], message: str) -> None:
-    """Raises if a row has another number of values than expected."""
+def compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], message: str) -> None:
+    """Raises if a row has another number of values than expected; `message` names both."""
     wrong = actual != expected
     if wrong.any():
         row = int(wrong.argmax())

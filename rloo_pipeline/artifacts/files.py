@@ -46,7 +46,7 @@ def temporary_path(path: Path) -> Path:
 def remove_temporary(folder: Path, name: str) -> None:
     """Removes the temporary files in a folder for files or folders whose names match a pattern."""
     for stale in folder.glob(f".{name}.*.tmp"):
-        if stale.is_dir():
+        if stale.is_dir() and not stale.is_symlink():
             shutil.rmtree(stale, ignore_errors=True)
         else:
             stale.unlink(missing_ok=True)

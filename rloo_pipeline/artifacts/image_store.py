@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,6 +80,11 @@ def decode(file: bytes, location: str) -> Image:
         raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 
 
+def read_arrow(shards: Iterable[Path]) -> pa.Table:
+    """The rows of files that `datasets` wrote, memory-mapped."""
+    return pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(shard))).read_all() for shard in shards)
+
+
 class ImageStore:
     """Images by digest."""
 
@@ -96,8 +101,7 @@ class ImageStore:
 
     @cached_property
     def _table(self) -> pa.Table:
-        shards = sorted(self.folder.glob("*.arrow"))
-        return pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(shard))).read_all() for shard in shards)
+        return read_arrow(sorted(self.folder.glob("*.arrow")))
 
     @cached_property
     def _rows(self) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -52,11 +51,6 @@ def folder_files(folder: Path) -> list[Path]:
 def file_names(folder: Path) -> list[str]:
     """The paths of these files in the folder."""
     return [str(file.relative_to(folder)) for file in folder_files(folder)]
-
-
-def _require_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
 
 
 class Manifest(NamedTuple):
@@ -122,19 +116,6 @@ def check_entries(
                 raise UserError(f"{folder / name} was changed since it was written ({DIGEST} differs); {remedy}")
 
 
-def folder_digest(folder: Path) -> str:
-    """One digest of a folder's content, computed from its manifest where it has one.
-
-    Raises:
-        UserError: the folder does not exist.
-    """
-    _require_folder(folder)
-    if (folder / MANIFEST).exists():
-        return digest(folder / MANIFEST)
-    lines = (f"{f.relative_to(folder)} {digest(f)}\n" for f in folder_files(folder))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder whose files this process knows to be right."""
     content = read_artifact(folder / MANIFEST)
@@ -154,7 +135,8 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
             written.
     """
     remedy = f"delete {folder} and run again"
-    _require_folder(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; run the stage that writes it first")
     if not (folder / MANIFEST).exists():
         raise UserError(f"{folder}: has no {MANIFEST}, so this version of the program did not write it; {remedy}")
     manifest = read_artifact(folder / MANIFEST, remedy)

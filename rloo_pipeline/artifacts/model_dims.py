@@ -164,10 +164,8 @@ def _estimate_vision(hf_config: dict[str, Any], hidden: int) -> int:
         return _estimate_siglip(hf_config, hidden)
     if "depth" not in hf_config or "spatial_merge_size" not in hf_config:
         return 0
-    width, merged = (
-        int(hf_config["hidden_size"]),
-        int(hf_config["hidden_size"]) * int(hf_config["spatial_merge_size"]) ** 2,
-    )
+    width = int(hf_config["hidden_size"])
+    merged = width * int(hf_config["spatial_merge_size"]) ** 2
     layer = 4 * width**2 + 3 * width * int(hf_config["intermediate_size"])
     return int(hf_config["depth"]) * layer + merged**2 + merged * hidden
 

@@ -56,7 +56,7 @@ class PromptSet:
         if not shards:
             raise UserError(f"{folder}: no prompts; run the stage `prompts` first")
         try:
-            self.table = pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(shard))).read_all() for shard in shards)
+            self.table = image_store.read_arrow(shards)
         except pa.ArrowException as error:
             raise UserError(
                 f"{folder}: truncated or damaged Arrow file ({error}); delete {folder.parent} and run again"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import episodes, tables
 from rloo_pipeline.artifacts.files import REMEDY, check_facts
 from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
@@ -154,7 +155,5 @@ def _read_about(rollouts: pa.Table, path: Path, kind: str) -> pa.Table:
 
 def _check_lengths(path: Path, rollouts: pa.Table, logps: pa.ChunkedArray, name: str) -> None:
     """Checks that there is a log-prob for each token that the model sampled."""
-    tokens, values = tables.sampled_lengths(rollouts), tables.lengths(logps)
-    for row, (expected, actual) in enumerate(zip(tokens, values, strict=True)):
-        if actual != expected:
-            raise UserError(f"{path}: row {row} has {actual} {name} for {expected} tokens; {REMEDY}")
+    expected = np.array(tables.sampled_lengths(rollouts), np.int64)
+    episodes.compare(path, episodes.lengths(logps), expected, f"{name} for {{}} tokens")

@@ -102,11 +102,7 @@ TRAIN = pa.schema(
 )
 TOOLS = "tools"
 """Footer key of rollouts with tools: the names of all tools, as JSON."""
-SCORED = [
-    pa.field("reward", pa.float64()),
-    pa.field("seconds", pa.float32()),
-    pa.field("error", pa.string()),
-]
+SCORED = [pa.field("reward", pa.float64()), pa.field("seconds", pa.float32()), pa.field("error", pa.string())]
 """Columns of a table of scores, besides the keys and one column per reward function."""
 WEIGHTS = "weights"
 """Footer key of score tables: the weights of the reward functions, as JSON."""
@@ -334,7 +330,7 @@ def is_episodes(rollouts: pa.Table) -> bool:
 
 def lengths(column: pa.ChunkedArray) -> list[int]:
     """Length of the list in each row of a column."""
-    sizes: list[int] = column.combine_chunks().value_lengths().to_pylist()
+    sizes: list[int] = episodes.lengths(column).tolist()
     return sizes
 
 

@@ -1,5 +1,5 @@
 """Speeds that `rloo plan` computes hours with: measured on a card, with the range of what was measured, or from data
-sheets. docs/gpus.md has the measurements.
+sheets. docs/generated/gpus.md has the measurements.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import fence, function_copies, lineage
 from rloo_pipeline.cli.command import command, option
@@ -28,20 +29,8 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import reproducible
 
-
-def _evaluate(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.prompt_set import held_out_part
-    from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
-
-    outputs = EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary)
-    evaluate(config, held_out_part(arguments.prompts), arguments.policy, arguments.name, outputs)
-
-
-def _judge_pairs(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.prompt_set import held_out_part
-    from rloo_pipeline.stages.judge_pairs import judge_pairs
-
-    judge_pairs(config, held_out_part(arguments.prompts), arguments.before, arguments.after, arguments.output)
+if TYPE_CHECKING:
+    from rloo_pipeline.stages.evaluate_chosen import Chosen
 
 
 def _select(arguments: argparse.Namespace) -> None:
@@ -50,15 +39,23 @@ def _select(arguments: argparse.Namespace) -> None:
     select([arguments.output.parent / run for run in arguments.runs], arguments.output)
 
 
+def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
+    """The configuration of a stage for what was chosen, and that; the fence makes this process the only writer."""
+    from rloo_pipeline.stages.evaluate_chosen import chosen_of
+
+    chosen = chosen_of(arguments.selection, arguments.seed)
+    config = load(chosen.run / "config.yaml").only(stage)
+    reproducible.prepare(config.reproducible)
+    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    return config, chosen
+
+
 def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts import tables
     from rloo_pipeline.stages.evaluate import EvaluationOutputs
-    from rloo_pipeline.stages.evaluate_chosen import chosen_of, evaluate_chosen
+    from rloo_pipeline.stages.evaluate_chosen import evaluate_chosen
 
-    chosen = chosen_of(arguments.selection, arguments.seed)
-    config = load(chosen.run / "config.yaml").only("evaluate-chosen")
-    reproducible.prepare(config.reproducible)
-    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    config, chosen = _chosen(arguments, "evaluate-chosen")
     function_copies.use(chosen.run)
     take_sampler(config)
     if any(reward.uses_own_model for reward in config.rewards):
@@ -68,12 +65,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
 
 
 def _prove_chosen(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.evaluate_chosen import chosen_of
-
-    chosen = chosen_of(arguments.selection, arguments.seed)
-    config = load(chosen.run / "config.yaml").only("prove-chosen")
-    reproducible.prepare(config.reproducible)
-    fence.acquire(arguments.selection.absolute().parent, arguments.output)
+    config, chosen = _chosen(arguments, "prove-chosen")
     if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
         from rloo_pipeline.stages.prove_chosen import prove_chosen
 
@@ -97,14 +89,12 @@ COMMANDS = (
         "evaluate",
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
-        run=_evaluate,
         samples=True,
     ),
     stage(
         "judge-pairs",
         "Let the judge compare the final policy's held-out completions with those of the warm start.",
         *(PROMPTS, path("before", "completions of the warm start"), path("after", "completions of the final policy")),
-        run=_judge_pairs,
     ),
     command(
         "select",

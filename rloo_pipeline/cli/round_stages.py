@@ -49,17 +49,6 @@ def _score(config: Config, arguments: argparse.Namespace) -> None:
     score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
 
-def _refill(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.round_tables import RoundFiles
-    from rloo_pipeline.data.prompts_of_round import PassRateFiles
-    from rloo_pipeline.stages.refill import refill
-
-    inputs = (arguments.prompts, arguments.policy, arguments.round_)
-    files = RoundFiles(arguments.rollouts, arguments.scores)
-    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
-    refill(config, *inputs, files, arguments.output, arguments.output_scores, rates)
-
-
 def _update(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts.round_tables import RoundFiles
     from rloo_pipeline.stages.update import UpdateOutputs, update
@@ -138,7 +127,6 @@ COMMANDS = (
         "Sample and score further completions if too few groups of a round teach.",
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
-        run=_refill,
         samples=True,
     ),
     stage(

@@ -29,6 +29,7 @@ from rloo_pipeline.cluster import node_stages, slurm, step_client
 from rloo_pipeline.config import JSON
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import controller_watch, devices, ranks, scratch
+from rloo_pipeline.runtime.environment import set_until_end
 from rloo_pipeline.workers import client, gpu_shares, manager
 
 PATIENCE = 90.0
@@ -71,11 +72,9 @@ def start(
         _start_host(name, [*srun, *program, "worker-host", json.dumps(here)], logs / f"{name}.log", environment)
     _wait()
     if devices.has_gpu():  # for stages without a worker, which share the GPU with idle engines
-        os.environ[devices.WARM] = " ".join(sorted(devices.IDLE.keys() - without))
-        atexit.register(os.environ.pop, devices.WARM, None)
+        set_until_end(devices.WARM, " ".join(sorted(devices.IDLE.keys() - without)))
     first = Path(f"{folder}@{os.environ.get('SLURMD_NODENAME', names[0])}")
-    os.environ[client.FOLDER] = str(first)
-    atexit.register(os.environ.pop, client.FOLDER, None)
+    set_until_end(client.FOLDER, str(first))
     if over_nodes and first.is_dir():  # their workers run beside this process, where srun is
         without = without | {*client.ROLES.values()} - over_nodes
         manager.start(load(config), int(cpus) * len(names), logs, stages, runs, without, folder=first)
@@ -119,8 +118,7 @@ def _start_router(cores: int, gpu_stages: int) -> None:
     listener.listen(1000)
     serving = node_stages.Router(_steps, cores, gpu_stages).serve(listener)
     threading.Thread(target=asyncio.run, args=(serving,), daemon=True).start()
-    os.environ[step_client.ROUTER] = str(folder / "router.sock")
-    atexit.register(os.environ.pop, step_client.ROUTER, None)
+    set_until_end(step_client.ROUTER, str(folder / "router.sock"))
 
 
 def _wait() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, why_failed
+from rloo_pipeline.runtime.ranks import FAILED, RENDEZVOUS, refuse_failed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -102,13 +102,11 @@ def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
     step = prepare(layout, output, arguments)
     try:
         outcome = subprocess.run(step.command, env=step.environment, stdin=subprocess.DEVNULL, check=False)
-        why = why_failed(step.failed, outcome.returncode)
+        refuse_failed(f"{layout.processes} ranks on {layout.nodes} nodes", step.failed, outcome.returncode)
     except FileNotFoundError:
         raise UserError("no srun on the PATH of this job's first node") from None
     finally:
         step.remove_files()
-    if outcome.returncode != 0:
-        raise UserError(f"one of the {layout.processes} ranks on {layout.nodes} nodes failed: {why}")
 
 
 def is_outside_image() -> bool:

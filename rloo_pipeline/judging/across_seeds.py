@@ -17,7 +17,7 @@ Seeds are a sample of trainings, and prompts a sample of prompts of the kind.
   arXiv 2108.13264), with the interval of Newcombe (2006, Statistics in Medicine 25, 559-573, method 5) and Student's
   quantile for few seeds.
 
-tools/coverage_over_seeds.py measures how often the intervals contain the truth; docs/experiments.md has its figures.
+tools/coverage_over_seeds.py measures how often the intervals contain the truth (docs/generated/experiments.md).
 """
 
 from __future__ import annotations

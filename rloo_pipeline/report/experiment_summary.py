@@ -17,13 +17,7 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.config.run_set import EXPERIMENT
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.judging.across_seeds import (
-    FEWEST,
-    Comparison,
-    compare_arms,
-    smallest_p,
-    summarize_arm,
-)
+from rloo_pipeline.judging.across_seeds import FEWEST, Comparison, compare_arms, smallest_p, summarize_arm
 from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.report import finished
 from rloo_pipeline.report.comparison import incomparable

@@ -14,8 +14,8 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.judging.run_files import read_config, read_held_out, read_metrics
-from rloo_pipeline.report.evaluations import read_completions
 from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
+from rloo_pipeline.report.run_tables import read_completions
 
 
 class FinishedRun(NamedTuple):

@@ -20,7 +20,7 @@ from rloo_pipeline.report.charts import Chart, charts
 from rloo_pipeline.report.dag import picture
 from rloo_pipeline.report.figures import bars, figure, timeline
 from rloo_pipeline.report.origin import origin
-from rloo_pipeline.report.training_prompts import training_prompts
+from rloo_pipeline.report.summary import training_prompts
 from rloo_pipeline.runtime import installation
 
 BY_ROUND = Chart(

@@ -137,7 +137,7 @@ class Run:
             UserError: the round has not been sampled or scored, or a table is damaged.
         """
         from rloo_pipeline.artifacts.round_tables import files_of
-        from rloo_pipeline.report.round_table import read_round
+        from rloo_pipeline.report.run_tables import read_round
 
         self._files(number, "rollouts")
         table = read_round(self._round(number), self.config.rollout)
@@ -178,7 +178,7 @@ class Run:
             UserError: the table is missing or damaged.
         """
         from rloo_pipeline.artifacts.prompt_set import held_out_part
-        from rloo_pipeline.report.evaluations import read_completions
+        from rloo_pipeline.report.run_tables import read_completions
 
         table = read_completions(self.folder, name, "greedy" if greedy else "completions")
         return _dataset(_with_prompts(table, held_out_part(self.folder / "prompts")))

@@ -19,8 +19,7 @@ from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.images import with_parts
 from rloo_pipeline.judging.completions import grid, is_correct, score_names
-from rloo_pipeline.report.evaluations import read_pair
-from rloo_pipeline.report.round_table import read_round
+from rloo_pipeline.report.run_tables import read_pair, read_round
 from rloo_pipeline.seeds import derive, permutation
 
 if TYPE_CHECKING:
@@ -106,21 +105,18 @@ def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
     Raises:
         UserError: a table of such a round is damaged, or the tables do not belong together.
     """
-    rounds = sorted({1, (last + 1) // 2, last} - {0})
-    return [group for number in rounds for group in _groups_of_round(config, run, number)]
+    groups = list[ShownGroup]()
+    for number in sorted({1, (last + 1) // 2, last} - {0}):
+        folder = run / "rounds" / f"{number:05d}"
+        if round_tables.files_of(folder, "rollouts", config.rollout):
+            groups += _shown_groups(config, run, number, read_round(folder, config.rollout), GROUPS, COMPLETIONS)
+    return groups
 
 
 def probed(config: Config, run: Path) -> list[ShownGroup]:
     """Some prompts of the probe of policy 0, as those of round 0."""
     table = tables.read(run / "warmstart" / "probe.parquet", "probe")
     return _shown_groups(config, run, 0, table, PROBED, SAMPLES_OF_PROBED)
-
-
-def _groups_of_round(config: Config, run: Path, number: int) -> list[ShownGroup]:
-    folder = run / "rounds" / f"{number:05d}"
-    if not round_tables.files_of(folder, "rollouts", config.rollout):
-        return []
-    return _shown_groups(config, run, number, read_round(folder, config.rollout), GROUPS, COMPLETIONS)
 
 
 def _shown_groups(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.checks.statistics import RESAMPLES, Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.config import JSON, Config
+from rloo_pipeline.data.prompts_of_round import kept_rows
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
 from rloo_pipeline.judging.win_rate import judged_rate, win_rate
-from rloo_pipeline.report.evaluations import read_pair
 from rloo_pipeline.report.origin import versions
-from rloo_pipeline.report.training_prompts import training_prompts
+from rloo_pipeline.report.run_tables import read_pair
 from rloo_pipeline.seeds import derive
+
+Pair = tuple[pa.Table, pa.Table]
+"""Completions of the warm start and of the final policy, from `read_pair`."""
 
 
 def summarize_run(config: Config, run: Path) -> dict[str, Any]:
@@ -31,36 +35,49 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
             file = run / "evaluation" / name / "distance.json"
             check_facts(file, distance, {"reference": evaluations["warmstart"]["policy"]})
     rounds = [run_files.read_metrics(run, number) for number in range(1, config.rounds + 1)]
-    gains, choice = gains_of(config, run), _choice(config, run)
+    pair, choice = read_pair(run), _choice(config, run)
+    gains = gains_of(config, run, pair)
     return {
-        "run": config.run,
-        "rounds": config.rounds,
-        "seed": config.seed,
-        "warmstart": evaluations["warmstart"],
-        "final": evaluations["final"],
+        **_facts(config, rounds, evaluations, [choice["test"]] if choice else []),
         "gain": gains["pass@1"]["value"],
         "gain_ci95": gains["pass@1"]["ci95"],
         "gain_p": gains["pass@1"]["p"],
         "gain_p_holm": gains["pass@1"]["p_holm"],
         "gains": gains,
-        "win_rates": win_rates_of(config, run),
-        **({"judged": judged(config, run)} if config.judge else {}),
-        "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
+        "win_rates": win_rates_of(config, pair),
+        **({"judged": judged(config, run, pair)} if config.judge else {}),
         "reward": {"first_round": rounds[0]["reward"], "last_round": rounds[-1]["reward"]},
-        "tokens": {
-            "rollouts": sum(metrics["num_completion_tokens"] for metrics in rounds),
-            "evaluation": _tokens([*evaluations.values(), *([choice["test"]] if choice else [])]),
-        },
-        "versions": versions(),
         **choice,
         **({"training_prompts": chosen} if (chosen := training_prompts(config, run)) else {}),
     }
 
 
-def _tokens(evaluations: Iterable[JSON]) -> int:
-    """Completion tokens of these evaluations, with the greedy ones."""
-    parts = (part for evaluation in evaluations for part in (evaluation, evaluation["greedy"]) if part)
-    return sum(part["num_completion_tokens"] for part in parts)
+def _facts(
+    config: Config, rounds: Sequence[Metrics], evaluations: Mapping[str, JSON], others: Sequence[JSON] = ()
+) -> dict[str, Any]:
+    """The part of the summary that a run has at any time; None for an evaluation at its ends that is not done yet.
+
+    Args:
+        config: the section `report`.
+        rounds: metrics.json of the rounds.
+        evaluations: by name.
+        others: further evaluations whose tokens count.
+    """
+    evaluated = [*evaluations.values(), *others]
+    parts = [part for evaluation in evaluated for part in (evaluation, evaluation["greedy"]) if part]
+    return {
+        "run": config.run,
+        "rounds": len(rounds),
+        "seed": config.seed,
+        "warmstart": evaluations.get("warmstart"),
+        "final": evaluations.get("final"),
+        "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
+        "tokens": {
+            "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in rounds),
+            "evaluation": sum(part["num_completion_tokens"] for part in parts),
+        },
+        "versions": versions(),
+    }
 
 
 def _choice(config: Config, run: Path) -> dict[str, Any]:
@@ -78,31 +95,22 @@ def so_far(config: Config, run: Path) -> dict[str, Any]:
     files = run_files.read(run, config)
     by_number = files.evaluations()
     names = list(config.evaluated.items())[:-1]
-    evaluations = {name: by_number[number] for name, number in names if number in by_number}
-    return {
-        "run": config.run,
-        "rounds": len(files.rounds),
-        "seed": config.seed,
-        "warmstart": evaluations.get("warmstart"),
-        "final": None,
-        "between": {name: evaluation for name, evaluation in evaluations.items() if name.isdigit()},
-        "tokens": {
-            "rollouts": sum(int(metrics["num_completion_tokens"] or 0) for metrics in files.rounds),
-            "evaluation": _tokens(evaluations.values()),
-        },
-        "versions": versions(),
-    }
+    return _facts(config, files.rounds, {name: by_number[number] for name, number in names if number in by_number})
 
 
-def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
+def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]:
     """Final policy less warm start, paired by prompt.
+
+    Args:
+        config: the section `report`.
+        run: folder of the run, for the greedy completions.
+        pair: the other completions of both.
 
     Returns:
         Gains of pass@k, greedy accuracy, every reward function, length and truncation. `p` is that of the comparison
         alone, `p_holm` is corrected for all of them.
     """
     samples = config.evaluation.num_generations
-    pair = read_pair(run)
     # the independent samples behind each value, where values are shares
     drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
     for name in score_names(config.rewards):
@@ -119,10 +127,9 @@ def gains_of(config: Config, run: Path) -> dict[str, dict[str, Any]]:
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
-def win_rates_of(config: Config, run: Path) -> dict[str, dict[str, Any] | None]:
+def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]:
     """Win rate of the final policy against the warm start, by each reward whose scores are not just 0 and 1."""
-    samples, pair = config.evaluation.num_generations, read_pair(run)
-    seed = derive(config.seed, "bootstrap")
+    samples, seed = config.evaluation.num_generations, derive(config.seed, "bootstrap")
     rates = {}
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
@@ -132,15 +139,14 @@ def win_rates_of(config: Config, run: Path) -> dict[str, dict[str, Any] | None]:
     return rates
 
 
-def judged(config: Config, run: Path) -> dict[str, Any]:
+def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
     """Win rate of the final policy against the warm start by the judge, and the share of pairs with the same verdict in
     both orders; pairs without two verdicts do not count.
 
     Raises:
         UserError: the judgements are of other completions.
     """
-    before, after = read_pair(run)
-    of = {name: tables.footer(table)[tables.DIGEST] for name, table in (("warmstart", before), ("final", after))}
+    of = {name: tables.footer(table)[tables.DIGEST] for name, table in zip(("warmstart", "final"), pair, strict=True)}
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
     by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
@@ -159,3 +165,40 @@ def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
     for name, of_samples in (("length", tables.sampled_lengths(table)), ("truncated", truncated)):
         values[name] = np.array(of_samples, dtype=np.float64).reshape(-1, samples).mean(axis=1)
     return values
+
+
+def training_prompts(config: Config, run: Path) -> JSON | None:
+    """The training prompts that a run uses, and their difficulty for policy 0 (`dataset.select`).
+
+    Args:
+        config: the section `report`.
+        run: folder of the run.
+
+    Returns:
+        Keys `weights`, and where policy 0 was sampled for it also `prompts`, `kept`, `pass_rate` (the range or None),
+        `num_generations`, `right`: how many prompts have a pass rate of 0, 1/K, … 1, and `unscored`: how many have
+        none. None where the run selects nothing, or where policy 0 has not been sampled yet.
+
+    Raises:
+        UserError: a table is damaged.
+    """
+    select = config.dataset.select
+    if select is None:
+        return None
+    if not config.measures_difficulty:
+        return {"weights": select.weights}
+    files = [run / "warmstart" / "difficulty" / f"{shard:03d}.parquet" for shard in range(config.rollout.shards)]
+    if not all(file.exists() for file in files):
+        return None
+    counts = list(prompt_counts.read(files, 0).values())
+    rates = [counted.pass_rate for counted in counts if counted.samples]
+    right = np.bincount([round(rate * select.num_generations) for rate in rates], minlength=select.num_generations + 1)
+    return {
+        "weights": select.weights,
+        "prompts": len(counts),
+        "kept": len(counts) if select.pass_rate is None else len(kept_rows(counts, select.pass_rate)),
+        "pass_rate": select.pass_rate,
+        "num_generations": select.num_generations,
+        "right": right.tolist(),
+        "unscored": len(counts) - len(rates),
+    }

@@ -5,6 +5,7 @@ Engines read them when they are imported, so `prepare` and `use_threads` run bef
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,12 @@ def use_threads(count: int) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(count)
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+def set_until_end(name: str, value: str) -> None:
+    """Sets a variable for the processes that this one starts, until its exit handlers run."""
+    os.environ[name] = value
+    atexit.register(os.environ.pop, name, None)
 
 
 JOBS = {

@@ -2,7 +2,7 @@
 
 Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever uses internals of a
 library first checks its version. A patch release of the pinned version is accepted if everything in `used_internals`
-exists there and takes the same parameters. docs/internals.md lists every case.
+exists there and takes the same parameters. tools/internals.csv lists every case.
 
 `python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
 """

@@ -97,6 +97,12 @@ def say(message: str) -> None:
     log.info(message)
 
 
+def warn(message: str, error: BaseException) -> None:
+    """Shows one line about an error that ends nothing; its traceback goes to the log."""
+    logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
+    say(f"warn: {message}")
+
+
 def fail(message: str) -> None:
     """Shows the error with which a stage ends."""
     log.error(message)

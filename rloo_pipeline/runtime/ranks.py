@@ -74,11 +74,20 @@ def tell_launcher(message: str) -> None:
             file.write(message)
 
 
-def why_failed(file: Path, exit_code: int) -> str:
-    """The error that a rank wrote to `file`, or a sentence with the exit code of the launcher."""
-    if file.exists() and file.stat().st_size:
-        return file.read_text()
-    return f"exit code {exit_code}; see the log"
+def refuse_failed(ranks: str, failed: Path, code: int) -> None:
+    """Checks the exit code of a launcher.
+
+    Args:
+        ranks: the ranks in words.
+        failed: file to which the first rank that fails writes its error.
+        code: the exit code.
+
+    Raises:
+        UserError: a rank failed.
+    """
+    if code:
+        error = failed.read_text() if failed.exists() else ""
+        raise UserError(f"one of the {ranks} failed: {error or f'exit code {code}; see the log'}")
 
 
 def torchrun(processes: int, arguments: Sequence[str]) -> None:
@@ -90,16 +99,10 @@ def torchrun(processes: int, arguments: Sequence[str]) -> None:
         UserError: a rank failed.
     """
     terminal = f"/proc/{os.getpid()}/fd/{progress.console.file.fileno()}"
-    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as scratch:
-        failed = Path(scratch) / "failed"
-        outcome = subprocess.run(
-            torchrun_command(processes, arguments),
-            env=os.environ | torchrun_environment(Path(scratch), failed) | {progress.TERMINAL: terminal},
-            check=False,
-        )
-        why = why_failed(failed, outcome.returncode)
-    if outcome.returncode != 0:
-        raise UserError(f"one of the {processes} ranks failed: {why}")
+    with tempfile.TemporaryDirectory(prefix="rloo-ranks-") as folder:
+        environment = os.environ | torchrun_environment(Path(folder)) | {progress.TERMINAL: terminal}
+        outcome = subprocess.run(torchrun_command(processes, arguments), env=environment, check=False)
+        refuse_failed(f"{processes} ranks", Path(environment[FAILED]), outcome.returncode)
 
 
 def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
@@ -108,11 +111,6 @@ def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
     return [*launcher, "-m", "rloo_pipeline", *arguments]
 
 
-def torchrun_environment(scratch: Path, failed: Path) -> dict[str, str]:
-    """Environment variables for `torchrun_command`.
-
-    Args:
-        scratch: TMPDIR of torchrun, which leaves folders there.
-        failed: file to which the first rank that fails writes its error.
-    """
-    return {"TMPDIR": str(scratch), FAILED: str(failed)}
+def torchrun_environment(folder: Path) -> dict[str, str]:
+    """Variables for `torchrun_command`: torchrun leaves folders in TMPDIR, and the first rank that fails its error."""
+    return {"TMPDIR": str(folder), FAILED: str(folder / "failed")}

@@ -1,7 +1,7 @@
 """Internals of other libraries that the package replaces, overrides or calls.
 
 By distribution and module: the name, and its parameters without annotations and defaults. `guard` compares them where a
-patch release of the pinned version is installed. docs/internals.md says where each is used, and why.
+patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
 """
 
 from __future__ import annotations
@@ -15,22 +15,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "OutputFileCache.set_permissions": "(self, entry)",
             "OutputFileCache.store": "(self, job)",
         },
-        "snakemake.common": {
-            "get_function_params": "(func)",
-            "overwrite_function_params": "(func, params)",
-        },
-        "snakemake.dag": {
-            "DAG.bfs": "(self, direction, *jobs, stop)",
-        },
-        "snakemake.jobs": {
-            "Job.log_info": "(self, indent, printshellcmd)",
-        },
-        "snakemake.path_modifier": {
-            "PathModifier.modify": "(self, path, property)",
-        },
-        "snakemake.persistence.file": {
-            "FilePersistence._io_read": "(self, subject, id)",
-        },
+        "snakemake.common": {"get_function_params": "(func)", "overwrite_function_params": "(func, params)"},
+        "snakemake.dag": {"DAG.bfs": "(self, direction, *jobs, stop)"},
+        "snakemake.jobs": {"Job.log_info": "(self, indent, printshellcmd)"},
+        "snakemake.path_modifier": {"PathModifier.modify": "(self, path, property)"},
+        "snakemake.persistence.file": {"FilePersistence._io_read": "(self, subject, id)"},
     },
     "snakemake-executor-plugin-slurm": {
         "snakemake_executor_plugin_slurm": {
@@ -50,7 +39,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "set_gres_string": "(job)",
             "validate_or_get_slurm_job_id": "(job_id, output)",
             "validate_slurm_extra": "(job)",
-        },
+        }
     },
     "transformers": {
         "transformers": {
@@ -58,9 +47,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "Qwen2_5_VLProcessor.get_attributes": "()",
             "Qwen3VLProcessor.get_attributes": "()",
         },
-        "transformers.core_model_loading": {
-            "revert_weight_conversion": "(model, state_dict)",
-        },
+        "transformers.core_model_loading": {"revert_weight_conversion": "(model, state_dict)"},
         "transformers.utils.import_utils": {
             "is_scipy_available": "()",
             "is_sklearn_available": "()",
@@ -75,23 +62,19 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "DeepSpeedEngine.module_state_dict": "(self, destination, prefix, keep_vars, exclude_frozen_parameters)",
             "DeepSpeedEngine.zero_optimization_partition_gradients": "(self)",
         },
-        "deepspeed.ops.op_builder": {
-            "AsyncIOBuilder.load": "(self, verbose)",
-        },
+        "deepspeed.ops.op_builder": {"AsyncIOBuilder.load": "(self, verbose)"},
         "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine": {
             "TorchCheckpointEngine.load": "(self, path, map_location)",
             "TorchCheckpointEngine.makedirs": "(self, path, exist_ok)",
             "TorchCheckpointEngine.save": "(self, state_dict, path)",
         },
-        "deepspeed.runtime.fp16.loss_scaler": {
-            "LossScaler": "(scale)",
-        },
+        "deepspeed.runtime.fp16.loss_scaler": {"LossScaler": "(scale)"},
         "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper": {
             "PartitionedOptimizerSwapper.release_swap_buffers": "(self, parameter)",
             "PartitionedOptimizerSwapper.swap_in_optimizer_state": "(self, parameter, async_parameter)",
         },
         "deepspeed.runtime.swap_tensor.pipelined_optimizer_swapper": {
-            "PipelinedOptimizerSwapper.release_swap_buffers": "(self, parameter)",
+            "PipelinedOptimizerSwapper.release_swap_buffers": "(self, parameter)"
         },
         "deepspeed.runtime.zero.stage3": {
             "DeepSpeedZeroOptimizer_Stage3._partition_all_parameters": "(*args, **kwargs)",
@@ -101,47 +84,37 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "DeepSpeedZeroOptimizer_Stage3._release_sub_group": "(*args, **kwargs)",
             "DeepSpeedZeroOptimizer_Stage3._swappable_optimizer_subgroup": "(self, sub_group_id)",
         },
-        "deepspeed.utils.tensor_fragment": {
-            "fragment_address": "(numel, start)",
-        },
+        "deepspeed.utils.tensor_fragment": {"fragment_address": "(numel, start)"},
     },
     "liger-kernel": {
-        "liger_kernel.transformers.monkey_patch": {
-            "_apply_liger_kernel_to_instance": "(model, **kwargs)",
-        },
+        "liger_kernel.transformers.monkey_patch": {"_apply_liger_kernel_to_instance": "(model, **kwargs)"}
     },
     "vllm": {
-        "vllm.config": {
-            "set_current_vllm_config": "(vllm_config, check_compile, prefix)",
-        },
+        "vllm.config": {"set_current_vllm_config": "(vllm_config, check_compile, prefix)"},
         "vllm.lora.model_manager": {
             "LoRAModelManager._get_lora_layer_weights": "(self, lora_model, module_name)",
             "LoRAModelManager.get_adapter": "(self, adapter_id)",
         },
         "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": {
-            "select_unquantized_moe_backend": "(moe_config)",
+            "select_unquantized_moe_backend": "(moe_config)"
         },
         "vllm.model_executor.layers.rotary_embedding.base": {
-            "RotaryEmbedding.forward_cpu": "(self, positions, query, key)",
+            "RotaryEmbedding.forward_cpu": "(self, positions, query, key)"
         },
         "vllm.model_executor.layers.vocab_parallel_embedding": {
-            "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)",
+            "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)"
         },
         "vllm.v1.attention.backends.cpu_attn": {
-            "CPUAttentionMetadataBuilder.build": "(self, common_prefix_len, common_attn_metadata, fast_build)",
+            "CPUAttentionMetadataBuilder.build": "(self, common_prefix_len, common_attn_metadata, fast_build)"
         },
         "vllm.v1.core.sched.async_scheduler": {
-            "AsyncScheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
+            "AsyncScheduler.update_from_output": "(self, scheduler_output, model_runner_output)"
         },
         "vllm.v1.core.sched.scheduler": {
-            "Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)",
+            "Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)"
         },
-        "vllm.v1.engine.core": {
-            "EngineCoreProc.run_engine_core": "(*args, dp_rank, local_dp_rank, **kwargs)",
-        },
-        "vllm.v1.engine.core_client": {
-            "EngineCoreClient.shutdown": "(self, timeout)",
-        },
+        "vllm.v1.engine.core": {"EngineCoreProc.run_engine_core": "(*args, dp_rank, local_dp_rank, **kwargs)"},
+        "vllm.v1.engine.core_client": {"EngineCoreClient.shutdown": "(self, timeout)"},
         "vllm.v1.engine.detokenizer": {
             "IncrementalDetokenizer.from_new_request": "(tokenizer, request)",
             "IncrementalDetokenizer.update": "(self, new_token_ids, stop_terminated)",
@@ -152,8 +125,6 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "LLMEngine.reset_encoder_cache": "(self)",
             "LLMEngine.step": "(self)",
         },
-        "vllm.v1.sample.sampler": {
-            "batched_count_greater_than": "(x, values)",
-        },
+        "vllm.v1.sample.sampler": {"batched_count_greater_than": "(x, values)"},
     },
 }

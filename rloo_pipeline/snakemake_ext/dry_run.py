@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from rloo_pipeline.report import jobs as report_jobs
 from rloo_pipeline.report.jobs import JobRecord
 from rloo_pipeline.report.live_run import clock
-from rloo_pipeline.snakemake_ext import failures
 
 PARAMS = re.compile(
     r"Params have changed since last execution: Union of exclusive params before and now across all output: "
@@ -52,36 +51,21 @@ class PlannedJob(NamedTuple):
     """Its log, if it writes one."""
 
 
-class DryRun:
-    """The jobs of a dry run, as Snakemake names them."""
+def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
+    """Lines to print about the jobs of a dry run; empty without jobs.
 
-    def __init__(self) -> None:
-        self._jobs: list[PlannedJob] = []
-
-    def add(self, rule: str, reason: str, logs: Sequence[str]) -> None:
-        """Adds a job, with the reason that Snakemake gives."""
-        log = logs[0] if logs else None
-        self._jobs.append(PlannedJob(failures.RULES.get(rule, rule), reason, log))
-
-    def lines(self, runs: Sequence[Path]) -> Iterator[str]:
-        """Lines to print about the jobs; empty without jobs.
-
-        Args:
-            runs: folders of the runs that they belong to.
-        """
-        if not self._jobs:
-            return
-        yield f"{_count(len(self._jobs))} would run:"
-        yield from (f"  {line}" for line in explain(self._jobs))
-        yield planned_time(self._logs(runs))
-        yield "--logger-rloo-plain shows each job with its files and its command."
-
-    def _logs(self, runs: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-        """Run and log of each job; jobs that are not stages, and rules of the user, have no such log."""
-        by_name = {str(run): run for run in runs}
-        for job in self._jobs:
-            if job.log and (run := by_name.get(job.log.partition("/logs/")[0])):
-                yield run, job.log
+    Args:
+        jobs: the jobs.
+        runs: folders of the runs that they belong to.
+    """
+    if not jobs:
+        return
+    yield f"{_count(len(jobs))} would run:"
+    yield from (f"  {line}" for line in explain(jobs))
+    by_name = {str(run): run for run in runs}
+    logs = ((by_name.get(job.log.partition("/logs/")[0]), job.log) for job in jobs if job.log)
+    yield planned_time((run, log) for run, log in logs if run)  # rules of the user have no log in a run's folder
+    yield "--logger-rloo-plain shows each job with its files and its command."
 
 
 def explain(jobs: Iterable[PlannedJob]) -> list[str]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rloo_pipeline import frozen_functions
 from rloo_pipeline.artifacts import function_copies
@@ -18,6 +18,8 @@ from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext.failures import RULES, stage_of
+
+Facts = TypeVar("Facts")
 
 
 class EditedFunctions:
@@ -49,33 +51,29 @@ class EditedFunctions:
         if not in_job:
             function_copies.verify(self._copies)
             self._compare()
-        if in_job or self._keeps or not self.edited:
-            frozen_functions.use(self._copies)
+        frozen_functions.use(self._copies if in_job or self._keeps or not self.edited else None)
 
     def _compare(self) -> None:
-        configs = self._runs.by_folder
-        frozen_functions.use(self._copies)
-        before = _files(configs)
-        frozen_functions.use(None)
+        before = self._by(self._copies, _files)
         try:
-            now = _files(configs)
+            now = self._by(None, _files)
         except UserError as error:
             if not self._keeps:
                 raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
             self.edited = [os.path.relpath(file) for file in before if not file.is_file()]
             return
         changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
-        if not changed or self._keeps:
-            self.edited = [os.path.relpath(file) for file in changed]
-            return
-        digests = _digests(configs)
-        frozen_functions.use(self._copies)
-        earlier = _digests(configs)
-        frozen_functions.use(None)
         self.edited = [os.path.relpath(file) for file in changed]
-        for run, stage in digests:
-            if digests[run, stage] != earlier[run, stage]:
-                self._stages.setdefault(run, set()).add(stage)
+        if changed and not self._keeps:
+            earlier, digests = self._by(self._copies, _digests), self._by(None, _digests)
+            for run, stage in digests:
+                if digests[run, stage] != earlier[run, stage]:
+                    self._stages.setdefault(run, set()).add(stage)
+
+    def _by(self, copies: Path | None, facts_of: Callable[[dict[str, Config]], Facts]) -> Facts:
+        """Facts about the functions of the runs, by their copies or, with None, by the files."""
+        frozen_functions.use(copies)
+        return facts_of(self._runs.by_folder)
 
     @property
     def _relative(self) -> str:

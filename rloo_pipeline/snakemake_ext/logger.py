@@ -59,6 +59,9 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 class LogHandler(LogHandlerBase):
     """Shows what Snakemake reports, event by event. Snakemake calls `emit` in one thread of its own."""
 
+    # Snakemake's own log has everything, its output options filter, and its formatter is for what is shown as it has it
+    writes_to_file = has_filter = has_formatter = needs_rulegraph = False
+
     def __post_init__(self) -> None:
         """Checks the files of `--configfile`, since Snakemake reads them next.
 
@@ -84,26 +87,6 @@ class LogHandler(LogHandlerBase):
     def writes_to_stream(self) -> bool:
         """True if Snakemake prints nothing itself."""
         return self.display is not None
-
-    @property
-    def writes_to_file(self) -> bool:
-        """False, since Snakemake's own log has everything."""
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        """False, so that Snakemake filters by its own output options."""
-        return False
-
-    @property
-    def has_formatter(self) -> bool:
-        """Snakemake's formatter is for what is shown as Snakemake has it."""
-        return False
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        """The picture of the rules is not shown."""
-        return False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one event. If that fails, prints it as Snakemake would."""

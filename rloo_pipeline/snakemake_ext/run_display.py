@@ -22,8 +22,8 @@ from rloo_pipeline.report.live import MOST_RUNS
 from rloo_pipeline.report.live_run import LiveRun
 from rloo_pipeline.report.run_progress import Stage
 from rloo_pipeline.runtime.console import Terminal
-from rloo_pipeline.snakemake_ext import failures
-from rloo_pipeline.snakemake_ext.dry_run import DryRun
+from rloo_pipeline.snakemake_ext import dry_run, failures
+from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.failures import Failure
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
@@ -62,7 +62,7 @@ class RunDisplay:
         # a descriptor of its own, which stays the terminal while jobs write elsewhere
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
-        self._dry_run = DryRun() if dry_run else None
+        self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
         self._show_failed_logs = show_failed_logs
         self._runs: list[tuple[Config, Path]] = []
         self._live_runs: list[LiveRun] = []
@@ -122,7 +122,7 @@ class RunDisplay:
     def planned(self, total: int) -> None:
         """Snakemake knows the jobs: a live display begins."""
         self._total = total
-        if self._dry_run or self._closed or self._live_runs:
+        if self._is_dry_run or self._closed or self._live_runs:
             return
         self._live_runs = [LiveRun.of_call(config, run) for config, run in self._runs]
         if not self._console.is_terminal:
@@ -144,9 +144,9 @@ class RunDisplay:
         outputs: Sequence[str],
     ) -> None:
         """A job begins, or would begin in a dry run. One without outputs only names those of others."""
-        if self._dry_run:
+        if self._is_dry_run:
             if outputs:
-                self._dry_run.add(rule, reason, logs)
+                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), reason, logs[0] if logs else None))
             return
         title = failures.title(rule, {name: self._users.get(value, value) for name, value in (wildcards or {}).items()})
         with self._lock:
@@ -235,8 +235,8 @@ class RunDisplay:
             return
         self._stop_live()
         self._closed = True
-        if self._dry_run:
-            for line in self._dry_run.lines([run for _, run in self._runs]):
+        if self._is_dry_run:
+            for line in dry_run.lines(self._planned, [run for _, run in self._runs]):
                 self._line(line)
         elif self._interrupted:
             self._line(f"Interrupted; {failures.go_on()}", "yellow")

@@ -111,11 +111,9 @@ def is_damaged(entry: Path) -> bool:
             from rloo_pipeline.artifacts import tables
 
             tables.read(entry, tables.facts_in(entry)["kind"])
-    except UserError:
-        return True
     except ImportError:
         return _sizes_differ(entry)
-    except (OSError, ValueError, KeyError):
+    except (UserError, OSError, ValueError, KeyError):
         return True
     return False
 

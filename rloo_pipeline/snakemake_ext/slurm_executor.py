@@ -19,9 +19,10 @@ Overridden are the methods that the executor interface provides for it (run_jobs
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,13 +34,14 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import guard
-from rloo_pipeline.snakemake_ext import slurm_arrays
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 LONGEST_WAIT = 60.0
 """Seconds between two questions at most."""
 SHARE_OF_WAIT = 0.1
 """The wait, as a share of the time since a job last ended."""
+LOG_NAME = "%A_%a.log"
+"""Name of the log of a task of an array."""
 
 
 class Executor(plugin.Executor):  # type: ignore[misc]
@@ -64,10 +66,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         for job in jobs:
             if not job.is_group() and ({job.rule.name, "all"} & self.array_jobs):
                 by_rule[job.rule.name].append(job)
-        together = {id(job) for group in by_rule.values() if len(group) > 1 for job in group}
-        alone = {id(job) for group in by_rule.values() if len(group) == 1 for job in group}
+        ours = {id(job) for group in by_rule.values() for job in group}
         # first, also without a job: it notes the event loop that later reports go to
-        super().run_jobs([job for job in jobs if id(job) not in together | alone])
+        super().run_jobs([job for job in jobs if id(job) not in ours])
         for group in by_rule.values():
             if len(group) > 1:
                 self._submit_array_jobs(group)
@@ -79,7 +80,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         alike: dict[str, list[Any]] = defaultdict(list)
         for job in sorted(jobs, key=lambda job: tuple(job.wildcards)):
             try:
-                alike[slurm_arrays.sbatch_command(self, job)].append(job)
+                alike[sbatch_command(self, job)].append(job)
             except Exception as error:
                 self._submission_failed([job], error)
         for command, group in alike.items():
@@ -91,7 +92,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self.run_job(jobs[0])
             return
         try:
-            submitted = slurm_arrays.submit(self, command, jobs)
+            submitted = submit_array(self, command, jobs)
         except Exception as error:  # this is a thread of its own, in which nobody else would see it
             self._submission_failed(jobs, error)
             return
@@ -164,3 +165,60 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             rule.restart_times = 0
             self.logger.error(message)
         self.report_job_error(job_info, msg=f"{message}. ", aux_logs=[str(log)] if log else [])
+
+
+def sbatch_command(executor: Any, job: Any) -> str:
+    """The command line that submits a job, as the plugin makes it, without what the job runs."""
+    plugin.validate_slurm_extra(job)
+    parameters = {
+        "run_uuid": executor.run_uuid,
+        "slurm_logfile": executor.slurm_logdir / f"rule_{job.name}" / LOG_NAME,
+        "comment_str": f"rule_{job.name}",
+        "account": next(executor.get_account_arg(job)),
+        "partition": executor.get_partition_arg(job),
+        "workdir": executor.workflow.workdir_init,
+    }
+    settings, failed_nodes = executor.workflow.executor_settings, executor._failed_nodes
+    command: str = plugin.get_submit_command(job, parameters, settings=settings, failed_nodes=failed_nodes)
+    return command + str(plugin.set_gres_string(job))
+
+
+def submit_array(executor: Any, command: str, jobs: Sequence[Any]) -> list[SubmittedJobInfo]:
+    """Submits jobs as the tasks 1, 2, … of one array.
+
+    Raises:
+        RuntimeError: sbatch refuses the array.
+        WorkflowError: it prints no number of a job, or several.
+    """
+    folder = executor.slurm_logdir / f"rule_{jobs[0].name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    sbatch = subprocess.run(
+        f"{command} --array=1-{len(jobs)} /dev/stdin",
+        shell=True,
+        input="\n".join(script(executor.format_job_exec(job) for job in jobs)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if sbatch.returncode:
+        raise RuntimeError(f"sbatch refuses it: {' '.join(sbatch.stderr.split())}")
+    array = plugin.validate_or_get_slurm_job_id(sbatch.stdout.strip().split(";")[0], sbatch.stdout)
+    numbers = ", ".join(str(job.jobid) for job in jobs)
+    executor.logger.info(
+        f"Jobs {numbers} have been submitted as SLURM array {array}_[1-{len(jobs)}] (logs: {folder}/{array}_*.log)."
+    )
+    return [
+        SubmittedJobInfo(job, external_jobid=f"{array}_{task}", aux={"slurm_logfile": folder / f"{array}_{task}.log"})
+        for task, job in enumerate(jobs, 1)
+    ]
+
+
+def script(commands: Iterable[str]) -> Iterator[str]:
+    """Lines of the batch script: one command for each task."""
+    yield "#!/bin/sh"
+    yield "case $SLURM_ARRAY_TASK_ID in"
+    for task, command in enumerate(commands, 1):
+        yield f"{task})"
+        yield command
+        yield ";;"
+    yield "esac"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.judging.evaluation_summary import summarize_evaluation
 from rloo_pipeline.rollout import groups
@@ -31,18 +31,24 @@ class EvaluationOutputs(NamedTuple):
     summary: Path
 
 
-def evaluate(config: Config, prompts: Path, policy: Policy, name: str, outputs: EvaluationOutputs) -> None:
-    """Evaluates a policy; writes its completions and their summary.
+def evaluate(
+    config: Config, prompts: Path, policy: Policy, name: str, output: Path, greedy: Path, summary: Path
+) -> None:
+    """Evaluates a policy on the run's held-out prompts.
 
     Args:
         config: the stage's configuration.
-        prompts: folder of the held-out prompts.
+        prompts: folder that the stage `prompts` wrote.
         policy: the policy.
-        name: name of the evaluation, such as `warmstart`, `final` or `test`.
-        outputs: files to write.
+        name: name of the evaluation, such as `warmstart` or `final`.
+        output, greedy, summary: files to write, as `EvaluationOutputs`.
     """
+    evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, EvaluationOutputs(output, greedy, summary))
+
+
+def evaluate_on(config: Config, held_out: PromptSet, policy: Policy, name: str, outputs: EvaluationOutputs) -> None:
+    """Evaluates a policy on a set of prompts; writes its completions and their summary."""
     settings = config.evaluation
-    held_out = PromptSet(prompts)
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
     sampling = groups.evaluation_sampling(settings.temperature, longest, config.rollout)

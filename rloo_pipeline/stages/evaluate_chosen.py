@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts.files import read_artifact
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate
+from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate_on
 
 
 class Chosen(NamedTuple):
@@ -46,4 +47,4 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
             f"{policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
             f"{chosen.run} and run again"
         )
-    evaluate(config, chosen.run / "prompts" / "eval", policy, "test", outputs)
+    evaluate_on(config, PromptSet(chosen.run / "prompts" / "eval"), policy, "test", outputs)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rloo_pipeline.artifacts import tables
-from rloo_pipeline.artifacts.prompt_set import PromptSet
+from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
@@ -39,7 +39,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
 
     Args:
         config: the stage's configuration.
-        prompts: folder of the held-out prompts.
+        prompts: folder that the stage `prompts` wrote.
         before: table of completions of the evaluation `warmstart`.
         after: table of completions of the evaluation `final`.
         output: table of `JUDGEMENTS`.
@@ -54,7 +54,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         tables.read(path, "completions", evaluated=name) for path, name in zip((before, after), names, strict=True)
     )
     tables.check_aligned(old, new, after, str(before), "delete both and run again")
-    held_out = PromptSet(prompts)
+    held_out = PromptSet(held_out_part(prompts))
     first, second = batch_of(new, held_out), batch_of(old, held_out)
     samples = [sum(1 for _ in rows) for _, rows in groupby(new["prompt_id"].to_pylist())]
     with WorkerPools([config.judge], config.scoring.workers) as pools:

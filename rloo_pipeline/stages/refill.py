@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.artifacts.round_tables import RoundFiles, RoundTables
 from rloo_pipeline.config import Config, Rollout
-from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, prompts_of_round
+from rloo_pipeline.data.prompts_of_round import PassRateFiles, prompts_of_round
 from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training.selection import teaching_groups
@@ -29,10 +29,12 @@ def refill(
     prompts: Path,
     policy: Policy,
     round_: int,
-    shards: RoundFiles,
-    rollouts: Path,
-    scores: Path,
-    rates: PassRateFiles = NO_PASS_RATES,
+    rollouts: Sequence[Path],
+    scores: Sequence[Path],
+    output: Path,
+    output_scores: Path,
+    difficulty: Sequence[Path] = (),
+    pass_rates: Path | None = None,
 ) -> None:
     """Samples until as many groups teach as the update trains on, prompts run out, or the limit is reached.
 
@@ -41,19 +43,19 @@ def refill(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy that sampled the shards.
         round_: number of the round, from 1.
-        shards: rollouts and scores of the round.
-        rollouts, scores: the tables to write.
-        rates: pass rates, as for the stage `rollout`.
+        rollouts, scores: all shards of the round's tables, in order.
+        output, output_scores: the tables to write.
+        difficulty, pass_rates: pass rates, as `PassRateFiles`.
 
     Raises:
         UserError: the tables are not of this round and policy, or a reward function fails.
     """
     settings = config.rollout
     algorithm, samples = config.algorithm, settings.num_generations
-    sampled = round_tables.read(shards, round=round_, policy=policy.digest)
+    sampled = round_tables.read(RoundFiles(rollouts, scores), round=round_, policy=policy.digest)
     teaching = teaching_groups(algorithm, samples, sampled).tolist()
     train = PromptSet(prompts / "train")
-    spare = prompts_of_round(config, train, round_, rates).spare
+    spare = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).spare
     sampling, parts = groups.sampling_config_of(settings), list[RoundTables]()
     seconds, sampler = 0.0, None
     while len(parts) < settings.refill and spare and (count := prompts_needed(settings, teaching)):
@@ -64,7 +66,7 @@ def refill(
         parts.append(RoundTables(completions, score_table(config.rewards, config.scoring, completions, train, policy)))
         teaching += teaching_groups(algorithm, samples, parts[-1]).tolist()
         seconds += sampler.seconds
-    _write(config, round_, policy.digest, parts, rollouts, scores)
+    _write(config, round_, policy.digest, parts, output, output_scores)
     say(
         f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are wanted; "
         f"{len(parts)} of at most {settings.refill} refills, sampled in {seconds:.2f} s"

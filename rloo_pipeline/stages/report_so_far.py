@@ -5,7 +5,6 @@ It only reads files of the run and works while the run goes on; no stage waits f
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import write_json, write_text
@@ -14,7 +13,7 @@ from rloo_pipeline.errors import explain
 from rloo_pipeline.judging.run_files import is_finished
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import so_far
-from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.runtime.progress import warn
 
 
 def report_so_far(config: Config, run: Path, output: Path) -> None:
@@ -37,8 +36,7 @@ def write_page(config: Config, run: Path, when: str) -> None:
     try:
         page = render(config, run, so_far(config, run))
     except Exception as error:
-        logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
-        say(f"warn: no page {when}: {explain(error)}")
+        warn(f"no page {when}: {explain(error)}", error)
     else:
         if not is_finished(run, config):
             write_text(run / "report.html", page)

@@ -78,18 +78,12 @@ def _model(
 
 
 def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | None]:
-    path = dataset_inputs.data_file(key, source, data_dir)
-    if path is not None:
-        return {"path": str(path), "revision": None}
     if source.generator is not None:
         import_string.source_of(source.generator)
-        return {"path": source.generator, "revision": None}
-    name = str(source.name)
-    folder = Path(data_dir or ".") / name
-    if folder.is_dir():
-        return {"path": str(folder), "revision": None}
-    snapshot, revision = _snapshot(name, "dataset", source.revision, None)
-    return {"path": snapshot, "revision": revision}
+    if source.name is not None and not (Path(data_dir or ".") / source.name).is_dir():
+        path, revision = _snapshot(source.name, "dataset", source.revision, None)
+        return {"path": path, "revision": revision}
+    return {"path": dataset_inputs.data_place(data_dir, key, source), "revision": None}
 
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:

@@ -81,18 +81,21 @@ class StageRow(NamedTuple):
     """True if trackers start a new run when something that decides this stage changes."""
 
 
-def _row(rule: str, output: str, phase: str = "round", each: str = "", **other: Any) -> StageRow:
-    """A row whose stage and log default to the rule's name."""
-    file = {"": "{round}", "shard": "{round}-{shard}"} if phase == "round" else {"shard": "{shard}"}
-    if phase == "after" and each:
-        file = {each: "{name}"}
-    log = "/".join([rule, *([file[each]] if each in file else [])])
+EACH = {"{reward}": "reward", "{shard}": "shard", "{name}": "evaluation"}
+"""Jobs of a row by a field of its output; the first that the output has counts."""
+
+
+def _row(rule: str, output: str, phase: str = "round", **other: Any) -> StageRow:
+    """A row whose stage defaults to the rule's name, and whose log and number of jobs to the fields of its output."""
+    fields = [f"{{{part.partition('}')[0]}}}" for part in output.split("{")[1:]]
+    log = "/".join([rule, "-".join(fields)]) if fields else rule
+    each = next((jobs for field, jobs in EACH.items() if field in fields), "")
     return StageRow(
         rule, output, **({"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each} | other)
     )
 
 
-_before, _after = partial(_row, phase="before"), partial(_row, phase="after")
+_before, _after = partial(_row, phase="before", policy="none"), partial(_row, phase="after")
 
 
 _WHERE = ("environment_workers", "environment_gpus")
@@ -128,7 +131,6 @@ ROWS = (
     _before(
         "stage_assets",
         "assets/assets.json",
-        policy="none",
         decides=_whole("seed", "data_dir", "model", "warmstart")
         | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
         reads=(*_LENGTHS, "update", "deepspeed"),
@@ -139,7 +141,6 @@ ROWS = (
     _before(
         "prompts",
         "prompts/counts.json",
-        policy="none",
         # prompts contain the schemas of tools, and end with the result of an environment's `reset`
         decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
         reads=("evaluation",),
@@ -151,7 +152,6 @@ ROWS = (
         "reward_model",
         "reward_model/checks.json",
         when=lambda config, _: config.reward_model is not None,
-        policy="none",
         decides=_whole("reproducible", "seed", "model", "reward_model")
         | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
@@ -162,7 +162,6 @@ ROWS = (
     _before(
         "warmstart",
         "policies/00000",
-        policy="none",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
         box=(2, 90),
@@ -194,7 +193,6 @@ ROWS = (
     _before(
         "difficulty",
         "warmstart/difficulty/{shard}.parquet",
-        each="shard",
         when=lambda config, _: config.measures_difficulty,
         policy="first",
         decides=_whole("reproducible", "seed", "model", "rewards", "correct")
@@ -213,7 +211,6 @@ ROWS = (
     _row(
         "rollout",
         "rounds/{round}/rollouts/{shard}.parquet",
-        each="shard",
         decides=_whole("reproducible", "seed", "model")
         | {"rollout": _OF_ROUND, "dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
@@ -226,7 +223,6 @@ ROWS = (
     _row(
         "score_alone",
         "rounds/{round}/scores/parts/{reward}/{shard}.parquet",
-        each="reward",
         when=lambda config, _: any(reward.gpus for reward in config.rewards),
         stage="score",
         log="score/{round}-{shard}-{reward}",
@@ -235,7 +231,6 @@ ROWS = (
     _row(
         "score",
         "rounds/{round}/scores/{shard}.parquet",
-        each="shard",
         decides=_whole("rewards"),
         reads=("scoring",),
         worker="scorer",
@@ -267,7 +262,6 @@ ROWS = (
     _row(
         "reference",
         "rounds/{round}/reference/{shard}.parquet",
-        each="shard",
         when=lambda config, _: config.uses_reference,
         decides=_whole("reproducible", "model") | {"rollout": _SAMPLED},
         reads=("deepspeed",),
@@ -289,7 +283,6 @@ ROWS = (
     _row(
         "teacher",
         "rounds/{round}/teacher/{shard}.parquet",
-        each="shard",
         when=lambda config, _: config.algorithm.teacher is not None,
         decides=_whole("reproducible", "model")
         | {"algorithm.teacher": but("weight", "discount", "beta"), "rollout": _SAMPLED},
@@ -376,7 +369,6 @@ ROWS = (
     _after(
         "evaluate",
         "evaluation/{name}/summary.json",
-        each="evaluation",
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
@@ -396,7 +388,6 @@ ROWS = (
     _after(
         "harness",
         "evaluation/{name}/harness.json",
-        each="evaluation",
         when=lambda config, _: config.evaluation.harness is not None,
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
         reads=("vllm",),
@@ -430,7 +421,6 @@ ROWS = (
         "test/{seed}/summary.json",
         when=lambda config, _: config.select is not None,
         policy="last",
-        log="evaluate_chosen/{seed}",
         decides=_EVALUATE,
         reads=_SAMPLER_READS,
         worker="sampler",
@@ -442,7 +432,6 @@ ROWS = (
         "test/{seed}/proof.json",
         when=lambda config, _: config.select is not None,
         policy="last",
-        log="prove_chosen/{seed}",
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("temperature")},
         reads=("deepspeed", "rollout"),
         worker="logprobs",

@@ -5,14 +5,13 @@ It only reads files of the run and works while the run goes on; no stage waits f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.judging import run_files
-from rloo_pipeline.runtime.progress import say
+from rloo_pipeline.runtime.progress import say, warn
 from rloo_pipeline.trackers import trackers
 
 
@@ -60,6 +59,5 @@ def _send(name: str, history: trackers.History, run: Path, strict: bool) -> str 
     except Exception as error:
         if strict:
             raise
-        logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
-        say(f"warn: {name} did not take the metrics: {explain(error)}; send them with: rloo track {run} --to {name}")
+        warn(f"{name} did not take the metrics: {explain(error)}; send them with: rloo track {run} --to {name}", error)
         return None

@@ -109,9 +109,10 @@ class KeptRanks:
         """
         self.count = count
         self._folder = tempfile.TemporaryDirectory(prefix="rloo-ranks-", ignore_cleanup_errors=True)
-        self.failed = Path(self._folder.name) / "failed"
+        environment = ranks.torchrun_environment(Path(self._folder.name))
+        self.failed = Path(environment[ranks.FAILED])
         self._connections: list[socket.socket] = []
-        path = Path(self._folder.name) / "ranks.sock"
+        path = self.failed.with_name("ranks.sock")
         arguments = ["worker", "--rank", "--socket", str(path), "--controller", str(os.getpid())]
         with socket.socket(socket.AF_UNIX) as listener:
             client.with_short_path(listener.bind, str(path))
@@ -119,7 +120,7 @@ class KeptRanks:
             listener.settimeout(0.2)
             self._torchrun = subprocess.Popen(
                 ranks.torchrun_command(count, arguments),
-                env=os.environ | ranks.torchrun_environment(Path(self._folder.name), self.failed),
+                env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
             )
             self._processes = [psutil.Process(self._torchrun.pid)]
@@ -169,8 +170,7 @@ class KeptRanks:
         answers = self._answers()
         if any(answer.code is None for answer in answers):
             raise IncompatibleEngine("ranks with another engine")
-        if code := max(answer.code or 0 for answer in answers):
-            raise UserError(f"one of the {self.count} ranks failed: {ranks.why_failed(self.failed, code)}")
+        ranks.refuse_failed(f"{self.count} ranks", self.failed, max(answer.code or 0 for answer in answers))
         return answers
 
     def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:

@@ -8,7 +8,6 @@ completions are sampled.
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from pathlib import Path
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime.environment import set_until_end
 from rloo_pipeline.workers import client, gpu_shares
-from rloo_pipeline.workers.client import FOLDER
 
 PATIENCE = 60.0
 """Seconds to wait until a worker listens; enough for an interpreter to start on a busy machine."""
@@ -91,8 +90,7 @@ def start(
         return
     if devices.has_gpu():
         others = os.environ.get(devices.WARM, "").split()  # ranks over several nodes, on whose GPUs these workers are
-        os.environ[devices.WARM] = " ".join(sorted({*others, *roles.keys() & devices.IDLE.keys()}))
-        atexit.register(os.environ.pop, devices.WARM, None)
+        set_until_end(devices.WARM, " ".join(sorted({*others, *roles.keys() & devices.IDLE.keys()})))
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
     preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}
     preloads |= {"sampler": config.vllm.threads}
@@ -118,8 +116,7 @@ def start(
                     start_new_session=True,  # Ctrl-C goes to Snakemake, which waits for its jobs
                 )
     _wait(processes)
-    os.environ[FOLDER] = str(folder)
-    atexit.register(os.environ.pop, FOLDER, None)
+    set_until_end(client.FOLDER, str(folder))
 
 
 def _wait(processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:

@@ -19,15 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import (
-    controller_watch,
-    cost,
-    devices,
-    environment,
-    gpu_claims,
-    output,
-    scratch,
-)
+from rloo_pipeline.runtime import controller_watch, cost, devices, environment, gpu_claims, output, scratch
 from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
 REQUEST_SECONDS = 10.0
@@ -62,8 +54,9 @@ def serve(
         listener.listen()
         os.replace(temporary, path)  # so that a socket at `path` always has a listener
         if threads:
-            while after and not (_has_request(listener) or any(path.parent.glob(f"{after}-*.lock"))):
-                pass
+            while after and not any(path.parent.glob(f"{after}-*.lock")):
+                if select.select([listener], [], [], 0.2)[0]:  # a client connects
+                    break
             environment.use_threads(threads)
             import_engine(path.name.partition("-")[0])
         while True:
@@ -75,11 +68,6 @@ def serve(
                     break
     kept_ranks.close()
     os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
-
-
-def _has_request(listener: socket.socket) -> bool:
-    """True if a client connects within 0.2 s."""
-    return bool(select.select([listener], [], [], 0.2)[0])
 
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:

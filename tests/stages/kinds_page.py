@@ -1,4 +1,4 @@
-"""`make kinds`: runs a model of each kind through two rounds and writes the table of docs/models.md.
+"""`make kinds`: runs a model of each kind through two rounds and writes the table of docs/generated/kinds.md.
 
 With kinds as arguments, only their rows are made anew.
 """
@@ -12,7 +12,7 @@ import forks
 import two_rounds
 from two_rounds import KINDS, Outcome
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "generated" / "kinds.md"
 BEGIN, END = "<!-- kinds -->\n", "<!-- /kinds -->\n"
 HEAD = [
     "| kind | example | number format | sampler and trainer: all weights | LoRA | other weights in a running engine |",

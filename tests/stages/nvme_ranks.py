@@ -31,7 +31,7 @@ def digests_after(engine: Engine, steps: int, folder: Path) -> tuple[str, str]:
         step(engine)
     engine.save_policy(folder / "policy")
     trainer_state.save(engine, folder / "state", {})
-    return manifest.folder_digest(folder / "policy"), manifest.folder_digest(folder / "state")
+    return tuple(manifest.digest(folder / kind / manifest.MANIFEST) for kind in ("policy", "state"))
 
 
 def compare(folder: Path, dtype: str, parameters: str | None) -> None:

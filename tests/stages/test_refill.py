@@ -13,7 +13,7 @@ from helpers import Round, done, rloo, succeeded, write_prompts
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Rollout
-from rloo_pipeline.report.round_table import read_round
+from rloo_pipeline.report.run_tables import read_round
 from rloo_pipeline.seeds import derive, rows_of_round
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

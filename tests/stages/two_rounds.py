@@ -1,6 +1,6 @@
 """Two rounds of a model of each kind: rollout, reference, update; rollout, reference, a LoRA adapter, rollout with it.
 
-`make kinds` does it for all kinds and writes their table in docs/models.md.
+`make kinds` does it for all kinds and writes their table in docs/generated/kinds.md.
 """
 
 from pathlib import Path

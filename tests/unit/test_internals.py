@@ -1,7 +1,8 @@
-"""The files, names and tests in docs/internals.md exist."""
+"""The files, names and tests in tools/internals.csv exist, and the page has them."""
 
 import ast
 import re
+import runpy
 
 import pytest
 from helpers import ROOT
@@ -9,9 +10,8 @@ from helpers import ROOT
 from rloo_pipeline.runtime import guard
 from rloo_pipeline.runtime.used_internals import USED
 
-ROWS = [
-    line.split(" | ") for line in (ROOT / "docs" / "internals.md").read_text().splitlines() if line.startswith("| `")
-]
+PAGE = runpy.run_path(str(ROOT / "tools" / "internals_page.py"))
+ROWS = [list(row.values()) for row in PAGE["rows"]()]
 TESTS = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
 
 
@@ -22,6 +22,10 @@ def test_every_file_and_name_in_the_table_exists() -> None:
         text = (ROOT / "rloo_pipeline" / path).read_text()
         for name in names:
             assert re.search(rf"^(def|class|    def) {name}\b", text, re.MULTILINE), (path, name)
+
+
+def test_the_page_has_these_rows() -> None:
+    assert PAGE["PAGE"].read_text() == PAGE["page"](), "run `make reference`"
 
 
 def test_every_guard_exists() -> None:

@@ -3,7 +3,8 @@
 A simulation without a model: lengths are log-normal (median 64, σ = 1, at most 1,024: a heavy tail, in units of tokens
 that do not matter), and the scheduling is that of the stage (`rollout/partial.py`). The engine runs 256 completions at
 once, starts the next one when one ends, and takes the same time for a step whatever the number that runs, as decoding
-that reads all weights in each step does. `python tools/bench/tail.py` prints the table of docs/overlap.md.
+that reads all weights in each step does. `python tools/bench/tail.py` prints the table, which is in
+docs/generated/experiments.md.
 """
 
 from __future__ import annotations

@@ -48,6 +48,13 @@ def test_of_two_writers_the_later_one_wins(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["table"]
 
 
+def test_a_link_that_a_killed_writer_left_is_removed_and_what_it_leads_to_is_not(tmp_path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / ".own.0.tmp").symlink_to("shared")
+    files.write_text(tmp_path / "own", "text")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["own", "shared"]
+
+
 @pytest.mark.parametrize("cache", [True, False])
 def test_what_snakemake_may_put_into_its_cache_is_no_link_to_a_file_of_the_user(tmp_path, monkeypatch, cache) -> None:
     """It makes the files in there writable for everyone."""

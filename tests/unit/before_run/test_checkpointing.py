@@ -74,7 +74,7 @@ def test_micro_batches_are_as_large_as_the_card_allows(optimizer, recomputed) ->
 
 
 def test_the_estimate_holds_where_it_was_measured() -> None:
-    """1.5 billion weights on an H200: 11,200 tokens took 65.8 GB, and 37 thousand more than there is (docs/gpus.md)."""
+    """1.5 billion weights on an H200: 11,200 tokens took 65.8 GB, and 37 thousand more than there is (gpus.md)."""
     shape = ModelDims(1536, 28, 1536, 256, 8960, 151_936, 1_543_714_304)
     config = Config(**mini(model={"dtype": "bfloat16"}, deepspeed={"gradient_checkpointing": False}))
     chosen = checkpointing.resolve_for(config, shape, "cuda", 143_771 * 2**20).deepspeed.max_tokens_per_micro_batch

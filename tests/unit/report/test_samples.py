@@ -10,7 +10,7 @@ from synthetic_runs import configuration
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.data.tool_template import answer_messages, call_message
-from rloo_pipeline.report.round_table import read_round
+from rloo_pipeline.report.run_tables import read_round
 from rloo_pipeline.report.samples import (
     MAX_CHARACTERS,
     ShownTurn,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from rloo_pipeline.snakemake_ext import slurm_arrays, slurm_executor
+from rloo_pipeline.snakemake_ext import slurm_executor
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
 from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
 
@@ -143,13 +143,16 @@ def test_the_number_of_an_array_is_found_in_what_sbatch_prints(tmp_path, printed
     sbatch = f"printf '{printed}' #"
     if number is None:
         with pytest.raises(WorkflowError, match="No valid SLURM job ID"):
-            slurm_arrays.submit(executor, sbatch, jobs)
+            slurm_executor.submit_array(executor, sbatch, jobs)
         return
-    assert [job.external_jobid for job in slurm_arrays.submit(executor, sbatch, jobs)] == [f"{number}_1", f"{number}_2"]
+    assert [job.external_jobid for job in slurm_executor.submit_array(executor, sbatch, jobs)] == [
+        f"{number}_1",
+        f"{number}_2",
+    ]
 
 
 def test_each_task_of_an_array_runs_its_own_command() -> None:
-    lines = list(slurm_arrays.script(["first 'one'", "second"]))
+    lines = list(slurm_executor.script(["first 'one'", "second"]))
     assert lines == [
         "#!/bin/sh",
         "case $SLURM_ARRAY_TASK_ID in",
