@@ -16,7 +16,7 @@ from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -183,20 +183,26 @@ def recompute_layers(model: Any) -> None:
     model.enable_input_require_grads()
 
 
-def files_of_tensors(folder: Path) -> dict[str, Path]:
-    """The weight file that has each tensor of a model, by the tensor's name."""
-    from safetensors import safe_open
+class StoredTensors:
+    """The tensors in the weight files of a model, each read when it is asked for.
 
-    names: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            names |= dict.fromkeys(opened.keys(), file)
-    return names
+    Attributes:
+        files: the file that has each tensor, by the tensor's name.
+    """
 
+    def __init__(self, folder: Path) -> None:
+        """Reads the names of the tensors in a folder's safetensors files."""
+        from safetensors import safe_open
 
-def read_tensor(file: Path, name: str) -> Any:
-    """A tensor of a weight file; the file is closed again, for its pages count as this process's memory."""
-    from safetensors import safe_open
+        self.files: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                self.files |= dict.fromkeys(opened.keys(), file)
 
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    def read(self, name: str) -> Tensor:
+        """A tensor. Its file is closed again, for its pages count as this process's memory."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor

@@ -22,7 +22,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.plain_model import files_of_tensors, read_tensor
+from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
 
 ROUNDING = 0.5
@@ -184,11 +184,11 @@ def _same(one: Path, other: Path) -> bool:
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
-    first, second = files_of_tensors(one), files_of_tensors(other)
+    first, second = StoredTensors(one), StoredTensors(other)
     squares = 0.0
-    for name, file in first.items():
-        weights = read_tensor(file, name).double()
-        if name in second:
-            weights -= read_tensor(second[name], name)
+    for name in first.files:
+        weights = first.read(name).double()
+        if name in second.files:
+            weights -= second.read(name)
         squares += float(weights.square().sum())
     return float(squares**0.5)
