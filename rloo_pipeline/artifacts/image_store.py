@@ -60,7 +60,7 @@ def about(prompts: Path) -> About | None:
 
 
 def digest(file: bytes) -> str:
-    """Hex SHA-256 of an image file, by which it is stored once."""
+    """Hex SHA-256 of an image file, the name under which it is stored once."""
     return hashlib.sha256(file).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Advice: settings with which a stage would fit on a GPU."""
+"""Advice: settings that would make a stage fit on a GPU."""
 
 from __future__ import annotations
 

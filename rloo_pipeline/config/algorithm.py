@@ -171,7 +171,7 @@ class Algorithm(Section):
     def _problems_of_estimator(self) -> Iterator[str]:
         """Estimators that divide by the spread of a group take no penalty in the rewards.
 
-        Where the scores of a group are equal, its spread is that of the penalty alone, and dividing by it turns a
+        If the scores of a group are equal, its spread is that of the penalty alone, and dividing by it turns a
         penalty of 0.001 into an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out of the
         rewards for this reason.
         """

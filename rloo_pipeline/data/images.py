@@ -64,7 +64,7 @@ def _bytes_of(image: Any, location: str) -> bytes:
 def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     """The messages of a prompt with `count` images as content parts, as in TRL.
 
-    Where no message has image parts yet, all images stand at the beginning of the first message of the user.
+    If no message has image parts yet, all images stand at the beginning of the first message of the user.
 
     Raises:
         UserError: the prompt is not a list of messages, has no message of a user, or has another number of image parts.

@@ -171,7 +171,7 @@ class Episodes:
         return False
 
     def _continue(self, index: int, texts: Sequence[str]) -> bool:
-        """Appends the answers to the calls of an episode; returns whether there is no room for them."""
+        """Appends the answers to the calls of an episode; returns True if there is no room for them."""
         episode, template = self.episodes[index], self.template
         ids = template.continuation(episode.called, texts)
         if len(ids) >= episode.tokens_left:

@@ -4,7 +4,7 @@ vLLM ranks each sampled token within the vocabulary, which nothing here reads, a
 takes 3 s at each engine start, and needs a C++ compiler on every node. `import_vllm` replaces the ranks with zeros.
 
 vLLM imports modules that import torchvision: for one function on sizes (Qwen-VL), or for the name of a class (Gemma 3).
-Where torchvision is missing, `register` imports them with empty modules in its place. Kernels for CPUs that are wrong
+If torchvision is missing, `register` imports them with empty modules in its place. Kernels for CPUs that are wrong
 or missing are replaced by `rotate_heads`, `leave_experts_to_cpus` and `attend_within_images`.
 
 vLLM's reload leaves copies of some weights stale; `reload_weights` renews them. For adapters, vLLM finds layers by the

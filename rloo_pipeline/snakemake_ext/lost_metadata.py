@@ -1,6 +1,6 @@
 """Files that a changed configuration does not make again, since Snakemake has no record of how they were made.
 
-Its records are in .snakemake/metadata. Where that is removed, or results/ is copied without it, Snakemake keeps a file
+Its records are in .snakemake/metadata. If that is removed, or results/ is copied without it, Snakemake keeps a file
 whatever the configuration says, and new rounds would follow on rounds of another one. The configuration that the run
 last had is in its folder.
 """

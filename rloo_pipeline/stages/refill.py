@@ -2,7 +2,7 @@
 
 This is DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476, section 3.2) with a limit. One job samples and
 scores, up to `rollout.refill` times. What it samples depends on the round's scores alone, not on shards or timing.
-Where enough groups teach, it starts no engine, and its tables are empty.
+If enough groups teach, it starts no engine, and its tables are empty.
 """
 
 from __future__ import annotations

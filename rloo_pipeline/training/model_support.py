@@ -1,6 +1,6 @@
 """Decides from config.json which models cannot be trained, and which adapters vLLM cannot serve, without torch.
 
-What the keys of config.json do not show, `self_check` finds by computing; it also chooses the form of batch.
+`self_check` finds by computing what the keys of config.json do not show; it also chooses the form of batch.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class WorkerPools:
     def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
         """Kills a worker, fails the call that was under way, and puts its other calls back.
 
-        Where the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
+        If the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
         the function disturbed the connection, by which no results came after that.
 
         Args:

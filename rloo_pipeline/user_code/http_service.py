@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HIDDEN = "[secret]"
 REFUSED_CONTENT = (400, 413, 422)
-"""Statuses with which a service refuses what a request holds, such as a completion that is too long for it."""
+"""Statuses of a service that refuses the content of a request, such as a completion that is too long for it."""
 
 
 MOST_BYTES = 4 << 20
