@@ -4,9 +4,9 @@ On a terminal: a header, a table with a line for each round, the jobs that run a
 below what the stages print. Without a terminal: a plain line for each event. A dry run says what would run and why. On
 failure the last thing is what failed, why, its log and the command that goes on.
 
-Everything else that Snakemake prints is in its log, `.snakemake/log/*.snakemake.log`. Only those of its messages that `NOISE`
-and `ENDS` name are left out here. `--logger-rloo-plain`, `--verbose`, `--quiet` and `--debug-dag` give Snakemake's own
-output, and so do jobs, whose Snakemake loads no logger plugin.
+Everything else that Snakemake prints is in its log, `.snakemake/log/*.snakemake.log`. Only those of its messages that
+`NOISE` and `ENDS` name are left out here. `--logger-rloo-plain`, `--verbose`, `--quiet` and `--debug-dag` give
+Snakemake's own output, and so do jobs, whose Snakemake loads no logger plugin.
 """
 
 import logging
