@@ -65,7 +65,7 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    start.digest  # noqa: B018, checks its files before anything reads them
+    digest = start.digest  # its files are checked before anything reads them
     config = checkpointing.resolve(config, start)
     inputs = inputs.used(config)
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
@@ -80,7 +80,7 @@ def update(
         say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    made_from = lineage.of_policy(config.seed, engine.policy.folder, engine.policy.digest, cards)
+    made_from = lineage.of_policy(config.seed, start.folder, digest, cards)
     on_nodes = config.node_folder is not None and not config.keeps(round_)
     policy_digest = engine.save_policy(outputs.policy, on_nodes, **made_from)
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
