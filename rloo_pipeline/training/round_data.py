@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import row_images, selection
 from rloo_pipeline.training.batch import Batch, RoundTensors
-from rloo_pipeline.training.objective import Record
 from rloo_pipeline.training.packing import Sequences
+
+if TYPE_CHECKING:
+    from rloo_pipeline.training.objective import Record  # an edit of the loss computes no log-probs again
 
 
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
