@@ -144,7 +144,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     """ZeRO stages, each with the micro-batch of the configuration and with one of a single sequence."""
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    longest = config.longest_sequence
     size = config.deepspeed.micro_batch_tokens
     offload = changes.get("deepspeed.offload", Offload())
     nodes = -(-gpus // PER_NODE)
