@@ -128,9 +128,9 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
+def _scorers(uses_reference: bool, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
     """The models of stages that compute log-probs of a round, by stage."""
-    reference = {"reference": shape} if config.uses_reference else {}
+    reference = {"reference": shape} if uses_reference else {}
     return reference | ({} if teacher is None else {"teacher": teacher})
 
 
@@ -144,7 +144,7 @@ def fits(
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
-    for stage, dims in _scorers(config, shape, teacher).items():
+    for stage, dims in _scorers(config.uses_reference, shape, teacher).items():
         terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
@@ -194,7 +194,7 @@ def hours(
     }
     seconds["rollout"] *= config.sampler_gpus / engines
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-    for stage, dims in _scorers(config, shape, teacher).items():
+    for stage, dims in _scorers(config.uses_reference, shape, teacher).items():
         attention = _attention(dims, counts["completions"], config.longest_sequence)
         seconds[stage] = (2.0 * dims.parameters * scored + attention) / flops
         seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.config import Config, Deepspeed, Dtype, Model, Update
+from rloo_pipeline.config import Algorithm, Config, Deepspeed, Dtype, Model, Rollout, Update
 from rloo_pipeline.rollout.engine_arguments import EngineSettings, VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals import nvme
@@ -139,13 +139,13 @@ def update(
         "optimizer": optimizer,
         **forward,
         "gradients beyond these": max(0.0, gradients - freed, gradients + scratch - total(forward)),
-        **(_teacher_tables(config) if distills and device == "cpu" else {}),
+        **(_teacher_tables(config.algorithm, config.rollout) if distills and device == "cpu" else {}),
     }
 
 
 def offloaded(config: Config, shape: ModelDims) -> Terms:
     """Memory of the node that one process of an update on a GPU takes besides its own."""
-    terms = _teacher_tables(config)
+    terms = _teacher_tables(config.algorithm, config.rollout)
     stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
     learned, share = trained(config, shape), 1 / config.deepspeed.processes
     largest = shape.hidden * max(shape.intermediate, shape.heads, shape.vocabulary) * share
@@ -259,12 +259,12 @@ def _likeliest(config: Config, shape: ModelDims, batch: MicroBatch, device: str)
     return config.algorithm.teacher_top_k * (ids + LIKELIEST["divergence"] * at_once)
 
 
-def _teacher_tables(config: Config) -> Terms:
+def _teacher_tables(algorithm: Algorithm, rollout: Rollout) -> Terms:
     """Bytes of a teacher's likeliest tokens of a round, which each process of an update holds on the host."""
-    if not (values := config.algorithm.teacher_top_k * config.rollout.max_completion_length):
+    if not (values := algorithm.teacher_top_k * rollout.max_completion_length):
         return Terms()
-    tensors = LIKELIEST["tensors"] * config.rollout.generation_batch_size
-    return {"teacher's tables": values * (LIKELIEST["tables"] * config.rollout.sampled_completions + tensors)}
+    tensors = LIKELIEST["tensors"] * rollout.generation_batch_size
+    return {"teacher's tables": values * (LIKELIEST["tables"] * rollout.sampled_completions + tensors)}
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
