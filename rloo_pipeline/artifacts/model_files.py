@@ -26,6 +26,10 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 GENERATION = "generation_config.json"
+SELF_CHECK = "self_check.json"
+"""Result of `training/self_check`."""
+NF4 = "nf4.json"
+"""Patterns of the layers that stay in 16 bits, in a policy that was made from a checkpoint in NF4."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
@@ -109,25 +113,6 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
             f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
             f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
         )
-
-
-def files_of_tensors(folder: Path) -> dict[str, Path]:
-    """The weight file that has each tensor of a model, by the tensor's name."""
-    from safetensors import safe_open
-
-    names: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            names |= dict.fromkeys(opened.keys(), file)
-    return names
-
-
-def read_tensor(file: Path, name: str) -> Any:
-    """A tensor of a weight file; the file is closed again, for its pages count as this process's memory."""
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
 
 
 def adapter_modules(folder: Path) -> list[str]:

@@ -80,6 +80,18 @@ class Policy:
         return _object(self.config_file)
 
     @cached_property
+    def self_check(self) -> dict[str, Any] | None:
+        """The result of `training/self_check` that a stage wrote beside the full model; None without it."""
+        file = self.base / model_files.SELF_CHECK
+        return _object(file) if file.exists() else None
+
+    @cached_property
+    def layers_in_16_bits(self) -> list[str] | None:
+        """Patterns of the layers that the checkpoint in NF4 had in 16 bits; None if there was no such checkpoint."""
+        file = self.base / model_files.NF4
+        return _object(file)["in_16_bits"] if file.exists() else None
+
+    @cached_property
     def transformers_config(self) -> Any:
         """The configuration as transformers read it, without that of a quantized checkpoint; do not change it.
 

@@ -18,7 +18,7 @@ from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import lora_support, plain_model, policy_model, self_check, sequence_group
+from rloo_pipeline.training import model_support, plain_model, policy_model, self_check, sequence_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
     with problems_of("sampling") as problems:
         if devices.has_gpu():
             if inputs.config.update.lora is not None:
-                lora_support.check_dtype_on_gpu(dtype)
+                model_support.check_dtype_on_gpu(dtype)
         else:
             engine_arguments.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
             engine_arguments.check_configured_heads(inputs.model)

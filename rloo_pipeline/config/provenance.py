@@ -26,8 +26,8 @@ PACKAGE = Path(__file__).parent.parent
 WITHOUT_EFFECT = {
     *("before_run", "config", "errors", "frozen_functions", "import_string", "runtime", "version", "workers"),
     *("artifacts.files", "artifacts.fence", "artifacts.function_copies", "artifacts.lineage", "artifacts.manifest"),
-    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats", "training.rollout_proof"),
-    *("training.sampler_proof", "training.lora_support", "training.model_support", "training.self_check"),
+    *("trackers.events", "trackers.names", "rollout.swap_check", "training.formats"),
+    *("training.sampler_proof", "training.model_support", "training.self_check"),
     "transformers_internals.optional_parts",
 }
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.

@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Dtype, Model, Rollout, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import lora_support
+from rloo_pipeline.training import model_support
 from rloo_pipeline.workers import engine_cache
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     """
     on_gpu = devices.device_type() == "cuda"
     if on_gpu and policy.is_adapter:
-        lora_support.check_dtype_on_gpu(engine.dtype)
+        model_support.check_dtype_on_gpu(engine.dtype)
     if not on_gpu and engine.router_replay:
         raise UserError(
             "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "

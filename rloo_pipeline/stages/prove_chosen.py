@@ -17,7 +17,7 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.stages.evaluate_chosen import Chosen
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.rollout_proof import MOST
+from rloo_pipeline.training.sampler_proof import MOST
 
 
 def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path) -> None:

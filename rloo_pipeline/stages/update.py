@@ -20,10 +20,10 @@ from rloo_pipeline.runtime import reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.trackers.events import write_events
 from rloo_pipeline.training import retraining, round_data, round_training
+from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.metrics import Metrics
-from rloo_pipeline.training.rollout_proof import RolloutProof
-from rloo_pipeline.training.round_metrics import round_metrics, summary
 from rloo_pipeline.training.round_training import TrainedRound
+from rloo_pipeline.training.sampler_proof import RolloutProof
 from rloo_pipeline.workers import kept_trainer
 from rloo_pipeline.workers.kept_trainer import RoundTrainer
 
@@ -65,29 +65,28 @@ def update(
         UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    digest = start.digest  # before anything reads its weights
+    start.digest  # noqa: B018, checks its files before anything reads them
     config = checkpointing.resolve(config, start)
     inputs = inputs.used(config)
-    sampled = round_tables.read(inputs, start.vocabulary, round=round_, policy=sampler.digest)
+    sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
     proof = None if checks is None else RolloutProof(config, round_, sampler, checks, inputs.rollouts)
     if proof and sampler != start:
         proof.by_older_policy(sampled.rollouts, prompts)
     trainer = kept_trainer.take(config, round_ - 1, start, states, prompts)
     engine = trainer.engine
     trained = round_training.train(config, round_, engine, trainer.algorithm_state, sampled, prompts, proof)
-    metrics = round_metrics(config, round_, engine, sampled, trained)
+    metrics = round_training.metrics_of(config, round_, engine, sampled, trained)
     if engine.rank.first:
-        say(summary(metrics, trained.seconds) + _share_of_peak(config, start, trained, engine.rank.world))
+        say(round_training.summary(metrics, trained.seconds) + _share_of_peak(config, engine, trained))
     cards = lineage.cards_of([*inputs.rollouts[:1], *inputs.reference[:1], *inputs.teacher[:1]])
     cards |= reproducible.card(config.reproducible, "trainer")
-    made_from = lineage.of_policy(config.seed, start.folder, digest, cards)
+    made_from = lineage.of_policy(config.seed, engine.policy.folder, engine.policy.digest, cards)
     on_nodes = config.node_folder is not None and not config.keeps(round_)
     policy_digest = engine.save_policy(outputs.policy, on_nodes, **made_from)
     about = {"round": round_, "policy": policy_digest, "seed": config.seed}
     if engine.rank.first:
-        of_metrics = lineage.of_metrics(metrics, inputs.scores[0])
-        tokens = {"micro_batch_tokens": config.deepspeed.micro_batch_tokens}
-        _write(trained, metrics, outputs, about | {"run": config.run, **tokens, **of_metrics})
+        more = {"run": config.run, "micro_batch_tokens": config.deepspeed.micro_batch_tokens}
+        _write(trained, metrics, outputs, about | more | lineage.of_metrics(metrics, inputs.scores[0]))
         write_events(outputs.events, round_, metrics)
     kept_trainer.put(config, RoundTrainer(engine, trained.algorithm_state), outputs.policy, states, about)
 
@@ -111,14 +110,14 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None =
     kept_trainer.put(config, trainer, policy.folder, states, about)
 
 
-def _share_of_peak(config: Config, policy: Policy, trained: TrainedRound, cards: int) -> str:
+def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str:
     """The share of the cards' peak that the optimizer steps reached, as a clause."""
     if not trained.steps:
         return ""
     names, masked = ("prompt_ids", "completion_ids"), trained.batch.masked.tolist()
     prompts, completions = (pc.list_value_length(trained.rollouts[name]).to_pylist() for name in names)
     passed = [0 if without else length for without, length in zip(masked, completions, strict=True)]
-    return peak_share.of_update(config, policy, prompts, passed, trained.seconds, cards)
+    return peak_share.of_update(config, engine.policy, prompts, passed, trained.seconds, engine.rank.world)
 
 
 def _write(trained: TrainedRound, metrics: Metrics, outputs: UpdateOutputs, about: JSON) -> None:

@@ -13,7 +13,7 @@ from rloo_pipeline.before_run import checkpointing
 from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import lora_support, model_support, plain_model, policy_model, self_check
+from rloo_pipeline.training import model_support, plain_model, policy_model, self_check
 from rloo_pipeline.training.sft import sft
 
 
@@ -29,7 +29,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
         UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
     """
     if config.update.lora is not None and devices.device_type() == "cuda":
-        lora_support.check_dtype_on_gpu(config.model.dtype)  # else the first adapter would fail, after round 1
+        model_support.check_dtype_on_gpu(config.model.dtype)  # else the first adapter would fail, after round 1
     model = Policy(asset_files.model_of(assets), config.model.trust_remote_code)
     model_support.check_run(config, model)
     model_files.check_finite(model.weights)
@@ -51,7 +51,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
             for file in folder_files(model.folder):
                 if file.suffix not in model_files.PICKLES:
                     link_or_copy(file, temporary / file.relative_to(model.folder))
-            (temporary / self_check.RECORD).unlink(missing_ok=True)  # it may be a hard link to the model's record
+            (temporary / model_files.SELF_CHECK).unlink(missing_ok=True)  # it may be a hard link to the model's record
         result.write(temporary)
         seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"

@@ -16,7 +16,10 @@ from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from rloo_pipeline.artifacts import files, node_files
 from rloo_pipeline.artifacts.policy import Policy, seal
@@ -25,18 +28,14 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import formats, policy_model
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.training import formats, optimizers, plain_model, policy_model, sequence_group, weight_files
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_loading
+from rloo_pipeline.training.expert_load import ExpertLoad
+from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
 from rloo_pipeline.training.settings import TrainerSettings
 from rloo_pipeline.transformers_internals import optional_parts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from rloo_pipeline.training.kernels.lm_head import LossOf
-
 
 T = TypeVar("T")
 
@@ -58,19 +57,13 @@ class Engine:
         """
         deepspeed = import_libraries()
         formats.check_dtype(settings.dtype)
-        import torch
-
-        from rloo_pipeline.training import optimizers, sequence_group
-        from rloo_pipeline.training.deepspeed_internals import nvme, split_loading
-        from rloo_pipeline.training.expert_load import ExpertLoad
-
         self.rank = ranks.current()
         self.settings = settings
         self.policy = policy
         split_loading.start_ranks()
         self.group = sequence_group.group_of(settings.sequence_parallel)
         torch.manual_seed(seed)
-        on_disk = nvme.configuration(policy, settings) if settings.offload.on_disk else None
+        on_disk = nvme.configuration(plain_model.sizes(policy), settings) if settings.offload.on_disk else None
         configuration = deepspeed_config.configuration(settings, on_disk)
         self.split = settings.zero_stage == 3 and self.rank.world > 1
         """True if the ranks share the weights from the start."""
@@ -103,17 +96,12 @@ class Engine:
 
     def load(self, configuration: JSON) -> tuple[Any, Any]:
         """Loads the model, and the module that trains it, with DeepSpeed's configuration."""
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-        from rloo_pipeline.training.logprobs import TokenLogProbs
-
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
         with split_loading.gathered(model):
             return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
         """Seeds dropout, with another seed on every rank, since the ranks have different micro-batches."""
-        import torch
-
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
     def logps(
@@ -145,8 +133,6 @@ class Engine:
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
         """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss function can get."""
-        import torch
-
         shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
         values = torch.zeros(shape, device=self.device)
 
@@ -238,8 +224,6 @@ class Engine:
         Nothing is counted if there is no `advance`: the step is a repeated one. The next micro-batch is packed before
         the backward pass, after which DeepSpeed may wait for its reductions.
         """
-        import torch
-
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         packs = (sequences.pick(rows or [filler], self.group) for rows in batches)
         following = next(packs, None)
@@ -263,8 +247,6 @@ class Engine:
         """The sum of a tensor over all ranks, on the CPU. Ranks that share a micro-batch all have its values, which
         count once; with `of_tokens`, each of them has the values of its own tokens, and all count.
         """
-        import torch
-
         if self.rank.world == 1:
             return values.cpu()
         summed = values.to(self.device, copy=True)
@@ -273,8 +255,6 @@ class Engine:
 
     def from_first(self, value: T) -> T:
         """The first rank's value, on every rank."""
-        import torch
-
         values: list[T] = [value]
         if self.rank.world > 1:
             torch.distributed.broadcast_object_list(values, src=0)
@@ -288,8 +268,6 @@ class Engine:
         Returns:
             The policy's digest.
         """
-        from rloo_pipeline.training import weight_files
-
         digest, digests = "", dict[str, str]()
         with files.atomic_folder(target) if self.rank.first else nullcontext() as temporary:
             if self.settings.lora is not None:
@@ -320,8 +298,6 @@ class Engine:
 
         They are on the CPU, except for an adapter and its base, of which PEFT writes only a small part.
         """
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-
         if self.settings.zero_stage == 3:
             yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
         else:
@@ -332,8 +308,6 @@ class Engine:
     @property
     def can_wait(self) -> bool:
         """True if a worker can keep the engine while other stages have the GPU."""
-        from rloo_pipeline.training.deepspeed_internals import offload
-
         return self.device.type == "cpu" or offload.obstacle(self.engine) is None
 
     def leave_gpu(self) -> None:
@@ -347,10 +321,6 @@ class Engine:
         Raises:
             IncompatibleEngine: under ZeRO 3.
         """
-        import torch
-
-        from rloo_pipeline.training.deepspeed_internals import offload
-
         if self._restore is None:
             self._restore = offload.to_host(self.engine, self.host_copies)
             torch.cuda.empty_cache()
@@ -363,14 +333,10 @@ class Engine:
 
     def close(self) -> None:
         """Destroys the process group."""
-        import torch
-
         torch.distributed.destroy_process_group()
 
     def barrier(self) -> None:
         """Waits until every rank is here."""
-        import torch
-
         torch.distributed.barrier()
 
 

@@ -21,8 +21,10 @@ from rloo_pipeline.errors import one_line
 from rloo_pipeline.runtime import devices, guard
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.training import self_check
+from rloo_pipeline.training.batch_forms import FORMS
 from rloo_pipeline.training.kernels import flash_attention_3
 from rloo_pipeline.training.self_check import SelfCheck
+from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
 ROTARY = "rotary_pos_emb"
 """Part of the names of transformers' functions that Liger replaces for all models of a type."""
@@ -62,7 +64,6 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
         checked: its self-check, for the form of batch.
         device: the device to check them on.
     """
-    from rloo_pipeline.training.batch_forms import FORMS
 
     def prepare(model: Any) -> None:
         use(model.to(device))
@@ -95,8 +96,6 @@ def liger(model: Any) -> None:
     guard.require("liger-kernel")
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers import monkey_patch
-
-    from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
     set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
     modules = _transformers()

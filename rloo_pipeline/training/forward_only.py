@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.runtime import ranks
+import torch
+from torch import Tensor
+
+from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Deepspeed
+from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
+from rloo_pipeline.training import plain_model, policy_model, sequence_group
+from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.kernels.lm_head import LossOf
+from rloo_pipeline.training.logprobs import TokenLogProbs
+from rloo_pipeline.training.packing import Sequences
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
-
-    from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.config import Deepspeed
-    from rloo_pipeline.training.kernels.lm_head import LossOf
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-    from rloo_pipeline.training.packing import Sequences
 
 
 class TokenValues(NamedTuple):
@@ -43,15 +46,8 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     Raises:
         UserError: the folder is incomplete, or packing does not cover the architecture.
     """
-    import torch
-
-    from rloo_pipeline.runtime import devices
-    from rloo_pipeline.training import plain_model, policy_model
-
     configuration = None
     if split:
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-
         split_loading.start_ranks()
         configuration = split_loading.minimal_configuration(dtype)
     model: Any = policy_model.load(policy, dtype, split=configuration)
@@ -65,10 +61,6 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
 
 def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
     """Loads a policy as `load` does, over the ranks of the section `deepspeed`, as a function to log-probs."""
-    from rloo_pipeline.training import sequence_group
-    from rloo_pipeline.training.deepspeed_internals import split_loading
-    from rloo_pipeline.training.logprobs import TokenLogProbs
-
     if deepspeed.sequence_parallel > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, dtype, deepspeed.splits_weights)
@@ -95,8 +87,6 @@ def score(
         entropies: also computes entropies; otherwise their lists are empty.
         top_k: number of likeliest tokens to add for each position; without entropies.
     """
-    import torch
-
     device = next(logprobs.parameters()).device
     count, world, group = len(sequences.prompts), ranks.current().world, logprobs.group
     values = TokenValues.empty(count)
@@ -124,8 +114,6 @@ def score(
 
 def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
     """The values of each row from a rank that has computed it."""
-    import torch
-
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,11 +21,19 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, model_support, sequence_group
 from rloo_pipeline.training.kernels import attention, lm_head
-from rloo_pipeline.training.kernels.lm_head import LossOf
-from rloo_pipeline.training.kernels.logit_rows import Top, top_of
+from rloo_pipeline.training.kernels.lm_head import Form, LossOf, Top, top_of
 from rloo_pipeline.training.packing import Pack
 from rloo_pipeline.training.sequence_group import SequenceGroup
 from rloo_pipeline.transformers_internals.router_replay import RouterReplay
+
+
+class SplitModel(NamedTuple):
+    """A causal language model in two parts."""
+
+    decoder: nn.Module
+    head: nn.Module
+    """Projection onto the vocabulary; given `lm_head.HeadInputs`, it computes log-probs or a loss, not logits."""
+    form: Form
 
 
 class TokenLogProbs(nn.Module):
@@ -58,11 +67,12 @@ class TokenLogProbs(nn.Module):
         self.replay = RouterReplay(base, self.num_layers)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
-        self.split = lm_head.attach(model)
+        self.split = split(model)
         """The model before its vocabulary projection, and that; None computes all logits at once."""
-        if self.group.size > 1 and (self.split is None or self.form.name != batch_forms.Packed.name):
-            cause = f"trains in {self.form.name} batches" if self.split else "has its own vocabulary projection"
-            raise sequence_group.refusal(self.name, cause)
+        if self.group.size > 1 and self.form.name != batch_forms.Packed.name:
+            raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
+        if self.group.size > 1 and self.split is None:
+            raise sequence_group.refusal(self.name, "has its own vocabulary projection")
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0
@@ -158,3 +168,106 @@ class TokenLogProbs(nn.Module):
         if pack.candidates is not None:
             others = (pack.unpack(scaled.gather(-1, pack.candidates) - normalizer.unsqueeze(-1))[0],)
         return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0], *others)
+
+
+def split(model: nn.Module) -> SplitModel | None:
+    """Splits a model before its vocabulary projection, which takes `lm_head.HeadInputs` from then on.
+
+    Returns:
+        The two parts; None if the logits are not a `Form` of that projection of the last hidden states, or are float16,
+        whose gradients need a loss scale that is not known here.
+    """
+    causal: Any = model
+    if hasattr(model, "peft_config"):
+        causal = causal.get_base_model()
+    head = causal.get_output_embeddings()
+    if type(head) is not nn.Linear or head.weight.dtype == torch.float16:
+        return None
+    form = form_of_logits(causal, head)
+    if form is None:
+        return None
+    lm_head.use(head)
+    return SplitModel(causal.base_model, head, form)
+
+
+@torch.no_grad()
+def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
+    """The form of a model's logits, found by feeding it made-up products: small ones for the scale, large for the cap.
+
+    Args:
+        causal: causal language model of transformers.
+        head: its vocabulary projection.
+
+    Returns:
+        The form; None if the logits are not a `Form` of what `head` makes of the last hidden states.
+    """
+    ids = torch.ones((1, 2), dtype=torch.long, device=head.weight.device)
+    training = causal.training
+    causal.eval()
+    try:
+        output = causal.base_model(input_ids=ids, use_cache=False)
+        hidden = getattr(output, "last_hidden_state", None)
+        if hidden is None:
+            return None
+        with _decoder_returns(causal.base_model, output, ids):
+            trials = [_run_with_products(causal, head, ids, size) for size in (0.01, 1000.0)]
+    finally:
+        causal.train(training)
+    if not all(torch.equal(hidden, head_input) for head_input, _, _ in trials):
+        return None
+    _, products, logits = trials[0]
+    text_config = causal.config.get_text_config()
+    scale = _configured_scale(float(logits[-1] / products[-1]), text_config)
+    if scale is None:
+        return None
+    form = Form(scale, getattr(text_config, "final_logit_softcapping", None) or inf)
+    rtol = 1e-5 if logits.dtype == torch.float32 else 1e-2
+    same = (torch.allclose(form.logits(z.double()), y.double(), rtol=rtol, atol=rtol / 100) for _, z, y in trials)
+    return form if all(same) else None
+
+
+@contextmanager
+def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
+    """A block in which a decoder returns `output` for `ids` without computing, which takes long if its weights are
+    split. It computes if it gets other tensors, such as embeddings that the model scales.
+    """
+    own, compute = decoder.__dict__.get("forward"), decoder.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        tensors = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
+        return output if len(tensors) == 1 and tensors[0] is ids else compute(*args, **named)
+
+    decoder.forward = forward
+    try:
+        yield
+    finally:
+        del decoder.forward
+        if own is not None:
+            decoder.forward = own
+
+
+def _configured_scale(measured: float, config: Any) -> float | None:
+    """The scale in config.json that agrees with the measured one, which is rounded; None if there is no such scale."""
+    candidates = [1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
+    return next((float(scale) for scale in candidates if scale and abs(measured / scale - 1) < 1e-2), None)
+
+
+def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the model with products up to `size` in place of the head's output.
+
+    Returns:
+        The input of the head, the products (flat), and the logits that the model makes of them (flat).
+    """
+    recorded: list[Tensor] = []
+
+    def replace_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        products = torch.linspace(-size, size, output.numel()).view_as(output).to(output)
+        recorded.extend((inputs[0], products))
+        return products
+
+    hook = head.register_forward_hook(replace_output)
+    try:
+        logits = causal(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    return recorded[0], recorded[1].flatten(), logits.flatten()

@@ -1,4 +1,4 @@
-"""Decides from config.json which models cannot be trained, without weights or torch.
+"""Decides from config.json which models cannot be trained, and which adapters vLLM cannot serve, without torch.
 
 What the keys of config.json do not show, `self_check` finds by computing; it also chooses the form of batch.
 """
@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts.model_dims import text_config
+from rloo_pipeline.artifacts.model_dims import experts_key, text_config
 from rloo_pipeline.artifacts.model_files import ADAPTER
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import lora_support
 
 if TYPE_CHECKING:
-    from rloo_pipeline.config import Config
+    from rloo_pipeline.config import Config, Dtype, Lora
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
 """Suffixes of keys in config.json that count parts of a model, and their maximum; transformers makes lists of parts."""
@@ -40,6 +39,23 @@ ENCODERS = frozenset(
 """Model types that attend in both directions unless config.json has `is_decoder: true`. Only their code says so;
 tests/families verifies it.
 """
+WITHOUT_LORA = frozenset(
+    {
+        *("BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BloomForCausalLM", "Cohere2MoeForCausalLM"),
+        *("DbrxForCausalLM", "DeepseekV4ForCausalLM", "FalconForCausalLM", "FalconMambaForCausalLM"),
+        *("GPT2LMHeadModel", "GPTJForCausalLM", "Gemma3nForCausalLM", "HrmTextForCausalLM"),
+        *("IQuestLoopCoderForCausalLM", "KimiLinearForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM"),
+        *("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "OrionForCausalLM", "StableLmForCausalLM"),
+        *("Step1ForCausalLM", "Step3TextForCausalLM", "Step3p5ForCausalLM", "Zamba2ForCausalLM"),
+    }
+)
+"""Architectures for which vLLM serves no adapter."""
+RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
+"""Modules that have other names in vLLM than in transformers, by architecture."""
+ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
+"""Modules whose adapters vLLM serves in models with experts."""
+
+EXAMPLE = "[q_proj, k_proj, v_proj, o_proj]"
 
 
 class LengthLimit(NamedTuple):
@@ -64,7 +80,7 @@ def check_run(config: Config, policy: Policy) -> None:
             f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
             "result"
         )
-    lora_support.check_lora(policy, config.update.lora)
+    check_lora(policy, config.update.lora)
     parts = config.deepspeed.sequence_parallel
     check_heads(int(policy.text_config.get("num_attention_heads") or parts), parts, policy.config_file)
     if config.model.quantization is None and comes_in_nf4(policy.config):
@@ -157,3 +173,56 @@ def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:
             key = "original_max_position_embeddings"
             tokens = rope.get(key) or text.get(key) or text.get("max_position_embeddings")
             yield LengthLimit(int(tokens or 1), f"a rotary embedding ({kind}) that changes beyond {tokens} tokens")
+
+
+def check_lora(policy: Policy, lora: Lora | None) -> None:
+    """Checks that vLLM can serve the adapter that a run would train.
+
+    PEFT can put an adapter on any layer; vLLM serves only some layers, under its own names, and fails when it loads the
+    first adapter: in round 2, after round 1 has been paid for.
+
+    Args:
+        policy: the full model.
+        lora: the section `update.lora`.
+
+    Raises:
+        UserError: vLLM cannot serve it.
+    """
+    if lora is not None and (problem := _lora_problem(policy.config, lora)):
+        raise UserError(f"{policy.config_file}: {problem}")
+
+
+def check_dtype_on_gpu(dtype: Dtype) -> None:
+    """Checks the number format of a sampler that serves an adapter on a GPU.
+
+    Raises:
+        UserError: vLLM cannot sample in it.
+    """
+    if dtype == "float32":
+        raise UserError(
+            "model.dtype: float32 cannot be used with update.lora on a GPU, where vLLM computes adapters in 16 bits "
+            "only; set model.dtype: bfloat16, or remove update.lora"
+        )
+
+
+def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
+    """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
+    kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
+    if kind in WITHOUT_LORA:
+        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"
+    renamed = RENAMED.get(kind, set())
+    if lora.is_pattern:  # `policy_model.check_adapter` finds the names
+        return None
+    targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
+    if named := ", ".join(sorted(targets & renamed)):
+        return (
+            f"vLLM does not serve an adapter on {named} of {kind}; name the modules in update.lora.target_modules "
+            f"without it, such as {EXAMPLE}"
+        )
+    experts, text = experts_key(hf_config), text_config(hf_config)
+    if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
+        return (
+            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it in "
+            f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
+        )
+    return None

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection
-from rloo_pipeline.training.kernels.logit_rows import Top
+from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection, Top
 
 BLOCK = 4096
 """Logits that a program reads at once."""

@@ -5,8 +5,9 @@ It imports nothing of the packed training, so that a change there does not sampl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, check_loading_info
@@ -15,7 +16,19 @@ from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
+
+
+class Sizes(NamedTuple):
+    """Sizes of a model's tensors."""
+
+    largest: int
+    """Numbers in the largest one."""
+    total: int
+    """Numbers in all."""
+    of_module: int
+    """Tensors that one module has itself, at most."""
 
 
 def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
@@ -36,6 +49,38 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
             "tie_word_embeddings: false there"
         )
     return model
+
+
+def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
+    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
+
+    Raises:
+        UserError: as `load_plain`, or the model has no linear layer that can be quantized.
+    """
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=getattr(torch, dtype),
+        bnb_4bit_use_double_quant=False,
+        llm_int8_skip_modules=policy.layers_in_16_bits,
+    )
+    model = load_plain(policy, dtype, quantization_config=config, **options)
+    layers = [layer for _, layer in layers_in_nf4(model)]
+    if not layers:
+        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
+    return model
+
+
+def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and layers that are held in 4 bits."""
+    from bitsandbytes.nn.modules import Linear4bit
+
+    yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
 
 
 def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
@@ -78,6 +123,14 @@ def check_tensors(policy: Policy) -> None:
     load_plain(policy, "float32", device_map="meta")
 
 
+def sizes(policy: Policy) -> Sizes:
+    """The sizes of a full model's tensors, which are not read; raises as `load_plain`."""
+    model = load_plain(policy, "float32", device_map="meta")
+    counts = [parameter.numel() for parameter in model.parameters()]
+    of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
+    return Sizes(max(counts), sum(counts), of_module)
+
+
 def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False) -> Any:
     """Loads the adapter of a policy onto its base model.
 
@@ -105,3 +158,51 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
     }
     check_loading_info(policy.folder, loading_info)
     return adapted
+
+
+def remove_dropout(model: nn.Module) -> None:
+    """Sets every dropout rate to 0: of dropout layers, of modules that store a rate, and of expert routers' jitter.
+
+    Dropout that is active in the optimizer step but not when π_old is computed makes the ratio compare different
+    policies.
+    """
+    from torch import nn
+
+    layers = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    for module in model.modules():
+        if isinstance(module, layers):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if ("drop" in name.lower() or "jitter" in name.lower()) and type(value) is float:
+                setattr(module, name, 0.0)
+
+
+def recompute_layers(model: Any) -> None:
+    """Makes a model store the inputs of its layers only, and compute the rest again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+
+
+class StoredTensors:
+    """The tensors in the weight files of a model, each read when it is asked for.
+
+    Attributes:
+        files: the file that has each tensor, by the tensor's name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the names of the tensors in a folder's safetensors files."""
+        from safetensors import safe_open
+
+        self.files: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as opened:
+                self.files |= dict.fromkeys(opened.keys(), file)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor. Its file is closed again, for its pages count as this process's memory."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor

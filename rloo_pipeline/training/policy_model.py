@@ -8,19 +8,21 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import nn
+
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.artifacts.model_files import GENERATION, INDEX, PICKLES, WEIGHTS
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import faster_kernels, lora_support, self_check
-from rloo_pipeline.training.plain_model import auto_class, load_adapter, load_plain
+from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check
+from rloo_pipeline.training.deepspeed_internals import split_loading
+from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -43,28 +45,19 @@ def load(
     Raises:
         UserError: the folder is incomplete, the architecture is unknown, or no form of batch is right for it.
     """
-    from rloo_pipeline.training import batch_forms, dropout
-    from rloo_pipeline.training.kernels import attention
-
     checked = self_check.load_or_run(policy)
     attention.register()
     if checked.slow:
         say(f"{checked.model} trains in {checked.slow}")
-    implementation = batch_forms.FORMS[checked.form].attention
-    options = {"attn_implementation": implementation}
-    model = None
-    if split is not None:
-        from rloo_pipeline.training.deepspeed_internals import split_loading
-
-        model = split_loading.load(policy, dtype, split, **options)
+    implementation, model = batch_forms.FORMS[checked.form].attention, None
     if quantization is not None:
-        from rloo_pipeline.training import quantized
-
-        model = quantized.load(policy, dtype, **options)
+        model = plain_model.load_nf4(policy, dtype, attn_implementation=implementation)
+    elif split is not None:
+        model = split_loading.load(policy, dtype, split, attn_implementation=implementation)
     if model is None:
-        model = load_plain(policy, dtype, **options)
+        model = plain_model.load_plain(policy, dtype, attn_implementation=implementation)
     if disable_dropout:
-        dropout.remove(model)
+        plain_model.remove_dropout(model)
     model.self_check = checked  # type: ignore[assignment]
     faster_kernels.install(model, policy, checked)
     return model
@@ -88,12 +81,11 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     if not settings.train_vision and vision.takes_images(model.config.to_dict()):
         _freeze_vision(model)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.enable_input_require_grads()
+        plain_model.recompute_layers(model)
     if settings.lora is None:
         return model.train()
     if policy.is_adapter:
-        return load_adapter(model, policy, trainable=True).train()
+        return plain_model.load_adapter(model, policy, trainable=True).train()
     return _with_adapter(model, settings.lora).train()
 
 
@@ -109,11 +101,11 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
 
     config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
     with init_empty_weights(include_buffers=False):
-        model: Any = auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
+        model: Any = plain_model.auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
-        lora_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
+        model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
@@ -139,7 +131,6 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
     """
     if isinstance(lora.target_modules, str):
         return
-    from torch import nn
     from transformers import Conv1D
 
     beside = re.compile(_beside_text(model) or r"(?!)")

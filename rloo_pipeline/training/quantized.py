@@ -6,7 +6,7 @@ codes c (±1 among them) times the largest magnitude m of its block of 64. In 16
 again, so rounding twice is rounding once. The scales m are not quantized themselves.
 
 A checkpoint that is in NF4 already keeps its codes c, with the scales m rounded to the model's number format. Its
-layers in 16 bits stay so, for the trainer by the file RECORD.
+layers in 16 bits stay so, for the trainer by `Policy.layers_in_16_bits`.
 """
 
 from __future__ import annotations
@@ -14,58 +14,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts import model_files
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, plain_model, weight_files
 from rloo_pipeline.transformers_internals import loaded_model
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 BLOCK = 64
-"""Weights that share a scale; the default of bitsandbytes, which `load` does not change."""
-RECORD = "nf4.json"
-"""File of a policy that was made from a checkpoint in NF4: patterns of the layers that stay in 16 bits."""
+"""Weights that share a scale; the default of bitsandbytes, which `load_nf4` does not change."""
 PARTS = ".weight."
 """Between a layer's name and those of its scales in such a checkpoint."""
-
-
-def load(policy: Policy, dtype: str, **more: object) -> PreTrainedModel:
-    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
-
-    Raises:
-        UserError: as `plain_model.load_plain`, or the model has no linear layer that can be quantized.
-    """
-    from transformers import BitsAndBytesConfig
-
-    record = policy.base / RECORD
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-        bnb_4bit_use_double_quant=False,
-        llm_int8_skip_modules=read_json(record)["in_16_bits"] if record.exists() else None,
-    )
-    model = plain_model.load_plain(policy, dtype, quantization_config=config, **more)
-    layers = [layer for _, layer in _quantized_layers(model)]
-    if not layers:
-        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
-    for layer in layers:
-        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
-    return model
-
-
-def _quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and layers that are held in 4 bits."""
-    from bitsandbytes.nn.modules import Linear4bit
-
-    yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
 
 
 def round_to_nf4(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -82,7 +46,7 @@ def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
     other files of a full model.
 
     Raises:
-        UserError: as `load`, or transformers renames or joins tensors of the file.
+        UserError: as `plain_model.load_nf4`, or transformers renames or joins tensors of the file.
     """
     write = _write_checkpoint if model_support.comes_in_nf4(policy.config) else _write_full
     write(policy, target, dtype)
@@ -90,13 +54,13 @@ def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
 
 def _write_full(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a model that is not quantized yet."""
-    model: Any = load(policy, dtype)
+    model: Any = plain_model.load_nf4(policy, dtype)
     if loaded_model.renames_weights(model):
         raise UserError(
             f"{policy}: transformers renames or joins tensors of this model, so its 4-bit form cannot be written under "
             "their names; remove model.quantization"
         )
-    in_4_bits = {f"{name}.weight" for name, _ in _quantized_layers(model)}
+    in_4_bits = {f"{name}.weight" for name, _ in plain_model.layers_in_nf4(model)}
     missing = in_4_bits - {name for name, _, _ in _tensors(policy.folder)}
     if missing:
         raise UserError(f"{policy}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
@@ -113,7 +77,7 @@ def _write_checkpoint(policy: Policy, target: Path, dtype: str) -> None:
     model: Any = plain_model.load_plain(Policy(target, policy.trust_remote_code), dtype, device_map="meta")
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     patterns = [f"{re.escape(name)}$" for name in linear if f"{name}.weight" not in in_4_bits]
-    write_json(target / RECORD, {"in_16_bits": patterns})
+    write_json(target / model_files.NF4, {"in_16_bits": patterns})
 
 
 def _tensors(base: Path) -> Iterator[tuple[str, Path, Any]]:

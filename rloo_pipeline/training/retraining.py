@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES, files_of_tensors, read_tensor
+from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -22,6 +22,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
 
 ROUNDING = 0.5
@@ -48,11 +49,11 @@ def engine_after(
         UserError: a state or a table is damaged or missing, or they do not give the policy.
     """
     engine, carried, before = _replayed(config, round_, start, states, prompts, newest=round_)
+    engine.policy = start
     if before != start:
         with _saved(engine, states) as replayed:
             if engine.rank.first:
-                _compare(replayed, before.folder, start.folder)
-    engine.policy = start
+                _compare(replayed, before.folder, engine.policy.folder)
     return engine, carried
 
 
@@ -183,11 +184,11 @@ def _same(one: Path, other: Path) -> bool:
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
-    first, second = files_of_tensors(one), files_of_tensors(other)
+    first, second = StoredTensors(one), StoredTensors(other)
     squares = 0.0
-    for name, file in first.items():
-        weights = read_tensor(file, name).double()
-        if name in second:
-            weights -= read_tensor(second[name], name)
+    for name in first.files:
+        weights = first.read(name).double()
+        if name in second.files:
+            weights -= second.read(name)
         squares += float(weights.square().sum())
     return float(squares**0.5)

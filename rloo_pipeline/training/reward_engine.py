@@ -7,7 +7,8 @@ and writes what transformers' AutoModelForSequenceClassification loads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,16 +19,14 @@ from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.training import dropout, self_check
+from rloo_pipeline.training import plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention
+from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.packing import Pack, Sequences
 from rloo_pipeline.training.preference_pairs import pad_of
 from rloo_pipeline.transformers_internals import optional_parts
-
-if TYPE_CHECKING:
-    from rloo_pipeline.training.kernels.lm_head import LossOf
 
 HEAD = "score.weight"
 
@@ -44,11 +43,8 @@ class RewardHead(nn.Module):
 
     def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Float[Tensor, " sequences"] | Float[Tensor, ""]:
         """The rewards in float32; with `loss_of` the loss of the rewards, [sequences, 1]."""
-        inputs = self.form.inputs(pack)
-        if self.form.name == Packed.name:
-            with attention.checked_forward(type(self.model).__name__, self.num_layers):
-                states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
-        else:
+        inputs, packed = self.form.inputs(pack), self.form.name == Packed.name
+        with attention.checked_forward(type(self.model).__name__, self.num_layers) if packed else nullcontext():
             states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
         rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, inputs.predicting)).squeeze(-1)
         if loss_of is None:
@@ -64,8 +60,7 @@ class RewardEngine(Engine):
         """Loads the causal language model with a new head, on each rank; under ZeRO 3 it is split afterwards."""
         model, form = load_with_head(self.policy, self.settings.dtype)
         if self.settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.enable_input_require_grads()
+            plain_model.recompute_layers(model)
         return model, RewardHead(model.train(), form)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -119,5 +114,5 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     head.forward = lambda states: linear(states.float(), head.weight.float())
     settings = model.config.get_text_config()
     settings.pad_token_id = pad_of(policy)
-    dropout.remove(model)
+    plain_model.remove_dropout(model)
     return model, form

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from rloo_pipeline.artifacts import tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import Algorithm
 from rloo_pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.training.batch import Batch, RoundTensors
-    from rloo_pipeline.training.objective import Record
-    from rloo_pipeline.training.packing import Sequences
+from rloo_pipeline.training import row_images, selection
+from rloo_pipeline.training.batch import Batch, RoundTensors
+from rloo_pipeline.training.objective import Record
+from rloo_pipeline.training.packing import Sequences
 
 
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
@@ -27,9 +25,6 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Se
 
     The arguments and errors are those of `row_images.of_rollouts`.
     """
-    from rloo_pipeline.training import row_images
-    from rloo_pipeline.training.packing import Sequences
-
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
     images = row_images.of_rollouts(rollouts, prompts, policy)
     return Sequences(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), masks, images)
@@ -96,11 +91,6 @@ def completions_of(
     The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
     `vocabulary` is the student's number of tokens, which `algorithm.teacher.top_k` needs.
     """
-    import torch
-
-    from rloo_pipeline.training import selection
-    from rloo_pipeline.training.batch import RoundTensors
-
     rollouts, reference, teacher = round_tables.rollouts, round_tables.reference, round_tables.teacher
     lengths = torch.tensor(tables.sampled_lengths(rollouts))
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)

@@ -16,14 +16,14 @@ from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.config import KL, Algorithm, Config
 from rloo_pipeline.runtime.progress import Counter, counting, say
 from rloo_pipeline.seeds import derive, permutation, shard_range
-from rloo_pipeline.training import round_data
+from rloo_pipeline.training import metrics, round_data
 from rloo_pipeline.training.batch import AlgorithmState, Batch, RoundTensors, make_batch, with_choices
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.metrics import Metrics, kl_of_completion
+from rloo_pipeline.training.metrics import Metrics
 from rloo_pipeline.training.objective import Record, StepLoss
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.rollout_proof import RolloutProof
-from rloo_pipeline.training.selection import chosen_rows
+from rloo_pipeline.training.sampler_proof import RolloutProof
+from rloo_pipeline.training.selection import chosen_rows, teaching_groups
 
 
 class TrainedRound(NamedTuple):
@@ -186,8 +186,53 @@ def _steps(
 
 def _next_state(section: KL, state: AlgorithmState, batch: Batch, record: Record, rollouts: pa.Table) -> AlgorithmState:
     """The state with β adapted to this round's KL and this round's tokens counted."""
-    beta, kl = state.beta, kl_of_completion(batch, record)
+    beta, kl = state.beta, metrics.kl_of_completion(batch, record)
     if section.target is not None and kl is not None:
         beta = adapt_beta(batch.beta, kl, section.target, section.gain)
     tokens = sum(sum(tables.lengths(rollouts[name])) for name in ("prompt_ids", "completion_ids"))
     return state._replace(beta=beta, num_tokens=state.num_tokens + tokens)
+
+
+def metrics_of(config: Config, round_: int, engine: Engine, sampled: RoundTables, trained: TrainedRound) -> Metrics:
+    """The metrics of a round.
+
+    Args:
+        config: the stage's configuration.
+        round_: number of the round, from 1.
+        engine: the trainer after the round.
+        sampled: all completions of the round.
+        trained: result of the training.
+    """
+    found = metrics.sample_metrics(sampled.rollouts, sampled.scores, config.rollout.num_generations)
+    found |= metrics.update_metrics(trained.batch, trained.record, config.algorithm, measures_ratio(config.algorithm))
+    if config.rollout.masked_by:
+        found |= {f"sampling/{name}": None for name in metrics.OF_ENGINES}
+    found |= metrics.group_metrics(
+        teaching_groups(config.algorithm, config.rollout.num_generations, sampled),
+        sampled,
+        len(trained.rollouts) // config.rollout.num_generations,
+    )
+    found["sampling/staleness"] = metrics.staleness(sampled.rollouts, round_)
+    found |= trained.experts | _step_metrics(engine, trained)
+    return found | {"round": round_, "num_tokens": trained.algorithm_state.num_tokens}
+
+
+def summary(found: Metrics, seconds: float) -> str:
+    """Log line for a round that was trained in `seconds`."""
+    reward, norm = ("–" if found[key] is None else f"{found[key]:.3g}" for key in ("reward", "grad_norm"))
+    return (
+        f"round {found['round']}: reward {reward}, grad norm {norm}, {found['step']} optimizer steps so far, "
+        f"trained in {seconds:.2f} s"
+    )
+
+
+def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
+    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
+    steps = trained.steps
+    return {
+        "step": engine.step_count,
+        "steps_left_out": trained.skipped_steps,
+        "loss": sum(loss for loss, _ in steps) / len(steps) if steps else None,
+        "grad_norm": sum(norm for _, norm in steps) / len(steps) if steps else None,
+        "learning_rate": engine.settings.learning_rate.at_step(engine.step_count - 1),
+    }

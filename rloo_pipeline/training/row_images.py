@@ -5,10 +5,10 @@ Each image goes through the image processor of the model alone, so what the mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -44,24 +44,18 @@ class Vision(NamedTuple):
         return {**self.arguments, **self.tokens.marked(input_ids)}
 
 
-class RowImages(Protocol):
+class RowImages(NamedTuple):
     """The images of sequences, by their number."""
 
-    def pick(self, rows: Sequence[int]) -> Vision | None:
-        """The images of these sequences; None if they have none."""
-
-
-class StoredImages:
-    """The images of a table of rollouts."""
-
-    def __init__(self, ids: Sequence[Sequence[str]], store: image_store.ImageStore, policy: Policy) -> None:
-        """`ids` are the digests of the images of each row, `policy` has the image processor."""
-        self.ids, self.tokens = ids, policy.image_tokens
-        self._processed = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
+    rows: Sequence[Sequence[Any]]
+    """The images of each sequence, such as their digests."""
+    pixels: Callable[[Any], Mapping[str, Tensor]]
+    """Processes an image."""
+    tokens: ImageTokens
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""
-        return joined([self._processed(digest) for row in rows for digest in self.ids[row]], self.tokens)
+        return joined([self.pixels(image) for row in rows for image in self.rows[row]], self.tokens)
 
 
 def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:
@@ -71,7 +65,7 @@ def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Visio
     return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, tokens)
 
 
-def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> StoredImages | None:
+def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> RowImages | None:
     """The images of a table of rollouts; None if its prompts have none.
 
     Args:
@@ -86,4 +80,6 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sto
         return None
     if prompts is None:
         raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
-    return StoredImages(rollouts[image_store.IDS].to_pylist(), image_store.ImageStore(prompts), policy)
+    store = image_store.ImageStore(prompts)
+    pixels = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
+    return RowImages(rollouts[image_store.IDS].to_pylist(), pixels, policy.image_tokens)

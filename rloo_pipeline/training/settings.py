@@ -93,7 +93,8 @@ class TrainerSettings(NamedTuple):
         """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
-            config: the run's configuration.
+            model: the section `model`.
+            deepspeed: the section `deepspeed`.
             section: the stage's section.
             horizon: optimizer steps until the learning rate is at its minimum.
         """

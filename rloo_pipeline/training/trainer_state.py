@@ -11,11 +11,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -64,8 +66,6 @@ class TrainerState:
 
         Every rank takes part.
         """
-        import torch
-
         rank = self.engine.rank
         temporary = self.engine.from_first(files.temporary_path(target) if rank.first else target)
         try:
@@ -87,8 +87,6 @@ class TrainerState:
 
     def _write_parts(self, folder: Path) -> dict[str, str]:
         """Writes this rank's files; returns their digests."""
-        from rloo_pipeline.training.deepspeed_internals import offload
-
         folder.mkdir(parents=True, exist_ok=True)
         engine = self.engine
         if engine.settings.offload.on_disk:

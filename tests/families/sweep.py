@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import dropout, model_support, self_check
+from rloo_pipeline.training import model_support, plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -106,7 +106,7 @@ def _of_copy(copy: Any, form: Packed) -> Outcome:
     sequences = Sequences([shared if a == 11 else ids(a) for a, _ in LENGTHS], [ids(b) for _, b in LENGTHS])
     ours = small.build(copy, False, form.attention)
     ours.load_state_dict(plain.state_dict())
-    dropout.remove(ours)
+    plain_model.remove_dropout(ours)
     largest = _apart(plain, ours.train(), form, sequences)
     if largest >= CLOSE:  # rounding vanishes where there are more digits, and a mistake does not
         largest = _apart(plain.double(), ours.double(), form, sequences)

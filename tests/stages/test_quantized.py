@@ -74,7 +74,7 @@ def test_a_checkpoint_in_4_bits_keeps_its_codes_and_its_layers_in_16_bits(tmp_pa
     quantized.write_rounded(Policy(base), zero, "float32")
     checkpoint = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).dequantize()
     policy_0 = plain_model.load_plain(Policy(zero), "float32")
-    in_trainer = dict(quantized.load(Policy(zero), "float32").named_modules())
+    in_trainer = dict(plain_model.load_nf4(Policy(zero), "float32").named_modules())
     for name, weight in checkpoint.named_parameters():
         assert torch.equal(policy_0.get_parameter(name).bfloat16(), weight), name
         layer = name.removesuffix(".weight")

@@ -9,18 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import ranks, scratch
-from rloo_pipeline.training.deepspeed_internals import nvme_access
+from rloo_pipeline.errors import UserError, translate_disk_full
+from rloo_pipeline.runtime import guard, ranks, scratch
+from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values, save_reproducibly
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+    from torch import Tensor
 
+    from rloo_pipeline.training.plain_model import Sizes
     from rloo_pipeline.training.settings import TrainerSettings
 
 SUB_GROUP = 100_000_000
@@ -31,31 +35,21 @@ READ = 5
 """DeepSpeed's buffers for weights that are read, at least: the tensors of one module and those of the next."""
 ALIGNED = 1 << 20
 """DeepSpeed writes whole blocks; a buffer is larger than its content by less than this, in numbers."""
+THREADS = 4
+"""Files that a rank reads or writes at once."""
 MOUNTS = Path("/proc/self/mountinfo")
 """Linux's list of file systems, proc_pid_mountinfo(5)."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
 
-class Sizes(NamedTuple):
-    """Sizes of a model's tensors."""
-
-    largest: int
-    """Numbers in the largest one."""
-    total: int
-    """Numbers in all."""
-    of_module: int
-    """Tensors that one module has itself, at most."""
-
-
-def configuration(policy: Policy, settings: TrainerSettings) -> JSON:
-    """DeepSpeed's keys for the offload of `settings`, with a new folder on the disk of this rank.
+def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
+    """DeepSpeed's keys for the offload of a model of these sizes, with a new folder on the disk of this rank.
 
     Raises:
         UserError: as `disk`, or there is too little space in it.
     """
     world = ranks.current().world
-    sizes = _sizes(policy)
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
     written = share * WRITTEN["optimizer"]
     path = str(_folder(settings.nvme_path))
@@ -73,17 +67,8 @@ def configuration(policy: Policy, settings: TrainerSettings) -> JSON:
     elif settings.offload.parameters is not None:
         keys["offload_param"] = {"device": settings.offload.parameters}
     _check_space(Path(path), written)
-    nvme_access.replace()
+    replace_access()
     return keys
-
-
-def _sizes(policy: Policy) -> Sizes:
-    from rloo_pipeline.training import plain_model
-
-    model = plain_model.load_plain(policy, "float32", device_map="meta")
-    counts = [parameter.numel() for parameter in model.parameters()]
-    of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
-    return Sizes(max(counts), sum(counts), of_module)
 
 
 def disk(nvme_path: str | None) -> Path:
@@ -140,8 +125,6 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, st
         folder: folder of the state; it exists.
         step: optimizer steps so far.
     """
-    from rloo_pipeline.training.deepspeed_internals.deepspeed_config import save_reproducibly
-
     optimizer: Any = engine.optimizer
     digests = {}
     for number, weights in enumerate(optimizer.fp32_partitioned_groups_flat):
@@ -167,8 +150,6 @@ def load_state(engine: DeepSpeedEngine, folder: Path) -> int:
     Raises:
         UserError: a file is damaged.
     """
-    from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values
-
     optimizer: Any = engine.optimizer
     timers, step = set[str](), 0
     optimizer._partition_all_parameters()
@@ -191,3 +172,85 @@ def _copy(value: Any) -> Any:
 
 def _file(folder: Path, number: int) -> Path:
     return folder / f"rank{ranks.current().number:04}-group{number:04}.pt"
+
+
+def replace_access() -> None:
+    """Makes DeepSpeed read and write with `Handle`.
+
+    DeepSpeed ignores the result of reads and writes. If one fails, for example because the disk is full or an offset is
+    not a multiple of 512 bytes, it goes on with whatever is in the buffer.
+    """
+    from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
+
+    guard.require("deepspeed")
+    operations = SimpleNamespace(aio_handle=Handle)
+    for module in (partitioned_optimizer_swapper, partitioned_param_swapper):
+        module.AsyncIOBuilder = lambda: SimpleNamespace(load=lambda **_: operations)
+
+
+class Handle:
+    """A replacement for DeepSpeed's `aio_handle`: reads files into buffers and writes them, and raises on failure."""
+
+    def __init__(self, **_: object) -> None:
+        """Takes and ignores DeepSpeed's options, which are those of libaio."""
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._pending: list[Future[None]] = []
+        self._buffers: dict[int, Tensor] = {}
+
+    def async_pread(self, buffer: Tensor, path: str, _: int) -> int:
+        """Begins to fill a buffer from a file; returns 0."""
+        return self._begin(_read, buffer, path)
+
+    def async_pwrite(self, buffer: Tensor, path: str, _: int) -> int:
+        """Begins to write a buffer to a file; returns 0."""
+        return self._begin(_write, buffer, path)
+
+    def wait(self) -> int:
+        """Waits for all that has begun; returns its number.
+
+        Raises:
+            UserError: the disk is full, or a file cannot be read or written whole.
+        """
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+        return len(pending)
+
+    def new_cpu_locked_tensor(self, count: int, example: Tensor) -> Tensor:
+        """A buffer in the format of `example`; GPUs copy from pinned memory."""
+        import torch
+
+        buffer = torch.empty(int(count), dtype=example.dtype, pin_memory=torch.cuda.is_available())
+        self._buffers[buffer.untyped_storage().data_ptr()] = buffer
+        return buffer
+
+    def free_cpu_locked_tensor(self, buffer: Tensor) -> bool:
+        """Releases a buffer. Returns False if `new_cpu_locked_tensor` did not make it."""
+        return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """True if a tensor is in a buffer."""
+        return tensor.untyped_storage().data_ptr() in self._buffers
+
+    def _begin(self, action: Callable[[memoryview, Path], None], buffer: Tensor, path: str) -> int:
+        import torch
+
+        array: Any = buffer.detach().view(torch.uint8).numpy()
+        self._pending.append(self._threads.submit(action, memoryview(array), Path(path)))
+        return 0
+
+
+def _read(content: memoryview, path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        done = 0
+        while count := file.readinto(content[done:]):
+            done += count
+    if done != len(content):
+        raise UserError(f"{path}: {done:,} bytes can be read of {len(content):,}; run again, on another disk")
+
+
+def _write(content: memoryview, path: Path) -> None:
+    with translate_disk_full(path.parent), path.open("wb", buffering=0) as file:
+        done = 0
+        while done < len(content):
+            done += file.write(content[done:])

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.model_files import files_of_tensors, read_tensor
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
+from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
-    _check_tied(shapes, policy.base)
-    files = files_of_tensors(policy.base)
+    stored = StoredTensors(policy.base)
+    _check_tied(shapes, stored, policy.base)
     model: Any = _without_weights(policy, dtype, **options)
     names = _names_of_parameters(model)
-    in_file = {parameter: name for parameter, each in names.items() for name in each if name in files}
+    in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
     if in_file.keys() != names.keys():
         return None
     device = torch.device(devices.device_type())
@@ -78,7 +78,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
         for old, name in in_file.items():
             empty = torch.empty(old.shape, dtype=old.dtype, device=device)
             if ranks.current().first:
-                empty.copy_(read_tensor(files[name], name))
+                empty.copy_(stored.read(name))
             weights = nn.Parameter(empty, requires_grad=old.requires_grad)
             for each in names[old]:
                 _set(model, each, weights)
@@ -90,7 +90,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     source.parameters = lambda **_: filled()  # each is split before the next is read
     zero.Init(source, config_dict_or_path=configuration)
     for name, buffer in dict(model.named_buffers()).items():
-        value = read_tensor(files[name], name).to(buffer.dtype) if name in files else buffer
+        value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer
         _set(model, name, value.to(device))
     return model.eval()  # type: ignore[no-any-return]
 
@@ -124,14 +124,12 @@ def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     return names
 
 
-def _check_tied(model: Any, base: Path) -> None:
+def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
     """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
-    files = files_of_tensors(base)
     for name, source in loaded_model.tied_weights(model).items():
-        if not files.keys() >= {name, source}:
+        if not stored.files.keys() >= {name, source}:
             continue
-        one, other = (read_tensor(files[each], each) for each in (name, source))
-        if not torch.equal(one, other):
+        if not torch.equal(stored.read(name), stored.read(source)):
             raise UserError(
                 f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
                 "false there"

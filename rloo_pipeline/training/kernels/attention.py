@@ -27,9 +27,8 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.kernels.layout_copy import Gather, Scatter
 from rloo_pipeline.training.kernels.short_attention import Local, ShortAttention, mask_of
-from rloo_pipeline.training.layout import Layout
+from rloo_pipeline.training.layout import Gather, Layout, Scatter
 
 NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""

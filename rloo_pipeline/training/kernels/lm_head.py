@@ -19,12 +19,9 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rloo_pipeline.training.kernels import logit_form
-from rloo_pipeline.training.kernels.logit_form import Form
-from rloo_pipeline.training.kernels.logit_rows import Top, exponentials, top_of
 from rloo_pipeline.training.packing import Pack
 
 LossOf = Callable[..., Float[Tensor, ""]]
@@ -39,13 +36,27 @@ MIN_ROWS = 256
 """Minimum number of tokens in a matrix product on a CPU; smaller products are slow."""
 
 
-class SplitModel(NamedTuple):
-    """A causal language model in two parts."""
+class Form(NamedTuple):
+    """Formula of logits from products z: scale · z, or with a cap, cap · tanh(scale · z / cap)."""
 
-    decoder: nn.Module
-    head: nn.Module
-    """Projection onto the vocabulary; called with `HeadInputs`, it computes log-probs or a loss instead of logits."""
-    form: Form
+    scale: float = 1.0
+    """Granite: 1 / logits_scaling; Cohere: logit_scale."""
+    cap: float = inf
+    """Gemma 2: final_logit_softcapping."""
+
+    def logits(self, products: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The logits of these products."""
+        scaled = products * self.scale
+        return scaled if self.cap == inf else (scaled / self.cap).tanh() * self.cap
+
+
+class Top(NamedTuple):
+    """Log-probs of the completion tokens, and the likeliest tokens at their positions, in float32."""
+
+    logps: Float[Tensor, " completion_tokens"]
+    top_logps: Float[Tensor, "completion_tokens K"]
+    """Largest first."""
+    top_ids: Int[Tensor, "completion_tokens K"]
 
 
 class HeadInputs(NamedTuple):
@@ -68,24 +79,9 @@ NEVER = -1e30
 """A logit whose exponential is 0, and which is finite, so that 0 times it is 0."""
 
 
-def attach(model: nn.Module) -> SplitModel | None:
-    """Lets the model's vocabulary projection take `HeadInputs`, and splits the model before it.
-
-    Returns:
-        The two parts; None if the logits are not a `Form` of that projection of the last hidden states, or are float16,
-        whose gradients need a loss scale that is not known here.
-    """
-    causal: Any = model
-    if hasattr(model, "peft_config"):
-        causal = causal.get_base_model()
-    head = causal.get_output_embeddings()
-    if type(head) is not nn.Linear or head.weight.dtype == torch.float16:
-        return None
-    form = logit_form.detect(causal, head)
-    if form is None:
-        return None
+def use(head: nn.Linear) -> None:
+    """Lets a vocabulary projection take `HeadInputs`."""
     head.forward = MethodType(_forward, head)  # type: ignore[method-assign]
-    return SplitModel(causal.base_model, head, form)
 
 
 def _forward(
@@ -299,3 +295,20 @@ def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]
             first, start = i, stop
         stop += length
     yield range(first, len(lengths)), slice(start, stop)
+
+
+def top_of(logits: Tensor, at_targets: Tensor, normalizers: Tensor, count: int) -> Top:
+    """The likeliest tokens of logits [tokens, vocabulary], with log Σ exp of each row."""
+    largest, ids = logits.topk(count, -1)
+    return Top(at_targets - normalizers, largest - normalizers.unsqueeze(-1), ids)
+
+
+def exponentials(logits: Tensor, probs: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """max z and Σ exp(z − max z)·(z − max z) of some tokens.
+
+    Writes exp(z − max z) into `probs` and its sum into `sums`, and overwrites `logits`.
+    """
+    largest = logits.amax(-1, keepdim=True)
+    torch.exp(logits.sub_(largest), out=probs)
+    torch.sum(probs, -1, keepdim=True, out=sums)
+    return largest.squeeze(-1), logits.mul_(probs).sum(-1)

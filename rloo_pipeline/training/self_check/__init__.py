@@ -15,8 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.artifacts.manifest import digest as digest_of
+from rloo_pipeline.artifacts.model_files import SELF_CHECK
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, one_line
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.batch_forms import Packed
     from rloo_pipeline.training.self_check import against_plain
 
-RECORD = "self_check.json"
 LOGPS, GRADIENT = 1e-3, 1e-2
 """Largest differences that float32 rounding explains: nats of a log-prob, and relative error of a parameter's gradient.
 Correct models stay below a tenth of it, wrong ones exceed it a hundred times (tests/families).
@@ -69,7 +69,7 @@ class SelfCheck(NamedTuple):
 
     def write(self, folder: Path) -> None:
         """Writes the result into a policy's folder."""
-        write_json(folder / RECORD, self._asdict())
+        write_json(folder / SELF_CHECK, self._asdict())
 
 
 def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
@@ -85,8 +85,7 @@ def load_or_run(policy: Policy, images: bool | None = None) -> SelfCheck:
     model_support.check_model(policy.config, file=policy.config_file)
     hf_config = policy.transformers_config.to_dict()
     model_support.check_model(hf_config)
-    record = policy.base / RECORD
-    result = SelfCheck(**read_json(record)) if record.exists() else None
+    result = SelfCheck(**policy.self_check) if policy.self_check else None
     if images is None:
         images = result is not None and result.images
     digest = _digest(hf_config, policy.base, images)
@@ -125,8 +124,8 @@ def run(
     kind, problems = config.model_type, list[str]()
     for shrink in small.Shrink:
         try:
-            copy = small.shrink(config, shrink)
-            plain = against_plain.PlainModel(copy, trust_remote_code, limit.tokens if limit else UNLIMITED, images)
+            longest = limit.tokens if limit else UNLIMITED
+            plain = against_plain.PlainModel(config, shrink, trust_remote_code, longest, images)
         except small.TooLargeError as error:
             problems.append(str(error))
             continue
@@ -169,7 +168,7 @@ def _try(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None)
 def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
     """Digest of everything that the result depends on."""
     here = Path(__file__).parent
-    names = ("batch_forms", "dropout", "layout", "logprobs", "packing", "model_support", "row_images")
+    names = ("batch_forms", "layout", "logprobs", "packing", "plain_model", "model_support", "row_images")
     ours = [*(here.parent / f"{name}.py" for name in names), *sorted((here.parent / "kernels").glob("*.py"))]
     ours.append(here.parents[1] / "artifacts" / "vision.py")
     code = [*ours, *sorted(here.glob("*.py")), *sorted(folder.glob("*.py"))]

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.training import dropout
+from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.batch_forms import Packed
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
-from rloo_pipeline.training.self_check import probe_images, small
+from rloo_pipeline.training.row_images import RowImages
+from rloo_pipeline.training.self_check import small
 
 LONGEST = attention.SHORT + 24
 """Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
+SHARED, OTHER = [(2, 3)], [(3, 1), (2, 2)]
+"""Height and width in tokens of the images of the shared prompt, which have other pixels in each sequence, and of the
+other prompt; where all images of a model have the same size, there are as many of that size.
+"""
 
 
 class Difference(NamedTuple):
@@ -40,20 +45,23 @@ class PlainModel:
         causal_within: largest difference of a log-prob, in nats, where the tokens after it are cut off.
     """
 
-    def __init__(self, config: Any, trust_remote_code: bool, longest: int, images: bool = False) -> None:
+    def __init__(
+        self, config: Any, shrink: small.Shrink, trust_remote_code: bool, longest: int, images: bool = False
+    ) -> None:
         """Builds the model and computes log-probs and gradients of the probe.
 
         Args:
-            config: transformers configuration of the small model.
+            config: transformers configuration of the full model.
+            shrink: the way to make it small.
             trust_remote_code: allows the model's own code to run.
             longest: maximum length of a sequence in tokens.
             images: True if prompts have images.
         """
-        self.config, self.trust_remote_code = config, trust_remote_code
-        self.model = small.build(config, trust_remote_code, "eager").eval()
+        self.config, self.trust_remote_code = small.shrink(config, shrink), trust_remote_code
+        self.model = small.build(self.config, trust_remote_code, "eager").eval()
         self.sequences = probe(small.words(self.model.config), longest)
         if images:
-            self.sequences = probe_images.show(self.sequences, config)
+            self.sequences = _with_images(self.sequences, self.config)
         self.logps = _one_by_one(self.model, self.sequences)
         self.causal_within = _difference_without_rest(self.model, self.sequences, self.logps)
 
@@ -61,7 +69,7 @@ class PlainModel:
         """The differences of a form of batch, in a copy that `prepare` may move and change."""
         model = small.build(self.config, self.trust_remote_code, form.attention)
         model.load_state_dict(self.model.state_dict())
-        dropout.remove(model)
+        plain_model.remove_dropout(model)
         if prepare is not None:
             prepare(model)
         logps = _in_form(model.train(), self.sequences, form)
@@ -83,6 +91,50 @@ def probe(vocabulary: int, longest: int) -> Sequences:
         [shared, shared, shared, other],
         [ids(min(30, rest)), ids(min(5, rest)), ids(1), ids(most - len(other))],
     )
+
+
+def _with_images(sequences: Sequences, config: Any) -> Sequences:
+    """The sequences of the probe with images in their prompts, behind the first token.
+
+    Args:
+        sequences: sequences of `probe`: three with one prompt, and one with another.
+        config: transformers configuration of the small model.
+    """
+    draw = torch.Generator().manual_seed(2)
+    sizes = [SHARED, SHARED, SHARED, OTHER]
+    images = [[_image(config, *size, draw) for size in of_row] for of_row in sizes]
+    shown = [[token for size in of_row for token in _tokens(config, _count(config, *size))] for of_row in sizes]
+    prompts = zip(sequences.prompts, shown, strict=True)
+    return Sequences(
+        [[*prompt[:1], *tokens, *prompt[1:]] for prompt, tokens in prompts],
+        sequences.completions,
+        images=RowImages(images, lambda image: image, vision.tokens_of(config.to_dict())),
+    )
+
+
+def _tokens(config: Any, count: int) -> list[int]:
+    """The tokens of an image with `count` parts."""
+    kind = vision.kind_of(config.to_dict())
+    return [getattr(config, kind.begin), *[getattr(config, kind.part)] * count, getattr(config, kind.end)]
+
+
+def _count(config: Any, height: int, width: int) -> int:
+    """Number of tokens that stand for parts of an image."""
+    return int(getattr(config, "mm_tokens_per_image", height * width))
+
+
+def _image(config: Any, height: int, width: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """An image of Qwen-VL: patches [patches, values of a patch] and their grid; `height` and `width` in tokens. Or one
+    of Gemma: pixels [1, channels, height, width], all of one size.
+    """
+    part = config.vision_config
+    if hasattr(config, "mm_tokens_per_image"):
+        return {"pixel_values": torch.randn(1, part.num_channels, part.image_size, part.image_size, generator=draw)}
+    merge = part.spatial_merge_size
+    grid = [1, height * merge, width * merge]
+    values = part.in_channels * part.temporal_patch_size * part.patch_size**2
+    pixels = torch.randn(grid[1] * grid[2], values, generator=draw)
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])}
 
 
 def _weights(count: int) -> Tensor:

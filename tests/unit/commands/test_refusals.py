@@ -390,7 +390,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.formats": "tests/unit/commands/test_check.py",
     "training.kernels.attention": "tests/unit/training/test_self_check.py",
     "training.logprobs": "`model_support.check_model` says it of prompts and completions of the longest length",
-    "training.lora_support.check_dtype_on_gpu": (
+    "training.model_support.check_dtype_on_gpu": (
         Case(
             "model.dtype: float32 cannot be used with update.lora on a GPU",
             config={"update": {"lora": LORA}},
@@ -398,7 +398,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             gpu=True,
         ),
     ),
-    "training.lora_support.check_lora": (
+    "training.model_support.check_lora": (
         Case(
             "vLLM serves no LoRA adapter of GPT2LMHeadModel",
             config={"update": {"lora": LORA}},
@@ -443,8 +443,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.deepspeed_internals.nvme": NODE,
-    "training.deepspeed_internals.nvme_access": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
+    "training.plain_model.load_nf4": WEIGHTS_IN_MEMORY,
     "training.plain_model.from_pretrained": "`self_check` says it before",
     "training.plain_model.load_adapter": STAGES_FILE,
     "training.policy_model._with_adapter": (

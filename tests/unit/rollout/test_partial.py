@@ -16,7 +16,7 @@ from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.requests import Completion, Request
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training.metrics import staleness
-from rloo_pipeline.training.rollout_proof import RolloutProof
+from rloo_pipeline.training.sampler_proof import RolloutProof
 
 K, PROMPTS, LONGEST, BUDGET, ROUNDS = 4, 6, 20, 6, 7
 

@@ -6,7 +6,7 @@ from helpers import mini
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.stages import warmstart as stage
-from rloo_pipeline.training import lora_support
+from rloo_pipeline.training import model_support
 
 REFUSED = "model.dtype: float32 cannot be used with update.lora on a GPU, .* set model.dtype: bfloat16, or remove"
 LORA = {"lora": {"target_modules": ["q_proj"]}}
@@ -14,9 +14,9 @@ LORA = {"lora": {"target_modules": ["q_proj"]}}
 
 def test_an_adapter_in_float32_is_refused_and_others_are_not() -> None:
     with pytest.raises(UserError, match=REFUSED):
-        lora_support.check_dtype_on_gpu("float32")
+        model_support.check_dtype_on_gpu("float32")
     for dtype in ("bfloat16", "float16"):
-        lora_support.check_dtype_on_gpu(dtype)
+        model_support.check_dtype_on_gpu(dtype)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from helpers import mini, succeeded
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config, Lora
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import lora_support
+from rloo_pipeline.training import model_support
 from rloo_pipeline.training.model_support import check_run
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
@@ -34,7 +34,7 @@ ATTENTION = Lora(target_modules=["q_proj", "v_proj"])
 )
 def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    lora_support.check_lora(Policy(tmp_path), lora)
+    model_support.check_lora(Policy(tmp_path), lora)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
 def test_what_vllm_does_not_serve_is_an_error(config, lora, message, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=message):
-        lora_support.check_lora(Policy(tmp_path), lora)
+        model_support.check_lora(Policy(tmp_path), lora)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ for name in ("BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTJFo
     (tmp_path / "serves.py").write_text(code)
     output = succeeded(forks.run(tmp_path / "serves.py", [], os.environ)).stdout
     supported = {line.split()[1]: line.split()[2] == "True" for line in output.splitlines() if line.startswith("is ")}
-    assert supported == {name: name not in lora_support.UNSUPPORTED for name in supported}
+    assert supported == {name: name not in model_support.WITHOUT_LORA for name in supported}
     assert len(supported) == 10
 
 

@@ -11,9 +11,10 @@ from models import SIZES
 from transformers import Llama4TextConfig, LlamaConfig
 from transformers.models.llama import modeling_llama
 
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training import dropout, policy_model, self_check, weight_files
+from rloo_pipeline.training import plain_model, policy_model, self_check, weight_files
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import against_plain, small
 
@@ -51,14 +52,14 @@ def test_the_check_runs_once_and_its_result_is_read_from_beside_the_weights_afte
     tiny_model, tmp_path, times, monkeypatch
 ) -> None:
     unchecked = Path(shutil.copytree(tiny_model, tmp_path / "unchecked"))
-    (unchecked / self_check.RECORD).unlink()
+    (unchecked / model_files.SELF_CHECK).unlink()
     model = policy_model.load(Policy(unchecked), "float32")
     policy_model.load(Policy(unchecked), "bfloat16")
     assert times == ["qwen3"]
     assert model.self_check.logps < self_check.LOGPS / 10
     policy_model.save_beside(model, tmp_path, Policy(unchecked))
     weight_files.write_together(model, tmp_path)
-    assert json.loads((tmp_path / self_check.RECORD).read_text())["model"] == "Qwen3ForCausalLM"
+    assert json.loads((tmp_path / model_files.SELF_CHECK).read_text())["model"] == "Qwen3ForCausalLM"
     monkeypatch.setattr(self_check, "_results", {})
     policy_model.load(Policy(tmp_path), "float32")
     assert times == ["qwen3"]
@@ -170,5 +171,5 @@ def test_nothing_is_dropped_where_dropout_is_disabled() -> None:
     model = small.build(config("opt", RIGHT["opt"]), False, "eager").train()
     ids = torch.tensor([[5, 6, 7, 8]])
     assert not torch.equal(model(ids).logits, model(ids).logits)
-    dropout.remove(model)
+    plain_model.remove_dropout(model)
     assert torch.equal(model(ids).logits, model(ids).logits)

@@ -13,7 +13,7 @@ from rloo_pipeline.before_run import places
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
-from rloo_pipeline.training.deepspeed_internals import nvme, nvme_access
+from rloo_pipeline.training.deepspeed_internals import nvme
 
 
 def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_removed(tmp_path) -> None:
@@ -63,7 +63,7 @@ def test_a_disk_without_space_is_named(tmp_path) -> None:
 
 def test_a_file_that_is_short_or_cannot_be_written_is_an_error(tmp_path) -> None:
     """DeepSpeed's own access goes on with the content that the buffer happened to have."""
-    handle = nvme_access.Handle()
+    handle = nvme.Handle()
     buffer = handle.new_cpu_locked_tensor(1000, torch.zeros(1))
     buffer.copy_(torch.arange(1000))
     assert handle.is_pinned(buffer.narrow(0, 7, 10))

@@ -8,9 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rloo_pipeline.training.kernels import attention
-from rloo_pipeline.training.kernels.layout_copy import Gather, Scatter
 from rloo_pipeline.training.kernels.short_attention import Local
-from rloo_pipeline.training.layout import HeadIndex, Layout, lay_out
+from rloo_pipeline.training.layout import Gather, HeadIndex, Layout, Scatter, lay_out
 
 ON_CPU = lay_out(*(torch.tensor(values) for values in ([0, 0, 30], [4, 4, 2], [4, 16, 32], [12, 14, 7])))
 TOKENS, LAID_OUT, HEADS, HEAD_DIM = 39, len(ON_CPU.sources), (4, 2, 2), 64

@@ -7,7 +7,7 @@ import torch
 from models import SIZES, gradient, qwen3
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rloo_pipeline.training import packing
+from rloo_pipeline.training import logprobs, packing
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.logprobs import TokenLogProbs
 
@@ -135,7 +135,7 @@ def test_scaled_and_capped_logits_are_computed_in_pieces_too(kind, tokens, monke
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
-    forms = [lm_head.attach(scaled(kind).to(dtype)).form for kind in FORMS]
+    forms = [logprobs.split(scaled(kind).to(dtype)).form for kind in FORMS]
     assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
 
 
@@ -153,11 +153,11 @@ def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
     def with_own_embeddings(self, input_ids, **named):
         return plain(self, inputs_embeds=2 * self.get_input_embeddings()(input_ids), **named)
 
-    assert lm_head.attach(qwen3()) is not None
+    assert logprobs.split(qwen3()) is not None
     monkeypatch.setattr(type(model), "forward", with_own_embeddings)
-    assert lm_head.attach(model) is None, "the projection does not get what the decoder makes of the ids"
+    assert logprobs.split(model) is None, "the projection does not get what the decoder makes of the ids"
     monkeypatch.setattr(type(model), "forward", scaled_by_itself)
-    assert lm_head.attach(model) is None, "a scale that is not in config.json is only known rounded"
+    assert logprobs.split(model) is None, "a scale that is not in config.json is only known rounded"
     monkeypatch.setattr(type(model), "forward", squared)
-    assert lm_head.attach(model) is None
-    assert lm_head.attach(qwen3(dtype=torch.float16)) is None
+    assert logprobs.split(model) is None
+    assert logprobs.split(qwen3(dtype=torch.float16)) is None
