@@ -11,10 +11,10 @@ from rloo_pipeline.trackers.trackers import TRACKERS
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    config = load(arguments.config or arguments.run / "config.yaml")
+    model = load(arguments.config or arguments.run / "config.yaml").model
     from rloo_pipeline.commands.export import export
 
-    export(config, arguments.run, arguments.output, arguments.merge, arguments.policy)
+    export(model, arguments.run, arguments.output, arguments.merge, arguments.policy)
 
 
 def _rescore(arguments: argparse.Namespace) -> None:

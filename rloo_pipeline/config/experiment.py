@@ -83,7 +83,8 @@ class Experiment(Section):
             for key in changes:
                 if reason := OWN.get(key.partition(".")[0]):
                     yield f"{key}: an arm cannot change it; {reason}"
-            for key, other in itertools.permutations(_all_keys(changes), 2):
+            written = [inner for key, value in changes.items() for inner in flatten({key: value})]
+            for key, other in itertools.permutations(written, 2):
                 if f"{other}.".startswith(f"{key}."):
                     yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
@@ -98,11 +99,6 @@ class Experiment(Section):
         for values in itertools.product(*self.vary.values()):
             changes = dict(zip(self.vary, values, strict=True))
             yield "_".join(itertools.starmap(_label, changes.items())), changes
-
-
-def _all_keys(changes: JSON) -> list[str]:
-    """The keys of all depths that an arm changes, with dots, each as often as it is written."""
-    return [inner for key, value in changes.items() for inner in flatten({key: value})]
 
 
 def _label(key: str, value: Any) -> str:
