@@ -68,7 +68,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences split
     over processes, then more cards.
     """
-    longest = config.longest_sequence
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
     smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
     yield CHECKPOINTING
@@ -86,7 +86,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
-    longest = config.longest_sequence
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
             yield from _with_less({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)

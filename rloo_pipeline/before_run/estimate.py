@@ -63,7 +63,7 @@ def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
 
 def tokens(config: Config) -> dict[str, float]:
     """Upper bounds of completions and tokens."""
-    samples = config.rollout.sampled_completions
+    samples = config.rollout.sampled_prompts * config.rollout.num_generations
     completion, prompt = config.rollout.max_completion_length, config.dataset.max_prompt_length
     refills = {"completion tokens of refills": config.rollout.refill * samples * completion * config.rounds}
     return {
@@ -128,9 +128,9 @@ def disk(config: Config, shape: ModelDims) -> dict[str, float]:
     }
 
 
-def _scorers(uses_reference: bool, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
+def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
     """The models of stages that compute log-probs of a round, by stage."""
-    reference = {"reference": shape} if uses_reference else {}
+    reference = {"reference": shape} if config.uses_reference else {}
     return reference | ({} if teacher is None else {"teacher": teacher})
 
 
@@ -144,7 +144,7 @@ def fits(
     terms = memory.update(config, shape, "cuda")
     fit = memory.total(terms) <= room
     yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
-    for stage, dims in _scorers(config.uses_reference, shape, teacher).items():
+    for stage, dims in _scorers(config, shape, teacher).items():
         terms = memory.reference(config, dims, "cuda")
         fit = memory.total(terms) <= room
         smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
@@ -160,6 +160,11 @@ def minutes(seconds: float) -> str:
     """5400 → 1 h 30 min."""
     whole = round(seconds / 60)
     return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"
+
+
+def sampler_gpus(config: Config) -> int:
+    """GPUs of a job that samples: those of its engines and of its environments."""
+    return config.vllm.gpus + config.rollout.environment_gpus
 
 
 def hours(
@@ -186,17 +191,16 @@ def hours(
     starts["update"] += speeds.at(speeds.BETWEEN, pace)
     flops = card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
     trained = config.rounds * config.rollout.generation_batch_size
-    work = 2.0 * shape.parameters * trained * config.packed_length
-    work = (work + _attention(shape, trained, config.longest_sequence)) * _passes(config) / flops
+    work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds + _attention(config, shape, trained)
+    work *= _passes(config) / flops
     seconds = {
         "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * engines * config.rounds,
         "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
     }
-    seconds["rollout"] *= config.sampler_gpus / engines
+    seconds["rollout"] *= sampler_gpus(config) / engines
     scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-    for stage, dims in _scorers(config.uses_reference, shape, teacher).items():
-        attention = _attention(dims, counts["completions"], config.longest_sequence)
-        seconds[stage] = (2.0 * dims.parameters * scored + attention) / flops
+    for stage, dims in _scorers(config, shape, teacher).items():
+        seconds[stage] = (2.0 * dims.parameters * scored + _attention(config, dims, counts["completions"])) / flops
         seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
     return {stage: value / 3600 for stage, value in seconds.items()}
 
@@ -210,9 +214,17 @@ def _passes(config: Config) -> float:
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
 
 
-def _attention(shape: ModelDims, completions: float, longest: int) -> float:
+def _attention(config: Config, shape: ModelDims, completions: float) -> float:
     """Floating-point operations of attention in a forward pass over completions, which see all earlier tokens."""
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     return 2.0 * completions * shape.layers * shape.heads * longest**2
+
+
+def _packed_tokens(config: Config) -> float:
+    """Tokens that a round trains on; the samples of a prompt share its tokens, but not with images."""
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
+    each = config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
+    return config.rollout.generation_batch_size * each
 
 
 def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
@@ -242,8 +254,7 @@ def _moved(config: Config, shape: ModelDims, pace: str) -> float:
     on_disk = sum(size for size in memory.on_disk(config, shape).values())
     seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
     if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
-        trained = config.rollout.generation_batch_size * config.packed_length
-        share = trained / config.deepspeed.processes * config.deepspeed.sequence_parallel
+        share = _packed_tokens(config) / config.deepspeed.processes * config.deepspeed.sequence_parallel
         batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
         weights = memory.weight_bytes(config.model, shape) / config.deepspeed.processes
         seconds += batches * _passes(config) * weights / link

@@ -41,7 +41,7 @@ def reckoned(config: Config, shape: ModelDims) -> Exchange:
     """Estimates the exchange of a policy between the update and the rollouts of a run."""
     policy = estimate.policy_bytes(config, shape)
     writers = config.deepspeed.processes if config.update.lora is None else 1
-    nodes = -(-config.rollout.shards * config.sampler_gpus // layouts.PER_NODE)
+    nodes = -(-config.rollout.shards * estimate.sampler_gpus(config) // layouts.PER_NODE)
     digested = policy / (speeds.DIGESTING.typical * manifest.READERS)
     loaded = policy / (speeds.LOADING.typical * config.vllm.tensor_parallel_size)
     return Exchange(policy, nodes, policy / (speeds.WRITING.typical * writers), digested + loaded)

@@ -99,9 +99,7 @@ def _first(
     """The first that fits: what splitting engines, weights and gradients costs was not measured, so none is split that
     need not be. If none fits, the last, which needs the least memory.
     """
-    for changes in candidates:
-        if shape.query_heads % changes["deepspeed.sequence_parallel"]:
-            continue
+    for changes in (changes for changes in candidates if _divides(changes, shape)):
         layout = _measured(name, config, changes, shape, card, gpus)
         if not layout.problem:
             break
@@ -146,7 +144,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     """ZeRO stages, each with the micro-batch of the configuration and with one of a single sequence."""
-    longest = config.longest_sequence
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     size = config.deepspeed.micro_batch_tokens
     offload = changes.get("deepspeed.offload", Offload())
     nodes = -(-gpus // PER_NODE)
@@ -167,6 +165,10 @@ def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
 
 def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]:
     return (changes for changes in candidates if advice.is_allowed(advice.override(config, changes)))
+
+
+def _divides(changes: Changes, shape: ModelDims) -> bool:
+    return bool(shape.query_heads % changes["deepspeed.sequence_parallel"] == 0)
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.config import Algorithm, Config, Deepspeed, Dtype, Model, Rollout, Update
+from rloo_pipeline.config import Config, Dtype, Model, Update
 from rloo_pipeline.rollout.engine_arguments import EngineSettings, VisibleGpu, cache_bytes, gpu_budget
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals import nvme
@@ -67,7 +67,9 @@ class MicroBatch(NamedTuple):
 
 def micro_batch_of(config: Config) -> MicroBatch:
     """A process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
-    completion, per_sequence = config.rollout.max_completion_length, config.packed_length
+    prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
+    per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
     sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
     parts = config.deepspeed.sequence_parallel
     per_group = sequences * parts / config.deepspeed.processes
@@ -120,10 +122,7 @@ def update(
         optimizer = learned * sums * split["grads"] if stage < 3 else 0.0
     if device == "cuda" and config.deepspeed.offload.parameters is not None:
         weights = min(float(shape.parameters), LIVE) * size
-    forward = {
-        "activations": activations(config.deepspeed, config.model.dtype, shape, batch, device),
-        "logits": logits(config, shape, batch, device),
-    }
+    forward = {"activations": activations(config, shape, batch, device), "logits": logits(config, shape, batch, device)}
     if distills := distills and config.algorithm.teacher_top_k > 0:
         forward["teacher's tokens"] = _likeliest(config, shape, batch, device)
     freed = 0.0 if batch.several else total(forward)
@@ -139,13 +138,13 @@ def update(
         "optimizer": optimizer,
         **forward,
         "gradients beyond these": max(0.0, gradients - freed, gradients + scratch - total(forward)),
-        **(_teacher_tables(config.algorithm, config.rollout) if distills and device == "cpu" else {}),
+        **(_teacher_tables(config) if distills and device == "cpu" else {}),
     }
 
 
 def offloaded(config: Config, shape: ModelDims) -> Terms:
     """Memory of the node that one process of an update on a GPU takes besides its own."""
-    terms = _teacher_tables(config.algorithm, config.rollout)
+    terms = _teacher_tables(config)
     stage = effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage)
     learned, share = trained(config, shape), 1 / config.deepspeed.processes
     largest = shape.hidden * max(shape.intermediate, shape.heads, shape.vocabulary) * share
@@ -217,13 +216,13 @@ def reference(config: Config, shape: ModelDims, device: str, batch: MicroBatch |
     }
 
 
-def activations(deepspeed: Deepspeed, dtype: Dtype, shape: ModelDims, batch: MicroBatch, device: str) -> float:
+def activations(config: Config, shape: ModelDims, batch: MicroBatch, device: str) -> float:
     """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
-    per_layer = _layer_bytes(dtype, shape)
-    if not deepspeed.recomputes:
+    per_layer = _layer_bytes(config.model.dtype, shape)
+    if not config.deepspeed.recomputes:
         return batch.tokens * shape.layers * per_layer
-    offloads = device == "cuda" and deepspeed.gradient_checkpointing == "offload"
-    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(dtype, shape, batch))
+    offloads = device == "cuda" and config.deepspeed.gradient_checkpointing == "offload"
+    return batch.tokens * per_layer + (0 if offloads else _layer_inputs(config.model.dtype, shape, batch))
 
 
 def _layer_inputs(dtype: Dtype, shape: ModelDims, batch: MicroBatch) -> float:
@@ -259,26 +258,28 @@ def _likeliest(config: Config, shape: ModelDims, batch: MicroBatch, device: str)
     return config.algorithm.teacher_top_k * (ids + LIKELIEST["divergence"] * at_once)
 
 
-def _teacher_tables(algorithm: Algorithm, rollout: Rollout) -> Terms:
+def _teacher_tables(config: Config) -> Terms:
     """Bytes of a teacher's likeliest tokens of a round, which each process of an update holds on the host."""
-    if not (values := algorithm.teacher_top_k * rollout.max_completion_length):
+    if not (values := config.algorithm.teacher_top_k * config.rollout.max_completion_length):
         return Terms()
-    tensors = LIKELIEST["tensors"] * rollout.generation_batch_size
-    return {"teacher's tables": values * (LIKELIEST["tables"] * rollout.sampled_completions + tensors)}
+    sampled = config.rollout.sampled_prompts * config.rollout.num_generations
+    tensors = LIKELIEST["tensors"] * config.rollout.generation_batch_size
+    return {"teacher's tables": values * (LIKELIEST["tables"] * sampled + tensors)}
 
 
 def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) -> Terms:
     """Memory of a rollout: of all its engines on a CPU (`card` is None), or on each GPU of a tensor-parallel group."""
     settings = EngineSettings.of(config.model, config.vllm, config.rollout)
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     if card is None:
         weights = shape.in_sampler(settings.dtype, settings.quantization is not None)
         engine = {
             "process": SAMPLER,
             "weights": weights / settings.tensor_parallel_size,
-            "KV cache": float(cache_bytes(shape, settings, config.longest_sequence)),
+            "KV cache": float(cache_bytes(shape, settings, longest)),
         }
         return {name: size * config.vllm.data_parallel_size for name, size in engine.items()}
-    budget = gpu_budget(shape, settings, card, config.longest_sequence)
+    budget = gpu_budget(shape, settings, card, longest)
     return {
         "process": budget.engine,
         "weights": budget.weights,
@@ -289,8 +290,8 @@ def rollout(config: Config, shape: ModelDims, card: VisibleGpu | None = None) ->
 
 def concurrent_sequences(config: Config, shape: ModelDims, terms: Terms) -> float:
     """Number of sequences of full length that fit into the KV cache."""
-    size = shape.cached(config.model.dtype) * config.longest_sequence
-    return terms["KV cache"] * config.vllm.tensor_parallel_size / size
+    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    return terms["KV cache"] * config.vllm.tensor_parallel_size / (shape.cached(config.model.dtype) * longest)
 
 
 def total(terms: Terms) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts import model_dims, model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config, Dataset, Evaluation, ModelSource, Rollout, distillation
+from rloo_pipeline.config import Config, Dataset, ModelSource, distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, did_you_mean
 from rloo_pipeline.training import model_support
@@ -180,7 +180,7 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
         UserError: they do not fit.
     """
     context = model_dims.context(hf_config)
-    for key, tokens in completion_lengths(config.rollout, config.evaluation).items():
+    for key, tokens in completion_lengths(config).items():
         if context is not None and longest_prompt + tokens > context:
             prompt = "a prompt" if longest_prompt == 1 else f"the longest prompt ({longest_prompt} tokens)"
             raise UserError(
@@ -190,11 +190,11 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
             )
 
 
-def completion_lengths(rollout: Rollout, evaluation: Evaluation) -> dict[str, int]:
+def completion_lengths(config: Config) -> dict[str, int]:
     """Maximum completion lengths in tokens, by their configuration key."""
-    lengths = {"rollout.max_completion_length": rollout.max_completion_length}
-    if evaluation.max_completion_length is not None:
-        lengths["evaluation.max_completion_length"] = evaluation.max_completion_length
+    lengths = {"rollout.max_completion_length": config.rollout.max_completion_length}
+    if config.evaluation.max_completion_length is not None:
+        lengths["evaluation.max_completion_length"] = config.evaluation.max_completion_length
     return lengths
 
 
@@ -203,10 +203,7 @@ def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
 
     Not an error: the stage `prompts` knows the real lengths.
     """
-    context, longest = (
-        model_dims.context(hf_config),
-        max(completion_lengths(config.rollout, config.evaluation).values()),
-    )
+    context, longest = model_dims.context(hf_config), max(completion_lengths(config).values())
     if context is None or longest + config.dataset.max_prompt_length <= context:
         return ""
     return (

@@ -11,10 +11,10 @@ from rloo_pipeline.trackers.trackers import TRACKERS
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    model = load(arguments.config or arguments.run / "config.yaml").model
+    config = load(arguments.config or arguments.run / "config.yaml")
     from rloo_pipeline.commands.export import export
 
-    export(model, arguments.run, arguments.output, arguments.merge, arguments.policy)
+    export(config, arguments.run, arguments.output, arguments.merge, arguments.policy)
 
 
 def _rescore(arguments: argparse.Namespace) -> None:

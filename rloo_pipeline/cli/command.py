@@ -139,10 +139,9 @@ class RlooParser(Parser):
             epilog="`rloo COMMAND --help` lists the options of a command.",
         )
         self.groups = groups
-        self.by_name = {command.name: command for commands in groups.values() for command in commands}
         self.add_argument("--version", action="version", version=__version__)
         self.commands = self.add_subparsers(prog="rloo", metavar="COMMAND", required=True, parser_class=Parser)
-        for command in self.by_name.values():
+        for command in (command for commands in groups.values() for command in commands):
             parser = self.commands.add_parser(
                 command.name,
                 help=command.about,
@@ -155,18 +154,20 @@ class RlooParser(Parser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses the arguments; the error for an unknown command or option names the most similar one."""
-        chosen = self.by_name.get(argv[0]) if argv else None
-        if argv and not argv[0].startswith("-") and chosen is None:
-            self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], self.by_name)}")
-        if chosen and chosen.passes_on and not {"-h", "--help"} & set(argv[1:2]):
+        names = self.commands.choices
+        passes_on = {command.name for commands in self.groups.values() for command in commands if command.passes_on}
+        if argv and not argv[0].startswith("-") and argv[0] not in names:
+            self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], names)}")
+        if argv and argv[0] in passes_on and not {"-h", "--help"} & set(argv[1:2]):
             arguments = self.parse_args(argv[:1])
             arguments.unparsed = argv[1:]
             return arguments
-        end = argv.index("--") if chosen and chosen.passes_rest and "--" in argv else len(argv)
+        rest = {command.name for commands in self.groups.values() for command in commands if command.passes_rest}
+        end = argv.index("--") if argv and argv[0] in rest and "--" in argv else len(argv)
         arguments, unknown = self.parse_known_args(argv[:end])
         arguments.unparsed = argv[end + 1 :]
         if unknown:
-            parser = self.commands.choices[argv[0]]
+            parser = names[argv[0]]
             option = unknown[0].partition("=")[0]
             suggestion = did_you_mean(option, parser._option_string_actions) if option.startswith("-") else ""
             parser.error(f"it does not accept '{unknown[0]}'{suggestion}")

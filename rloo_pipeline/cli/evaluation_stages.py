@@ -60,8 +60,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     take_sampler(config)
     if any(reward.uses_own_model for reward in config.rewards):
         config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
-    facts = lineage.decided(config, "evaluate-chosen") | card_facts(config.reproducible, "evaluate-chosen")
-    with tables.common_facts(**facts):
+    with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
         evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts import fence
 from rloo_pipeline.cli import after_run, before_run, during_run, evaluation_stages, prepare_stages, round_stages
-from rloo_pipeline.cli.command import Command, RlooParser, call, option
+from rloo_pipeline.cli.command import Command, RlooParser, option
 from rloo_pipeline.cluster import nodes
 from rloo_pipeline.errors import UserError, explain
 from rloo_pipeline.runtime import cost, environment, progress, ranks
@@ -62,12 +62,17 @@ WORKER = Command(  # without --log: the stages that it runs have logs of their o
 STAGES = "stages, which Snakemake runs (the command of any job can be pasted into a shell)"
 
 
-PLAN = option("text", metavar="plan", help="what to start, in JSON")
+def _host(arguments: argparse.Namespace) -> None:
+    from rloo_pipeline.cluster import node_workers
+
+    node_workers.host(arguments.plan)
+
+
 HOST = Command(
     "worker-host",
-    partial(call, "rloo_pipeline.cluster.node_workers:host", [PLAN]),
+    _host,
     "Start workers on a node of a SLURM job, for the Snakemake that calls this.",
-    (PLAN,),
+    (option("plan", help="what to start, in JSON"),),
 )
 GROUPS = {
     "before a run": before_run.COMMANDS,

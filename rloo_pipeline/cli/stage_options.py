@@ -53,8 +53,8 @@ def stage(
         from rloo_pipeline.artifacts import tables
 
         try:
-            decided = lineage.decided(config, name, getattr(arguments, "only", None))
-            with tables.common_facts(**decided, **card_facts(config.reproducible, name)):
+            facts = lineage.decided(config, name, getattr(arguments, "only", None)) | card_facts(config, name)
+            with tables.common_facts(**facts):
                 config = with_reward_model(config, getattr(arguments, "reward_model", None))
                 if run is not None:
                     run(config, arguments)
@@ -166,15 +166,15 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     function_copies.use(run)
     config = load(run / "config.yaml")
     reproducible.prepare(config.reproducible)
-    lineage.require_own(config.seed, _inputs(arguments), card_facts(config.reproducible, stage))
+    lineage.require_own(config.seed, _inputs(arguments), card_facts(config, stage))
     lineage.require_configured(config, _inputs(arguments))
     return config.only(stage)
 
 
-def card_facts(reproducible_run: bool, stage: str) -> dict[str, str]:
+def card_facts(config: Config, stage: str) -> dict[str, str]:
     """The card of the stage's engine, to be recorded in a reproducible run; empty without an engine."""
     role = gpu_shares.role_of(stage)
-    return reproducible.card(reproducible_run, role) if role in ("sampler", "logprobs", "trainer") else {}
+    return reproducible.card(config.reproducible, role) if role in ("sampler", "logprobs", "trainer") else {}
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:

@@ -9,16 +9,16 @@ from typing import Any
 from rloo_pipeline.artifacts import files, manifest
 from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Model
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.progress import say
 
 
-def export(model: Model, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
+def export(config: Config, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
     """Writes a policy of a run to a folder of its own.
 
     Args:
-        model: the section `model` of the run.
+        config: the run's configuration.
         run: the run's folder.
         output: folder to write; it must not exist.
         merge: add an adapter to the weights of its base, in float32, and round the sum to `model.dtype`.
@@ -33,13 +33,13 @@ def export(model: Model, run: Path, output: Path, merge: bool, number: int | Non
         raise UserError(f"{folder}: no such policy; pass the folder of a run, results/<run>, and a policy that it kept")
     if output.exists():
         raise UserError(f"{output}: exists; name a new folder")
-    policy = Policy(folder, model.trust_remote_code)
+    policy = Policy(folder, config.model.trust_remote_code)
     policy.verify()
     if policy.is_adapter and not merge:
         raise UserError(f"{folder}: an adapter, which only works together with its base; add --merge")
     with files.atomic_folder(output) as target:
         if policy.is_adapter:
-            _merge(policy, model.dtype, target)
+            _merge(policy, config.model.dtype, target)
         else:
             shutil.copytree(folder, target, dirs_exist_ok=True)
         (target / manifest.MANIFEST).unlink(missing_ok=True)  # it is of the run

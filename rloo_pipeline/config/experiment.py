@@ -83,8 +83,7 @@ class Experiment(Section):
             for key in changes:
                 if reason := OWN.get(key.partition(".")[0]):
                     yield f"{key}: an arm cannot change it; {reason}"
-            written = [inner for key, value in changes.items() for inner in flatten({key: value})]
-            for key, other in itertools.permutations(written, 2):
+            for key, other in itertools.permutations(_all_keys(changes), 2):
                 if f"{other}.".startswith(f"{key}."):
                     yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
@@ -99,6 +98,11 @@ class Experiment(Section):
         for values in itertools.product(*self.vary.values()):
             changes = dict(zip(self.vary, values, strict=True))
             yield "_".join(itertools.starmap(_label, changes.items())), changes
+
+
+def _all_keys(changes: JSON) -> list[str]:
+    """The keys of all depths that an arm changes, with dots, each as often as it is written."""
+    return [inner for key, value in changes.items() for inner in flatten({key: value})]
 
 
 def _label(key: str, value: Any) -> str:

@@ -107,25 +107,9 @@ class Config(RunKeys):
     @property
     def held_out_each_round(self) -> int:
         """Number of held-out prompts that the sampler of each round also answers."""
-        settings = self.evaluation
-        count = min(self.rollout.sampled_completions // 20, 200) if settings.each_round is None else settings.each_round
+        settings, completions = self.evaluation, self.rollout.sampled_prompts * self.rollout.num_generations
+        count = min(completions // 20, 200) if settings.each_round is None else settings.each_round
         return 0 if self.deciding_reward.gpus else min(count, settings.num_prompts or count)
-
-    @property
-    def longest_sequence(self) -> int:
-        """Maximum length of a prompt with its completion, in tokens."""
-        return self.dataset.max_prompt_length + self.rollout.max_completion_length
-
-    @property
-    def packed_length(self) -> float:
-        """Most tokens of a completion in an update; samples share their prompt's tokens, but not with images."""
-        shared_by = 1 if self.dataset.shows_images else self.rollout.num_generations
-        return self.dataset.max_prompt_length / shared_by + self.rollout.max_completion_length
-
-    @property
-    def sampler_gpus(self) -> int:
-        """GPUs of a job that samples: those of its engines and of its environments."""
-        return self.vllm.gpus + self.rollout.environment_gpus
 
     @property
     def longest_evaluated(self) -> int:

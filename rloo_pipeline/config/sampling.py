@@ -254,11 +254,6 @@ class Rollout(Section):
         """Number of prompts that a round samples completions for; 1.1 times 50 prompts are 55, which floats exceed."""
         return math.ceil(self.num_prompts * Fraction(str(self.oversample)))
 
-    @property
-    def sampled_completions(self) -> int:
-        """Number of completions that a round samples."""
-        return self.sampled_prompts * self.num_generations
-
 
 class Vllm(Section):
     """Resources of the sampling engine (vLLM). They change results only by rounding, so a new value reruns nothing."""

@@ -31,8 +31,8 @@ def adapted(tmp_path, tiny_model):
 def test_a_merged_policy_gives_the_logits_of_base_and_adapter(tmp_path, tiny_model, adapted) -> None:
     config, output = Config(**mini()), tmp_path / "plain"
     with pytest.raises(UserError, match="add --merge"):
-        export(config.model, adapted, output, merge=False)
-    export(config.model, adapted, output, merge=True)
+        export(config, adapted, output, merge=False)
+    export(config, adapted, output, merge=True)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     before = logits(base)
     expected = logits(plain_model.load_adapter(base, Policy(adapted / "policies" / "00001")))
@@ -41,7 +41,7 @@ def test_a_merged_policy_gives_the_logits_of_base_and_adapter(tmp_path, tiny_mod
     assert (actual - before).abs().max() > 0.1
     assert {"tokenizer.json", "chat_template.jinja"} & {file.name for file in output.iterdir()}
     with pytest.raises(UserError, match="exists"):
-        export(config.model, adapted, output, merge=True)
+        export(config, adapted, output, merge=True)
 
 
 def test_an_adapter_on_tied_weights_is_not_merged_and_an_absent_policy_is_told(tmp_path, tiny_model, adapted) -> None:
@@ -49,7 +49,7 @@ def test_an_adapter_on_tied_weights_is_not_merged_and_an_absent_policy_is_told(t
     folder = model_folders.adapter(tiny_model, adapted / "policies" / "00002", 1, target_modules=["lm_head"])
     seal(folder, "00002")
     with pytest.raises(UserError, match="lm_head, which shares its weights"):
-        export(config.model, adapted, tmp_path / "plain", merge=True)
+        export(config, adapted, tmp_path / "plain", merge=True)
     assert not (tmp_path / "plain").exists()
     with pytest.raises(UserError, match="00007: no such policy"):
-        export(config.model, adapted, tmp_path / "plain", merge=True, number=7)
+        export(config, adapted, tmp_path / "plain", merge=True, number=7)

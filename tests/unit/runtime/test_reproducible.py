@@ -9,6 +9,7 @@ from helpers import mini
 
 from rloo_pipeline.artifacts import lineage, tables
 from rloo_pipeline.cli import stage_options
+from rloo_pipeline.config import Config
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, reproducible
 
@@ -57,7 +58,7 @@ def test_a_stage_refuses_what_another_kind_of_card_has_made(tmp_path, monkeypatc
     arguments = argparse.Namespace(config=None, output=tmp_path / "rounds/00001/reference/001.parquet", rollouts=table)
     with pytest.raises(UserError, match="made on NVIDIA H100, and this machine has NVIDIA H200, which computes other"):
         stage_options.stage_config(arguments, "reference")
-    assert stage_options.card_facts(True, "score") == {}, "it has no engine"
+    assert stage_options.card_facts(Config.model_validate(mini(reproducible=True)), "score") == {}, "it has no engine"
 
 
 def test_the_facts_of_a_policy_name_the_cards_of_its_round(tmp_path) -> None:
