@@ -14,11 +14,13 @@ def test_a_policy_that_was_lost_with_a_nodes_disk_is_left_to_the_next_call_and_a
 ) -> None:
     policy = tmp_path / "policies" / "00001"
     policy.mkdir(parents=True)
-    (tmp_path / "node").write_text("weights")
-    (policy / "model.safetensors").symlink_to(tmp_path / "node")
+    weights = tmp_path / "node" / ".00001.tmp" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_text("weights")
+    (policy / "model.safetensors").symlink_to(weights)
     manifest.write_manifest(policy, policy="00001")
-    (tmp_path / "node").unlink()
+    weights.unlink()
     adoption.check_files(tmp_path, Config(**mini()))
-    (tmp_path / "node").write_text("another")
+    weights.write_text("another")
     with pytest.raises(UserError, match=r"model\.safetensors was changed since it was written"):
         adoption.check_files(tmp_path, Config(**mini()))
