@@ -39,7 +39,7 @@ def test_a_lost_policy_is_restored_from_an_earlier_state_than_its_own(tmp_path, 
     start, state = Policy(tmp_path / "policies" / "00001"), tmp_path / "trainer" / "00001"
     for folder in (start.folder, state):
         folder.mkdir(parents=True)
-    (start.folder / "model.safetensors").symlink_to(tmp_path / "lost")
+    (start.folder / "model.safetensors").symlink_to(tmp_path / ".00001.tmp" / "lost")
     manifest.write_manifest(state, round=1)
 
     def engine(before: Policy, *_) -> None:
