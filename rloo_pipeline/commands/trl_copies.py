@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 
-from rloo_pipeline.commands.trl_script import PARSED, TrlScript, UnknownValueError, name_of
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError, name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -88,7 +90,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if isinstance(binding.value, ast.Call) and name_of(binding.value.func) in PARSED:
+            if binding.is_parameter or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
                 continue  # its values are written in their places
             is_above = statement.lineno < before or binding.value is None
             if is_above and id(statement) not in chosen:
@@ -151,33 +153,71 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     Raises:
         UserError: such an option has no value.
     """
-    asked = list(_asked(script, node))
-    if asked:
-        return ast.unparse(_Filled(script).visit(copy.deepcopy(node)))
-    if isinstance(node, ast.expr):
-        return ast.unparse(node)
+    filled = _Filled(script)
+    copied = filled.visit(copy.deepcopy(node))
+    if filled.has_changed or isinstance(node, ast.expr):
+        return ast.unparse(copied)
     first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
     return textwrap.dedent("\n".join(script.text.splitlines()[first - 1 : node.end_lineno]))
 
 
-def _asked(script: TrlScript, node: ast.AST) -> Iterator[ast.Attribute]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and script.is_parsed(part.value):
-            yield part
-
-
 class _Filled(ast.NodeTransformer):
-    """Writes the values of options in their places."""
+    """Writes in their places the values of options and of parameters of the function in which the trainer is made, and
+    the whole paths of files, since the project is in another folder than the script.
+    """
 
     def __init__(self, script: TrlScript) -> None:
         self.script = script
+        self.has_changed = False
+        self.own: set[str] = set()
+        """Arguments of functions in the copy."""
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        """Notes arguments, whose names are not those of options."""
+        self.own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """`arguments.dataset` → its value."""
-        if not self.script.is_parsed(node.value):
-            return self.generic_visit(node)
+        is_own = isinstance(node.value, ast.Name) and node.value.id in self.own
+        return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A parameter → its value."""
+        found = self.script.binding(node.id, node.lineno)
+        if node.id in self.own or not isinstance(node.ctx, ast.Load) or found is None:
+            return node
+        return self._written(node) if found.is_parameter or self.script.is_parsed(node) else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """Only the beginning of a text with values can begin a path."""
+        node.values = [self.visit(part) for part in node.values[:1]] + [
+            part if isinstance(part, ast.Constant) else self.visit(part) for part in node.values[1:]
+        ]
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """The path of a file, relative to where the script runs → the whole path."""
+        text = node.value
+        if (
+            not isinstance(text, str)
+            or not re.fullmatch(r"[^/\n][^\n]{0,250}", text)
+            or not re.search(r"[^./].*[./]", text)
+        ):
+            return node
+        path = Path(text)
+        if not (path.is_file() or ("/" in text and path.is_dir())):
+            return node
+        self.has_changed = True
+        return ast.Constant(str(path.resolve()) + "/" * text.endswith("/"))
+
+    def _written(self, node: ast.Attribute | ast.Name) -> ast.AST:
         try:
-            return ast.parse(repr(self.script.value(node)), mode="eval").body
+            value = self.script.value(node)
         except UnknownValueError:
-            problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
+            problem = "the text does not show its value; write it into the line"
+            if isinstance(node, ast.Attribute):
+                problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None
+        self.has_changed = True
+        return self.visit(ast.parse(repr(value), mode="eval").body)
