@@ -121,7 +121,7 @@ class Translation:
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}by N" * total)
+        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
 
     def _length(self) -> None:
         """Rounds, from optimizer steps or epochs."""
@@ -230,6 +230,9 @@ class Translation:
                 algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
                 note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
                 self.add(names[0], "algorithm.mismatch", note)
+                if self.options.get("vllm_structured_outputs_regex"):  # which needs the correction
+                    key = "rollout.generation_kwargs.structured_outputs.regex"
+                    self._one("vllm_structured_outputs_regex", key)
         self.config["algorithm"] = {
             **algorithm,
             **self.config["algorithm"],

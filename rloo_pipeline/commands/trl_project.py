@@ -158,7 +158,7 @@ class _Reader:
         value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
         text = ast.unparse(given) if isinstance(given, ast.expr) else shown(value)
         if value is UNSHOWN:
-            self._row(option, text, "", UNSHOWN)
+            self._row(option, text, "", "only 4 bits are" if option == "quantization_config" else UNSHOWN)
         elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):
             keys["dtype"] = value
             self._row("dtype", value, "model.dtype")

@@ -115,10 +115,10 @@ class TrlScript:
         """The call of the trainer, and those of the functions in which it is made."""
         makers = {function.name for function in self._makers()}
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        return [self.trainer, *(call for call in calls if name_of(call.func) in makers)]
+        return [self.trainer, *(call for call in calls if isinstance(call.func, ast.Name) and call.func.id in makers)]
 
     def _passed(self, function: ast.FunctionDef) -> dict[str, ast.expr]:
-        """What each parameter of a function is: the argument, if there is one call, or the default."""
+        """The value of each parameter of a function: the argument, if there is one call, else the default."""
         arguments = function.args
         names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
         found: dict[str, ast.expr] = dict.fromkeys(names, UNSHOWN)

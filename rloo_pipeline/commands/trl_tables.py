@@ -30,7 +30,6 @@ RENAMED = {
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
     "seed": "seed",
     "max_tool_calling_iterations": "rollout.max_tool_calling_iterations",
-    "vllm_structured_outputs_regex": "rollout.generation_kwargs.structured_outputs.regex",
 }
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adam"), "adamw"),
@@ -74,8 +73,8 @@ HERE = {
     "log_completions": "all completions are in rounds/*/rollouts/*.parquet",
     "resume_from_checkpoint": "the same command again",
     "deepspeed": "deepspeed.zero_stage, deepspeed.processes, deepspeed.config",
-    "push_to_hub": "upload results/RUN/policies/ROUND, an ordinary Hugging Face folder",
-    "load_best_model_at_end": "select, which chooses a policy by its held-out pass@1",
+    "push_to_hub": "`rloo export` writes a folder to upload",
+    "load_best_model_at_end": "select, with rows in dataset.dev",
     "do_eval": "policy 0 and the last policy are always evaluated",
     "eval_strategy": "evaluation.every, in rounds",
     "per_device_eval_batch_size": "evaluations need no batch size",
