@@ -12,7 +12,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError, name_of
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -220,4 +221,5 @@ class _Filled(ast.NodeTransformer):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None
         self.has_changed = True
-        return self.visit(ast.parse(repr(value), mode="eval").body)
+        filled: ast.AST = self.visit(ast.parse(repr(value), mode="eval").body)
+        return filled

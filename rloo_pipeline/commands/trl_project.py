@@ -11,7 +11,8 @@ from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, lora_keys, shown
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError, name_of
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name

@@ -11,9 +11,10 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rloo_pipeline.commands.trl_options import option_values
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, name_of, parameters
 from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL
 from rloo_pipeline.errors import UserError
 
@@ -27,34 +28,11 @@ OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Pow: lambda a, b: a**b,
 }
-
-
 Node = TypeVar("Node", bound=ast.AST)
-UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
-"""An expression whose value the text does not show."""
 
 
 class UnknownValueError(Exception):
     """The text does not show the value of an expression."""
-
-
-class Binding(NamedTuple):
-    """A statement that gives a name its value."""
-
-    statement: ast.stmt
-    value: ast.expr | None
-    """None for a function, a class or an import; the argument or default for a parameter of a function."""
-    place: int | None = None
-    """Position in a tuple that is unpacked."""
-
-    @property
-    def is_parameter(self) -> bool:
-        """True for a parameter of a function in which the trainer is made."""
-        return isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef) and self.value is not None
-
-    def is_seen(self, line: int) -> bool:
-        """True if a line is below the statement, and for a parameter inside of its function."""
-        return self.statement.lineno < line <= (self.statement.end_lineno or line if self.is_parameter else line)
 
 
 class TrlScript:
@@ -83,11 +61,11 @@ class TrlScript:
         self.statements = list(self._flat(self.tree.body))
         self.bindings: dict[str, list[Binding]] = {}
         for function in self._makers():
-            for name, value in self._passed(function).items():
-                self.bindings.setdefault(name, []).append(Binding(function, value))
+            for name, passed in parameters(function, self.calls).items():
+                self.bindings.setdefault(name, []).append(Binding(function, passed))
         for statement in self.statements:
-            for bound, value, place in _bound(statement):
-                self.bindings.setdefault(bound, []).append(Binding(statement, value, place))
+            for name, value, place in bound(statement):
+                self.bindings.setdefault(name, []).append(Binding(statement, value, place))
         self.taken: set[int] = set()
         """Lines at which a statement begins that the project takes over."""
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
@@ -116,21 +94,6 @@ class TrlScript:
         makers = {function.name for function in self._makers()}
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         return [self.trainer, *(call for call in calls if isinstance(call.func, ast.Name) and call.func.id in makers)]
-
-    def _passed(self, function: ast.FunctionDef) -> dict[str, ast.expr]:
-        """The value of each parameter of a function: the argument, if there is one call, else the default."""
-        arguments = function.args
-        names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-        found: dict[str, ast.expr] = dict.fromkeys(names, UNSHOWN)
-        found |= dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
-        found |= {
-            one.arg: node or UNSHOWN for one, node in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        }
-        calls = [call for call in self.calls if name_of(call.func) == function.name]
-        if len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args):
-            found |= dict(zip(names, calls[0].args, strict=False))
-            found |= {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg in found}
-        return found if len(calls) <= 1 else dict.fromkeys(found, UNSHOWN)
 
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """Statements in order, with those of the blocks and of the functions in which the trainer is made."""
@@ -358,33 +321,3 @@ class TrlScript:
         """True for the value of a trainer, of its options, or of an argument parser."""
         name = name_of(value.func) if isinstance(value, ast.Call) else ""
         return name.endswith(("Trainer", "Config", "Parser")) or (isinstance(value, ast.Call) and self.parses(value))
-
-
-def name_of(function: ast.expr) -> str:
-    """`RLOOConfig` of `trl.RLOOConfig`."""
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
-    """Names that a statement binds, with their value and its position in a tuple."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name, None, None
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        for alias in statement.names:
-            yield (alias.asname or alias.name).split(".")[0], None, None
-    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        yield statement.target.id, statement.value, None
-    elif isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            if isinstance(target, ast.Name):
-                yield target.id, statement.value, None
-            elif isinstance(target, ast.Tuple):
-                for index, part in enumerate(target.elts):
-                    if isinstance(part, ast.Name):
-                        yield part.id, statement.value, index
-    else:  # in a block, which may not be entered
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                yield inner.id, UNSHOWN, None
-            elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
-                yield from ((name, None, None) for name, _, _ in _bound(inner))
