@@ -191,6 +191,10 @@ class _Reader:
             held_out = None
         elif isinstance(shown_eval, ast.IfExp):
             held_out = shown_eval.body
+        if isinstance(shown_eval, ast.Dict):
+            raise UserError(
+                self.script.at(shown_eval, "eval_dataset: a project has one held-out set; name one of these")
+            )
         sources = [self._source(train), self._source(held_out) if held_out is not None else None]
         if all(sources):
             for option, source in zip(("train_dataset", "eval_dataset"), sources, strict=True):

@@ -314,8 +314,18 @@ class TrlScript:
             text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
-            if not (statement.lineno in self.taken or text or isinstance(statement, kinds) or trains):
+            is_taken = statement.lineno in self.taken or text or isinstance(statement, kinds)
+            if not (is_taken or (trains and not self._sets(statement))):
                 yield statement
+
+    def _sets(self, statement: ast.stmt) -> bool:
+        """True if a statement sets an option or adds a callback."""
+        args = ast.unparse(self.arguments.get("args", UNSHOWN))
+        return any(
+            (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == args)
+            or (isinstance(part, ast.Call) and name_of(part.func) == "add_callback")
+            for part in ast.walk(statement)
+        )
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True for the value of a trainer, of its options, or of an argument parser."""

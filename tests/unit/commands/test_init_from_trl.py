@@ -406,6 +406,15 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     assert "sync_ref_model" not in output, "it is off on both sides"
 
 
+def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
+    script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
+    script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")
+    _, output = project(script, "--model_name_or_path m --dataset_name facts.jsonl")
+    assert "if small(): training_args.beta = 0.1" in output
+    assert "trainer.add_callback(Stop())" in output
+    assert "trainer.train()" not in output
+
+
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
     config, _ = project(SMALL.format(options=""))
     assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
@@ -461,6 +470,11 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
         (AGENT, "sft", "'sft' does not belong to an option"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
         (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
+        (
+            SMALL.format(options="").replace('load_dataset("org/data", "main", split="test")', "{'a': DATA}"),
+            "",
+            "line 7: eval_dataset: a project has one held-out set",
+        ),
         (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, and the text shows 1 reward functions"),
     ],
 )
