@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
-from rloo_pipeline.commands.trl_syntax import name_of
+from rloo_pipeline.commands.trl_syntax import bound, name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -69,6 +69,9 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         loading[name] = _loading(chosen)
         above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
     above.sort(key=lambda statement: statement.lineno)
+    for statement in above:
+        if taken := {"train", "held_out", "rows", "_split"} & {name for name, _, _ in bound(statement)}:
+            raise UserError(script.at(statement, f"data.py has a function {taken.pop()} of its own; rename this one"))
     text = _module(script, "Data", above)
     if held_out is None:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
@@ -123,16 +126,23 @@ def _changed(statement: ast.stmt) -> str | None:
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Assignments that read rows, or that depend on one that does."""
-    found, names = list[ast.stmt](), set[str]()
+    found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
+    functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
+    for _ in functions:  # one may call another one
+        loaders |= {function.name for function in functions if _calls(function, loaders)}
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
         parts = list(ast.walk(statement))
-        loads = any(isinstance(part, ast.Call) and name_of(part.func) in LOADERS for part in parts)
-        if loads or names & {part.id for part in parts if isinstance(part, ast.Name)}:
+        if _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
             found.append(statement)
             names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     return found
+
+
+def _calls(statement: ast.stmt, functions: set[str]) -> bool:
+    """True if a statement calls one of these functions."""
+    return any(isinstance(part, ast.Call) and name_of(part.func) in functions for part in ast.walk(statement))
 
 
 def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:

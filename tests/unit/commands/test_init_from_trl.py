@@ -406,6 +406,21 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     assert "sync_ref_model" not in output, "it is off on both sides"
 
 
+def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(5)))
+    loads = (
+        'def loaded(file): return load_dataset("json", data_files=file, split="train")\ntrain = loaded("train.jsonl")\n'
+    )
+    script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "train")
+    project(
+        script.replace("RLOOTrainer(", loads + "RLOOTrainer(").replace(
+            'load_dataset("org/data", "main", split="test")', "None"
+        )
+    )
+    monkeypatch.chdir("project")
+    assert len(load_function("data.py:train")()) == 4
+
+
 def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
     script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
     script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")
@@ -474,6 +489,12 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             SMALL.format(options="").replace('load_dataset("org/data", "main", split="test")', "{'a': DATA}"),
             "",
             "line 7: eval_dataset: a project has one held-out set",
+        ),
+        (
+            SMALL.format(options="").replace('load_dataset("org/data", split="train")', "rows()")
+            + "def rows(): return load_dataset('json', split='train')",
+            "",
+            "line 8: data.py has a function rows of its own; rename this one",
         ),
         (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, and the text shows 1 reward functions"),
     ],
