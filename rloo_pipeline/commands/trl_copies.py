@@ -18,6 +18,8 @@ from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
 """Functions of `datasets` that read rows; what depends on them stays inside a function."""
+OWN = {"train", "held_out", "rows", "_split"}
+"""Functions of data.py; in them, variables may have these names."""
 HELD_OUT = '''
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
 
@@ -70,7 +72,7 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
     above.sort(key=lambda statement: statement.lineno)
     for statement in above:
-        if taken := {"train", "held_out", "rows", "_split"} & {name for name, _, _ in bound(statement)}:
+        if taken := OWN & {name for name, _, _ in bound(statement)}:
             raise UserError(script.at(statement, f"data.py has a function {taken.pop()} of its own; rename this one"))
     text = _module(script, "Data", above)
     if held_out is None:
@@ -125,7 +127,7 @@ def _changed(statement: ast.stmt) -> str | None:
 
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Assignments that read rows, or that depend on one that does."""
+    """Assignments that read rows, that depend on one that does, or whose name a function of data.py has."""
     found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
     functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
     for _ in functions:  # one may call another one
@@ -134,7 +136,8 @@ def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
         parts = list(ast.walk(statement))
-        if _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
+        own = OWN & {name for name, _, _ in bound(statement)}
+        if own or _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
             found.append(statement)
             names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     return found

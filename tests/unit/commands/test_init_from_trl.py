@@ -408,9 +408,8 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
 
 def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(monkeypatch) -> None:
     Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(5)))
-    loads = (
-        'def loaded(file): return load_dataset("json", data_files=file, split="train")\ntrain = loaded("train.jsonl")\n'
-    )
+    loads = "rows = 'train.jsonl'\n"
+    loads += 'def loaded(file): return load_dataset("json", data_files=file, split="train")\ntrain = loaded(rows)\n'
     script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "train")
     project(
         script.replace("RLOOTrainer(", loads + "RLOOTrainer(").replace(
