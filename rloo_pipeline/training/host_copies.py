@@ -1,16 +1,18 @@
 """Tensors that leave a GPU between two stages, with their content in host memory.
 
-The host memory is allocated once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
-speed of its link. It is pinned by CUDA itself: torch's own pinned memory has sizes that are powers of two. Storages are
+The host memory is mapped once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
+speed of its link. CUDA pins it here, since torch's own pinned memory has sizes that are powers of two. Storages are
 emptied and refilled and no tensor is replaced, because a model and an optimizer may hold views into the same buffers.
 """
 
 from __future__ import annotations
 
+import mmap
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -18,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 from rloo_pipeline.runtime.progress import say
 
+ALIGNED = 512
+"""Bytes; a copy begins at a multiple of it."""
 PORTABLE = 1
 """CUDA's flag for memory that is pinned for all of its contexts."""
 TOLD = 1e9
@@ -31,7 +35,7 @@ class HostCopies:
         self._copies: dict[int, UntypedStorage] = {}
         """Copies by `UntypedStorage._cdata`."""
         self._pinned: list[int] = []
-        """Addresses of those that are pinned."""
+        """Addresses that are pinned."""
         weakref.finalize(self, _unpin, self._pinned).atexit = False  # the end of the process releases it too
 
     def take(self, tensors: Iterable[Tensor], constant: bool = False) -> Callable[[], None]:
@@ -45,7 +49,16 @@ class HostCopies:
             A function that fills them again.
         """
         began = time.monotonic()
-        copies = [(storage, self._emptied(storage, constant)) for storage in storages(tensors)]
+        taken = storages(tensors)
+        new = [storage for storage in taken if not self._has(storage)]
+        memory = self._map(new)
+        for storage in new if constant else taken:
+            self._copies[storage._cdata].copy_(storage)
+        if memory is not None and any(storage.is_cuda for storage in new) and _pin(memory):
+            self._pinned.append(memory.data_ptr())
+        copies = [(storage, self._copies[storage._cdata]) for storage in taken]
+        for storage in taken:
+            storage.resize_(0)
         size = sum(copy.nbytes() for _, copy in copies)
         _tell(size, "to", began)
 
@@ -58,17 +71,24 @@ class HostCopies:
 
         return restore
 
-    def _emptied(self, storage: UntypedStorage, constant: bool) -> UntypedStorage:
+    def _has(self, storage: UntypedStorage) -> bool:
         copy = self._copies.get(storage._cdata)
-        if copy is None or copy.nbytes() != storage.nbytes():
-            copy = self._copies[storage._cdata] = UntypedStorage(storage.nbytes())
-            copy.copy_(storage)
-            if storage.is_cuda and _pin(copy):
-                self._pinned.append(copy.data_ptr())
-        elif not constant:
-            copy.copy_(storage)
-        storage.resize_(0)
-        return copy
+        return copy is not None and copy.nbytes() == storage.nbytes()
+
+    def _map(self, new: Sequence[UntypedStorage]) -> Tensor | None:
+        """Maps one piece of memory for the copies of all these storages; None if they are empty."""
+        ends = [*accumulate(-(-storage.nbytes() // ALIGNED) * ALIGNED for storage in new)]
+        if not ends or not ends[-1]:
+            self._copies |= {storage._cdata: UntypedStorage(0) for storage in new}
+            return None
+        memory = mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for storage, begin in zip(new, [0, *ends], strict=False):
+            size = storage.nbytes()
+            piece = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin) if size else torch.empty(0)
+            self._copies[storage._cdata] = piece.untyped_storage()
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def of(self, values: object) -> object:
         """The same values, with the copies in place of tensors whose storages are empty."""
@@ -77,7 +97,8 @@ class HostCopies:
             copy = self._copies.get(tensor.untyped_storage()._cdata)
             if copy is None or tensor.untyped_storage().nbytes():
                 return tensor
-            return tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+            view = tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+            return view.requires_grad_(tensor.requires_grad)  # which torch.save writes too
 
         return pytree.tree_map_only(Tensor, copied, values)
 
@@ -92,13 +113,11 @@ def _tell(size: int, way: str, began: float) -> None:
         say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 
 
-def _pin(copy: UntypedStorage) -> bool:
+def _pin(memory: Tensor) -> bool:
     """Pins host memory. False if CUDA refuses, and then copies are slower."""
-    if not copy.nbytes():
-        return False
-    failed = int(torch.cuda.cudart().cudaHostRegister(copy.data_ptr(), copy.nbytes(), PORTABLE))
+    failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE))
     if failed:
-        say(f"CUDA cannot pin {copy.nbytes() / 1e9:.1f} GB of host memory (error {failed}), so moves are slower")
+        say(f"CUDA cannot pin {memory.nbytes / 1e9:.1f} GB of host memory (error {failed}), so moves are slower")
         with suppress(RuntimeError):  # of the next kernel, to which CUDA tells the error too
             torch.zeros(1, device="cuda")
     return not failed

@@ -72,15 +72,15 @@ class Cuda:
 
 @pytest.mark.parametrize("error", [0, 2])
 def test_copies_are_pinned_once_where_cuda_can_and_released_with_their_owner(error, monkeypatch, caplog) -> None:
-    cuda, weights = Cuda(error), torch.ones(4)
+    cuda, weights, others = Cuda(error), torch.ones(4), (torch.zeros(0), torch.ones(129))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     monkeypatch.setattr(torch.UntypedStorage, "is_cuda", True)
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
     copies = HostCopies()
     with caplog.at_level("INFO"):
         for _ in range(2):
-            copies.take([weights])()
-    assert [*cuda.pinned.values()] == ([] if error else [16])
+            copies.take([weights, *others])()
+    assert [*cuda.pinned.values()] == ([] if error else [512 * 3])
     assert caplog.text.count("CUDA cannot pin 0.0 GB of host memory (error 2), so moves are slower") == bool(error)
     del copies
     assert not cuda.pinned
