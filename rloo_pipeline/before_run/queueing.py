@@ -54,7 +54,7 @@ def gpus_of(config: Config) -> dict[str, int]:
     together they would need more GPUs than the samplers and the update do.
     """
     shards, each = config.rollout.shards, config.deepspeed.forward_processes
-    rollout, update = shards * estimate.sampler_gpus(config), config.deepspeed.processes
+    rollout, update = shards * config.sampler_gpus, config.deepspeed.processes
     at_once = next(
         count for count in range(shards, 0, -1) if not shards % count and count * each <= max(rollout, update)
     )

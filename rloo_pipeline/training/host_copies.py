@@ -1,0 +1,94 @@
+"""Tensors that leave a GPU between two stages, with their content in host memory.
+
+The host memory is allocated once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
+speed of its link (`PINNING`). Storages are emptied and refilled and no tensor is replaced, because a model and an
+optimizer may hold views into the same flat buffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.utils import _pytree as pytree
+
+from rloo_pipeline.errors import one_line
+from rloo_pipeline.runtime.progress import say
+
+TOLD = 1e9
+"""Bytes from which the log says how long a move took."""
+
+
+class HostCopies:
+    """Host memory for the storages of an engine's tensors."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, UntypedStorage] = {}
+        """Copies by `UntypedStorage._cdata`."""
+
+    def take(self, tensors: Iterable[Tensor], constant: bool = False) -> Callable[[], None]:
+        """Copies the storages of tensors to host memory and empties them.
+
+        Args:
+            tensors: tensors that are not used until they are filled again.
+            constant: True if they never change, so that one copy serves for all times.
+
+        Returns:
+            A function that fills them again.
+        """
+        began = time.monotonic()
+        copies = [(storage, self._emptied(storage, constant)) for storage in storages(tensors)]
+        size = sum(copy.nbytes() for _, copy in copies)
+        _tell(size, "to", began)
+
+        def restore() -> None:
+            began = time.monotonic()
+            for storage, copy in copies:
+                storage.resize_(copy.nbytes())
+                storage.copy_(copy)
+            _tell(size, "from", began)
+
+        return restore
+
+    def _emptied(self, storage: UntypedStorage, constant: bool) -> UntypedStorage:
+        copy = self._copies.get(storage._cdata)
+        is_known = copy is not None and copy.nbytes() == storage.nbytes()
+        if copy is None or not is_known:
+            copy = self._copies[storage._cdata] = _pinned(storage.nbytes())
+        if not (is_known and constant):
+            copy.copy_(storage)
+        storage.resize_(0)
+        return copy
+
+    def of(self, values: object) -> object:
+        """The same values, with the copies in place of tensors whose storages are empty."""
+
+        def copied(tensor: Tensor) -> Tensor:
+            copy = self._copies.get(tensor.untyped_storage()._cdata)
+            if copy is None or tensor.untyped_storage().nbytes():
+                return tensor
+            return tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+        return pytree.tree_map_only(Tensor, copied, values)
+
+
+def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
+    """The storages of these tensors, each once."""
+    return list({(storage := tensor.untyped_storage()).data_ptr(): storage for tensor in tensors}.values())
+
+
+def _tell(size: int, way: str, began: float) -> None:
+    if size > TOLD:
+        say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
+
+
+def _pinned(size: int) -> UntypedStorage:
+    """Host memory of `size` bytes; pageable without a GPU, and where the system refuses to pin it."""
+    if torch.cuda.is_available():
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
+        except RuntimeError as error:
+            say(f"{size / 1e9:.1f} GB of host memory cannot be pinned, so copies are slower ({one_line(error)})")
+    return UntypedStorage(size)
