@@ -10,10 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from rloo_pipeline.runtime import controller_watch, devices, output, progress, ranks, scratch
-
-PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8,pinned_max_round_threshold_mb:64"
-"""torch pins the host memory of engines off their GPU in parallel, and rounds only small pieces up to powers of two."""
+from rloo_pipeline.runtime import controller_watch, output, progress, ranks, scratch
 
 
 def prepare(log: Path | None) -> None:
@@ -29,8 +26,6 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     # torch.cuda.is_available() must not create a CUDA context, since vLLM forks its processes for several GPUs.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if devices.has_gpu() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # which the other one would override
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", PINNING)
     output.route_output(log)
     if log is not None or ranks.is_rank():
         controller_watch.watch()

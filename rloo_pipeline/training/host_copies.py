@@ -1,22 +1,25 @@
 """Tensors that leave a GPU between two stages, with their content in host memory.
 
 The host memory is allocated once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
-speed of its link (`PINNING`). Storages are emptied and refilled and no tensor is replaced, because a model and an
-optimizer may hold views into the same flat buffers.
+speed of its link. It is pinned by CUDA itself: torch's own pinned memory has sizes that are powers of two. Storages are
+emptied and refilled and no tensor is replaced, because a model and an optimizer may hold views into the same buffers.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
-from rloo_pipeline.errors import one_line
 from rloo_pipeline.runtime.progress import say
 
+PORTABLE = 1
+"""CUDA's flag for memory that is pinned for all of its contexts."""
 TOLD = 1e9
 """Bytes from which the log says how long a move took."""
 
@@ -27,6 +30,9 @@ class HostCopies:
     def __init__(self) -> None:
         self._copies: dict[int, UntypedStorage] = {}
         """Copies by `UntypedStorage._cdata`."""
+        self._pinned: list[int] = []
+        """Addresses of those that are pinned."""
+        weakref.finalize(self, _unpin, self._pinned).atexit = False  # the end of the process releases it too
 
     def take(self, tensors: Iterable[Tensor], constant: bool = False) -> Callable[[], None]:
         """Copies the storages of tensors to host memory and empties them.
@@ -54,10 +60,12 @@ class HostCopies:
 
     def _emptied(self, storage: UntypedStorage, constant: bool) -> UntypedStorage:
         copy = self._copies.get(storage._cdata)
-        is_known = copy is not None and copy.nbytes() == storage.nbytes()
-        if copy is None or not is_known:
-            copy = self._copies[storage._cdata] = _pinned(storage.nbytes())
-        if not (is_known and constant):
+        if copy is None or copy.nbytes() != storage.nbytes():
+            copy = self._copies[storage._cdata] = UntypedStorage(storage.nbytes())
+            copy.copy_(storage)
+            if storage.is_cuda and _pin(copy):
+                self._pinned.append(copy.data_ptr())
+        elif not constant:
             copy.copy_(storage)
         storage.resize_(0)
         return copy
@@ -84,11 +92,19 @@ def _tell(size: int, way: str, began: float) -> None:
         say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 
 
-def _pinned(size: int) -> UntypedStorage:
-    """Host memory of `size` bytes; pageable without a GPU, and where the system refuses to pin it."""
-    if torch.cuda.is_available():
-        try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
-        except RuntimeError as error:
-            say(f"{size / 1e9:.1f} GB of host memory cannot be pinned, so copies are slower ({one_line(error)})")
-    return UntypedStorage(size)
+def _pin(copy: UntypedStorage) -> bool:
+    """Pins host memory. False if CUDA refuses, and then copies are slower."""
+    if not copy.nbytes():
+        return False
+    failed = int(torch.cuda.cudart().cudaHostRegister(copy.data_ptr(), copy.nbytes(), PORTABLE))
+    if failed:
+        say(f"CUDA cannot pin {copy.nbytes() / 1e9:.1f} GB of host memory (error {failed}), so moves are slower")
+        with suppress(RuntimeError):  # of the next kernel, to which CUDA tells the error too
+            torch.zeros(1, device="cuda")
+    return not failed
+
+
+def _unpin(addresses: Iterable[int]) -> None:
+    """Releases pinned memory before it is freed."""
+    for address in addresses:
+        torch.cuda.cudart().cudaHostUnregister(address)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rloo_pipeline.training import forward_only, host_copies
+from rloo_pipeline.training import forward_only
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.logprobs import TokenLogProbs
@@ -29,7 +29,7 @@ def logps_of(logprobs: TokenLogProbs) -> list[list[float]]:
     return forward_only.score(logprobs, SEQUENCES, 64, "test").logps
 
 
-def test_a_model_that_left_and_returned_computes_the_same(monkeypatch) -> None:
+def test_a_model_that_left_and_returned_computes_the_same() -> None:
     logprobs = model()
     before = logps_of(logprobs)
     for _ in range(2):
@@ -39,7 +39,6 @@ def test_a_model_that_left_and_returned_computes_the_same(monkeypatch) -> None:
         logprobs.enter_gpu()
         logprobs.enter_gpu()
         assert logps_of(logprobs) == before
-        monkeypatch.setattr(host_copies, "_pinned", None)  # the second time takes the memory of the first
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -54,15 +53,38 @@ def test_only_what_changes_is_copied_again(constant) -> None:
     assert torch.equal(views[1], torch.full((2,), 1.0 if constant else 2.0))
 
 
-def test_where_memory_cannot_be_pinned_copies_are_pageable(monkeypatch, caplog) -> None:
-    def refuse(*_, **__) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+class Cuda:
+    """CUDA's functions to pin and release memory."""
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "empty", refuse)
+    def __init__(self, error: int) -> None:
+        self.error, self.pinned = error, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        assert flags == 1
+        if not self.error:
+            self.pinned[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.pinned[address]
+        return 0
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_copies_are_pinned_once_where_cuda_can_and_released_with_their_owner(error, monkeypatch, caplog) -> None:
+    cuda, weights = Cuda(error), torch.ones(4)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch.UntypedStorage, "is_cuda", True)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    copies = HostCopies()
     with caplog.at_level("INFO"):
-        assert host_copies._pinned(8).nbytes() == 8
-    assert "cannot be pinned, so copies are slower (CUDA error: out of memory)" in caplog.text
+        for _ in range(2):
+            copies.take([weights])()
+    assert [*cuda.pinned.values()] == ([] if error else [16])
+    assert caplog.text.count("CUDA cannot pin 0.0 GB of host memory (error 2), so moves are slower") == bool(error)
+    del copies
+    assert not cuda.pinned
+    assert torch.equal(weights, torch.ones(4))
 
 
 def test_a_model_that_is_not_kept_frees_its_memory() -> None:
