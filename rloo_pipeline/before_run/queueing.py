@@ -125,9 +125,8 @@ class SideSeconds(NamedTuple):
     """The update."""
 
     def round_seconds(self, lag: int) -> float:
-        """Seconds of a round in steady state: at most lag + 1 rounds are in flight, so either side may wait."""
-        both = self.sampling + self.training
-        return max(self.sampling, self.training, both / (lag + 1)) if lag else both
+        """Seconds of a round in steady state: with a lag, the two sides work at the same time."""
+        return max(self.sampling, self.training) if lag else self.sampling + self.training
 
 
 def side_seconds(config: Config, hours: Mapping[str, float]) -> SideSeconds:
