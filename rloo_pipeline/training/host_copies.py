@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import accumulate
 
@@ -27,37 +27,41 @@ PORTABLE = 1
 TOLD = 1e9
 """Bytes from which the log says how long a move took."""
 
+Storages = dict[int, UntypedStorage]
+"""Storages by `UntypedStorage._cdata`."""
+
 
 class HostCopies:
     """Host memory for the storages of an engine's tensors."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, UntypedStorage] = {}
-        """Copies by `UntypedStorage._cdata`."""
+        self._copies: Storages = {}
+        """The copy of each storage."""
         self._pinned: list[int] = []
         """Addresses that are pinned."""
         weakref.finalize(self, _unpin, self._pinned).atexit = False  # the end of the process releases it too
 
-    def take(self, tensors: Iterable[Tensor], constant: bool = False) -> Callable[[], None]:
+    def take(self, tensors: Iterable[Tensor], constants: Iterable[Tensor] = ()) -> Callable[[], None]:
         """Copies the storages of tensors to host memory and empties them.
 
         Args:
             tensors: tensors that are not used until they are filled again.
-            constant: True if they never change, so that one copy serves for all times.
+            constants: further ones, which never change, so that one copy serves for all times.
 
         Returns:
             A function that fills them again.
         """
         began = time.monotonic()
-        taken = storages(tensors)
-        new = [storage for storage in taken if not self._has(storage)]
+        changing = storages(tensors)
+        taken = changing | storages(constants)
+        new = {key: storage for key, storage in taken.items() if not self._has(key, storage)}
         memory = self._map(new)
-        for storage in new if constant else taken:
-            self._copies[storage._cdata].copy_(storage)
-        if memory is not None and any(storage.is_cuda for storage in new) and _pin(memory):
+        for key, storage in (new | changing).items():
+            self._copies[key].copy_(storage)
+        if memory is not None and any(storage.is_cuda for storage in new.values()) and _pin(memory):
             self._pinned.append(memory.data_ptr())
-        copies = [(storage, self._copies[storage._cdata]) for storage in taken]
-        for storage in taken:
+        copies = [(storage, self._copies[key]) for key, storage in taken.items()]
+        for storage, _ in copies:
             storage.resize_(0)
         size = sum(copy.nbytes() for _, copy in copies)
         _tell(size, "to", began)
@@ -71,23 +75,23 @@ class HostCopies:
 
         return restore
 
-    def _has(self, storage: UntypedStorage) -> bool:
-        copy = self._copies.get(storage._cdata)
+    def _has(self, key: int, storage: UntypedStorage) -> bool:
+        copy = self._copies.get(key)
         return copy is not None and copy.nbytes() == storage.nbytes()
 
-    def _map(self, new: Sequence[UntypedStorage]) -> Tensor | None:
+    def _map(self, new: Storages) -> Tensor | None:
         """Maps one piece of memory for the copies of all these storages; None if they are empty."""
-        ends = [*accumulate(-(-storage.nbytes() // ALIGNED) * ALIGNED for storage in new)]
+        ends = [*accumulate(-(-storage.nbytes() // ALIGNED) * ALIGNED for storage in new.values())]
         if not ends or not ends[-1]:
-            self._copies |= {storage._cdata: UntypedStorage(0) for storage in new}
+            self._copies |= {key: UntypedStorage(0) for key in new}
             return None
         memory = mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        for storage, begin in zip(new, [0, *ends], strict=False):
+        for (key, storage), begin in zip(new.items(), [0, *ends], strict=False):
             size = storage.nbytes()
             piece = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin) if size else torch.empty(0)
-            self._copies[storage._cdata] = piece.untyped_storage()
+            self._copies[key] = piece.untyped_storage()
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def of(self, values: object) -> object:
@@ -103,9 +107,9 @@ class HostCopies:
         return pytree.tree_map_only(Tensor, copied, values)
 
 
-def storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
+def storages(tensors: Iterable[Tensor]) -> Storages:
     """The storages of these tensors, each once."""
-    return list({(storage := tensor.untyped_storage()).data_ptr(): storage for tensor in tensors}.values())
+    return {(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}
 
 
 def _tell(size: int, way: str, began: float) -> None:

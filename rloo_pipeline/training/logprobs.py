@@ -154,7 +154,7 @@ class TokenLogProbs(nn.Module):
         if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
             raise IncompatibleEngine("weights that ZeRO 3 has split")
         if self._restore is None:
-            self._restore = self._copies.take([*self.parameters(), *self.buffers()], constant=True)
+            self._restore = self._copies.take((), [*self.parameters(), *self.buffers()])
 
     def enter_gpu(self) -> None:
         """Moves the model back to its device."""

@@ -42,9 +42,10 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     """
     if reason := obstacle(engine):
         raise IncompatibleEngine(reason)
-    restore_values = copies.take(_persistent(engine))
+    frozen = (weights for weights in engine.module.parameters() if not weights.requires_grad)
+    restore_values = copies.take(_changing(engine), frozen)
     zeros = list[tuple[UntypedStorage, int]]()
-    for storage in host_copies.storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())):
+    for storage in host_copies.storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())).values():
         zeros.append((storage, storage.nbytes()))
         storage.resize_(0)
 
@@ -57,10 +58,10 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     return restore
 
 
-def _persistent(engine: DeepSpeedEngine) -> Iterator[Tensor]:
-    """Weights, their float32 copies, and the optimizer's moments."""
+def _changing(engine: DeepSpeedEngine) -> Iterator[Tensor]:
+    """Trained weights, their float32 copies, and the optimizer's moments."""
     optimizer = engine.basic_optimizer
-    yield from engine.module.parameters()
+    yield from (weights for weights in engine.module.parameters() if weights.requires_grad)
     yield from engine.module.buffers()
     for group in optimizer.param_groups:
         yield from group["params"]
