@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import slurm
+from rloo_pipeline.errors import UserError
 
 OUTCOME = "outcome.json"
 STOP = "stop"
@@ -30,6 +32,9 @@ LONGEST_MARGIN = 1800.0
 """Upper limit of the default margin in seconds."""
 LAST_SECONDS = 60.0
 """Seconds before the limit at which running stages are stopped."""
+PATIENCE = 600.0
+"""Seconds for which SLURM's controller may not answer, as while it is restarted."""
+Answer = TypeVar("Answer")
 
 
 class Plan(NamedTuple):
@@ -83,7 +88,7 @@ def work(plan: Plan) -> None:
     terminations: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(1))
     (plan.folder / STOP).unlink(missing_ok=True)
-    began, end = time.time(), slurm.end_of(number)
+    began, end = time.time(), _ask(slurm.end_of, number)
     margin = 0.0 if end is None else _margin(plan, end - began)
     _say(f"allocation {_allocations()} of job {number}" + (f", {_minutes(end - began)} minutes" if end else ""))
     snakemake = subprocess.Popen(
@@ -114,9 +119,26 @@ def work(plan: Plan) -> None:
         sys.exit(1)
     else:
         _leave(plan, "requeued", f"{watch.finished} stages finished; the job is requeued for the rest")
-        slurm.requeue(number)
+        _ask(slurm.requeue, number)
         while not terminations:  # SLURM ends the job
             time.sleep(0.5)
+
+
+def _ask(question: Callable[[str], Answer], number: str) -> Answer:
+    """Asks SLURM about this job, or for it, until it answers.
+
+    Raises:
+        UserError: SLURM refuses, or has not answered for PATIENCE.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return question(number)
+        except UserError as error:
+            if time.monotonic() > deadline:
+                raise
+            _say(f"{error}; asking again")
+        time.sleep(10)
 
 
 def _margin(plan: Plan, seconds: float) -> float:

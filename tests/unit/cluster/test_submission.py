@@ -10,7 +10,7 @@ import pytest
 from helpers import MINI, ROOT, executable
 
 from rloo_pipeline.cli import main
-from rloo_pipeline.cluster import slurm, submission
+from rloo_pipeline.cluster import allocation, slurm, submission
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.snakemake_ext import failures
 
@@ -84,3 +84,15 @@ def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, 
         executable(tmp_path, name, f"echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (slurm.job("7") is not None) == waits
+
+
+def test_a_job_is_put_back_into_the_queue_when_slurms_controller_answers_again(tmp_path, monkeypatch, capsys) -> None:
+    """A run whose job ends while it is restarted would stop there."""
+    calls = tmp_path / "calls"
+    third = f'echo "$*" >>{calls}; [ $(wc -l <{calls}) = 3 ]'
+    executable(tmp_path, "scontrol", f"{third} || {{ echo no answer >&2; exit 1; }}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(allocation.time, "sleep", lambda _: None)
+    allocation._ask(slurm.requeue, "7")
+    assert calls.read_text().splitlines() == ["requeue 7"] * 3
+    assert "`scontrol requeue 7`: no answer; asking again" in capsys.readouterr().out

@@ -118,6 +118,31 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
     assert executor.calls == [("job", "b"), ("array", "a", "c"), ("job", "d")]
 
 
+@pytest.mark.parametrize("answer", ["Unable to contact slurm controller (connect failure)", "Socket timed out on recv"])
+def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
+    """Neither a single job nor an array counts as failed, so none asks for the resources of a second attempt."""
+    executor, waits = Jobs([]), []
+    monkeypatch.setattr(slurm_executor.time, "sleep", waits.append)
+    executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
+    executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
+    executor.logger.info = executor.note
+    monkeypatch.setattr(
+        Executor, "_report_job_submission_threadsafe", lambda self, info: self.note(info.external_jobid)
+    )
+    (tmp_path / "times").write_text("")
+    fails_twice = f"echo >>{tmp_path}/times; [ $(wc -l <{tmp_path}/times) = 3 ]"
+    sbatch = f"{fails_twice} && echo 7 || {{ echo '{answer}' >&2; false; }} #"
+    executor._submit_array(sbatch, [SimpleNamespace(name="rollout", jobid=index) for index in range(2)])
+    assert executor.calls[-2:] == [("7_1",), ("7_2",)]
+    assert waits == [10, 10]
+
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: self.note("submitted", job))
+    executor._report_job_error_threadsafe(SimpleNamespace(job="update"), f"SLURM sbatch failed: '{answer}'")
+    assert executor.calls[-1] == ("submitted", "update")
+    executor._report_job_error_threadsafe(SimpleNamespace(job="update", external_jobid=None), "Invalid partition")
+    assert executor.calls[-1] == ("error", None)
+
+
 @pytest.mark.parametrize(("seconds", "program"), [(300, "squeue"), (120, "sacct"), (None, "sacct")])
 def test_squeue_is_asked_if_it_shows_ended_jobs_for_longer_than_the_longest_wait(monkeypatch, seconds, program) -> None:
     """Else a job that has completed between two questions would count as lost. SLURM is asked until it answers."""
