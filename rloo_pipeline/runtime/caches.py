@@ -21,10 +21,10 @@ PATIENCE = 1800.0
 
 def cache_folder() -> Path:
     """XDG_CACHE_HOME or ~/.cache; a folder in the temporary directory where this node cannot write there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # Path.home() of a user that has none
         pass
     else:
         if os.access(folder, os.W_OK):
