@@ -76,7 +76,7 @@ def hold(folder: Path, run: str) -> Hold:
     except OSError as error:
         if isinstance(error, PermissionError) and own.exists():
             raise UserError(
-                f"results/{run}: started by {own.owner()}, whose lock {own} this user cannot write; if that run has "
+                f"results/{run}: started by {_user_of(own)}, whose lock {own} this user cannot write; if that run has "
                 "ended, have it deleted and repeat the command"
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
@@ -101,6 +101,14 @@ def hold(folder: Path, run: str) -> Hold:
     for marker in markers:
         marker.unlink(missing_ok=True)
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
+
+
+def _user_of(path: Path) -> str:
+    """The user whose file this is; a number where this machine does not know the name."""
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"
 
 
 def leave_to_owner(persistence: Any) -> None:

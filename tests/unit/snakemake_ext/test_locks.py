@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -128,3 +129,18 @@ def test_without_locks_in_the_file_system_the_marks_of_a_living_process_stay(tmp
         living.kill()
     assert locks.hold(tmp_path, "a").alone
     assert mark.exists() == (run == "b"), "of run b this process is the owner, and lives"
+
+
+def test_a_lock_of_a_user_without_a_name_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+    """As of a colleague who has left, or of another container."""
+    own = tmp_path / ".snakemake" / "rloo-a.lock"
+    own.parent.mkdir()
+    own.touch()
+    monkeypatch.setattr(locks.os, "open", denied)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(UserError, match=f"started by user {os.getuid()}, whose lock"):
+        locks.hold(tmp_path, "a")
+
+
+def denied(*_: object) -> int:
+    raise PermissionError(errno.EACCES, "Permission denied")
