@@ -14,9 +14,11 @@ What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
   job would run.
 - **SLURM's controller does not answer**, as while it is restarted. The plugin counts that as a failed job, which is
   submitted again at once, with the resources of its next attempt. Here the same job is submitted until it is taken.
+- **Ctrl-C** cancels the jobs that the plugin knows, but not those that it is submitting at that moment.
 - **Nodes that failed** are not left out of later submissions: SLURM starts no job on a node that is down.
 
-Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs) and run_array_jobs.
+Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs, cancel),
+run_array_jobs and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
@@ -115,15 +117,20 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             super()._report_job_error_threadsafe(job_info, msg)
 
     def _submits_again(self, error: str, submit: Callable[..., None], *arguments: Any) -> bool:
-        """Calls `submit` after a while, if this is why sbatch failed and Snakemake does not end meanwhile."""
+        """True if this is why sbatch failed; then calls `submit` after a while, unless Snakemake ends meanwhile."""
         if not NO_ANSWER.search(error):
             return False
         self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
         time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
         with suppress(RuntimeError):  # the threads that submit have been told to end
             self._job_submission_executor.submit(submit, *arguments)
-            return True
-        return False
+        return True
+
+    def cancel(self) -> None:
+        """Cancels the run's jobs, also those that a thread was submitting while the user interrupted it."""
+        self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
+        super().cancel()  # waits for these threads
+        subprocess.run(["scancel", f"--name={self.run_uuid}"], check=False)
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""

@@ -109,6 +109,24 @@ def test_a_run_that_another_process_works_on_is_left_to_it_and_to_what_it_starts
     living.wait()
 
 
+def test_a_run_that_is_linked_into_two_working_folders_has_one_process_at_a_time(tmp_path) -> None:
+    """Each would remove what the other's failed jobs leave, and wait for files that the other made."""
+    (tmp_path / "shared" / "a").mkdir(parents=True)
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results").symlink_to(tmp_path / "shared")
+    living, acquired = process(tmp_path / "one", "a", 600)
+    assert acquired
+    lock = locks.hold(tmp_path / "two", "a")
+    assert (lock.alone, lock.message.partition(";")[0]) == (
+        False,
+        "results/a: a process in another working folder is at work on it",
+    )
+    living.kill()
+    living.wait()
+    assert process(tmp_path / "three", "a", 0)[1]
+
+
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_without_locks_in_the_file_system_the_marks_of_a_living_process_stay(tmp_path, monkeypatch, run) -> None:
     def no_locks(*_: object) -> None:

@@ -1,9 +1,11 @@
 """The executor's own decisions, without SLURM; tests/cluster runs it on one."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from helpers import executable
 from snakemake_interface_common.exceptions import WorkflowError
 
 from rloo_pipeline.snakemake_ext import slurm_executor
@@ -141,6 +143,21 @@ def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_pat
     assert executor.calls[-1] == ("submitted", "update")
     executor._report_job_error_threadsafe(SimpleNamespace(job="update", external_jobid=None), "Invalid partition")
     assert executor.calls[-1] == ("error", None)
+
+
+def test_an_interrupt_also_cancels_a_job_that_is_being_submitted(monkeypatch, tmp_path) -> None:
+    """It is in the queue when sbatch ends, and Snakemake no longer hears of it."""
+    executor, ended = Jobs([]), tmp_path / "ended"
+    executor.run_uuid, executor._job_submission_executor = "uuid", ThreadPoolExecutor(1)
+    for command in (f"sleep 0.5; echo submitted >>{ended}", f"echo submitted again >>{ended}"):
+        executor._job_submission_executor.submit(slurm_executor.subprocess.run, command, shell=True, check=True)
+    monkeypatch.setattr(
+        slurm_executor.plugin.Executor, "cancel", lambda self: self._job_submission_executor.shutdown(), raising=False
+    )
+    executable(tmp_path, "scancel", f'echo "$*" >>{ended}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    executor.cancel()
+    assert ended.read_text().splitlines() == ["submitted", "--name=uuid"]
 
 
 @pytest.mark.parametrize(("seconds", "program"), [(300, "squeue"), (120, "sacct"), (None, "sacct")])
