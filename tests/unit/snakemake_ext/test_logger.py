@@ -16,6 +16,7 @@ from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
+from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures
@@ -280,6 +281,15 @@ def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     log.write_text("half way\n")
     killed = failures.message_of([str(log)], None, 137, since=0)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
+    """Python then ends with the status 120, and no error."""
+    monkeypatch.setattr(errors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    log = tmp_path / "00001.log"
+    for text in ("", "loads the mod"):
+        log.write_text(text)
+        assert failures.message_of([str(log)], None, 120, since=0).startswith(f"no space left in {tmp_path}: free some")
 
 
 FILES = {
