@@ -192,6 +192,22 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any(line.startswith("failed:") for line in lines)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, capfd, jobs) -> None:
+    """Snakemake ends with an error even if all jobs are done by then."""
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(jobs)
+    call.job(3, "score")
+    call.event("Will exit after finishing currently running jobs (scheduler).")
+    call.done(3, 1, jobs)
+    call.event("WorkflowError:\nAt least one job did not complete successfully.", level=logging.ERROR)
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert not any("WorkflowError" in line for line in lines)
+    ending = "finished in " if jobs == 1 else "Stopped before all jobs were done; the same command continues from here."
+    assert lines[-1].startswith(ending)
+
+
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
