@@ -82,9 +82,9 @@ class _Watch:
 def work(plan: Plan) -> None:
     """Runs Snakemake until the run is done, or requeues the job when its time limit is near.
 
-    Exits with 1 where a stage failed.
+    Exits with 1 where a stage failed, or SLURM ends the job.
     """
-    number = slurm.own_job() or ""
+    number, shell = slurm.own_job() or "", os.getppid()
     terminations: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(1))
     (plan.folder / STOP).unlink(missing_ok=True)
@@ -105,9 +105,12 @@ def work(plan: Plan) -> None:
     stopping = _wait(snakemake, plan, end, margin)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
-    if terminations and not done:  # SLURM is cancelling or requeuing the job and will kill this process
-        time.sleep(300)
-    elif done:
+    if terminations and not done:  # SLURM is ending the job: it kills this process or, without cgroups, only its shell
+        deadline = time.monotonic() + 300
+        while os.getppid() == shell and time.monotonic() < deadline:
+            time.sleep(0.5)
+        sys.exit(1)
+    if done:
         _leave(plan, "done", "the run is done")
     elif stopping == STOP:
         _leave(plan, "cancelled", "cancelled")
