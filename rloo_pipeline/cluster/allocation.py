@@ -24,6 +24,7 @@ from typing import IO, NamedTuple, TypeVar
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import caches
 
 OUTCOME = "outcome.json"
 STOP = "stop"
@@ -94,6 +95,7 @@ def work(plan: Plan) -> None:
     snakemake = subprocess.Popen(
         [sys.executable, "-m", "snakemake", *plan.snakemake_args],
         cwd=plan.project,
+        env=caches.for_snakemake(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

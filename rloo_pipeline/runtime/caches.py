@@ -32,6 +32,11 @@ def cache_folder() -> Path:
     return scratch.user_folder() / f"rloo-{os.getuid()}"
 
 
+def for_snakemake() -> dict[str, str]:
+    """The environment of a Snakemake process, which fails where it cannot write to its own cache."""
+    return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}
+
+
 @contextlib.contextmanager
 def compiling(folder: Path, key: str) -> Iterator[None]:
     """Lets only one process on all nodes compile into `folder` at a time; the others wait before their block.
