@@ -75,6 +75,8 @@ def explain(error: BaseException) -> str:
     if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text
         file = getattr(error, "filename", None) or "a file"
         return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
+    if os.strerror(errno.EMFILE) in str(error):  # Gloo and others raise their own exceptions
+        return "over the limit on open files; raise it (`ulimit -n 4096`)"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
