@@ -26,6 +26,11 @@ OPTIONS = {"think_format_reward": "opened", "shows_work": "opened", "math_reward
 """Option that each reward function needs if the template opens the thinking."""
 
 
+def header_of(answered: str, prompt: str) -> str:
+    """The text that a template puts between a prompt and the answer WORD, without white space around it."""
+    return answered.removeprefix(prompt).partition(WORD)[0].strip() if answered.startswith(prompt) else ""
+
+
 class TemplateFinding(NamedTuple):
     """One sentence about a chat template."""
 
@@ -103,6 +108,12 @@ class TemplateLint:
             )
         if opening.endswith(THINK_START):
             yield from self._opened_thinking()
+        answered = self._render([*chat, {"role": "assistant", "content": WORD}], answer=False) or ""
+        if not opening and (header := header_of(answered, closed)):
+            yield TemplateFinding(
+                f"the chat template ignores add_generation_prompt, so a completion would have to begin with "
+                f"{header!r:.80} itself; correct the template"
+            )
 
     def _opened_thinking(self) -> Iterator[TemplateFinding]:
         """Names the reward options to set if completions begin inside the thinking."""
