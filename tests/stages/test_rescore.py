@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers import MINI, Round, done, rloo, write_prompts
+from helpers import MINI, Round, done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.commands.rescore import rescore
@@ -104,6 +104,22 @@ def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, rew
     flat = rescored(run, tmp_path / "flat", function=f"{reward_file}:constant")
     assert flat["informative"][1] == 0
     assert flat["kendall"] is None
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "gdpo"},  # reads the weights of both tables
+        {"teacher": {"name_or_path": "a-teacher"}, "importance_sampling_level": "token"},  # whose KL does not count
+    ],
+)
+def test_any_algorithm_can_be_rescored(run, reward_file, tmp_path, algorithm) -> None:
+    rescored(run, tmp_path / "out", function=f"{reward_file}:length")
+    for file in (tmp_path / "out").glob("rounds/*/scores/*.parquet"):
+        (run.run / file.relative_to(tmp_path / "out")).write_bytes(file.read_bytes())
+    (run.run / "config.yaml").write_text(yaml.safe_dump(mini(algorithm=algorithm)))
+    same = rescored(run, tmp_path / "same", function=f"{reward_file}:length", options={"factor": 2.0})
+    assert same["advantage_correlation"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
