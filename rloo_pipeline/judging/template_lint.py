@@ -62,6 +62,11 @@ class TemplateLint:
         if not dropped:
             yield from self._equal(chats[:RENDERED])
         yield from self._spelled(chats)
+        if answered := sum(chat[-1]["role"] == "assistant" for chat in chats):
+            yield TemplateFinding(
+                f"{answered} of {len(chats)} prompts end with a message of the assistant, which the model reads before "
+                "it answers; if it is the solution, drop it from the prompt"
+            )
 
     def _dropped_roles(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
         """Finds roles whose text the template leaves out."""

@@ -92,8 +92,14 @@ def test_templates_of_models_have_no_fault(name) -> None:
             {},
             "1 of 3 prompts spell special tokens, such as '<.im_end.>', which are",
         ),
+        (
+            PLAIN,
+            [[*asked("1+1"), {"role": "assistant", "content": "2"}], *TWO],
+            {},
+            "1 of 3 prompts end with a message of the assistant",
+        ),
     ],
-    ids=("role", "system prompt", "variable", "closed", "unopened", "thinking", "equal", "spelled"),
+    ids=("role", "system prompt", "variable", "closed", "unopened", "thinking", "equal", "spelled", "answered"),
 )
 def test_each_fault_is_one_sentence(template, chats, keys, message) -> None:
     [found] = findings(template, *chats, **keys)
