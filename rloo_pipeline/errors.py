@@ -55,8 +55,15 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """
     import difflib
 
-    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
+    others = [candidate for candidate in candidates if candidate != name]
+    matches = difflib.get_close_matches(name, others, n=1, cutoff=cutoff)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def unexpanded(path: str) -> str:
+    """`; ~ is not expanded …` for a missing path that a shell would have expanded, or an empty string."""
+    part = next((part for part in Path(path).parts if part.startswith(("~", "$"))), None)
+    return f"; {part} is not expanded, write out the path" if part else ""
 
 
 OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -202,6 +202,7 @@ def test_rows_that_fail_in_a_trial_are_shown(reward_file, tmp_path) -> None:
     outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data)
     assert outcome.returncode == 1
     assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
+    assert "on_error and on_timeout of a reward say what a run does with such rows" in outcome.stderr
     assert "failed rows" in outcome.stdout
     for arguments, message in (
         (("--options", "{'a'"), "--options: not JSON"),
