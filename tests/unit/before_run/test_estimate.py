@@ -213,6 +213,8 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     rollout = list(estimate.fits(config, large, cards.card_of("l40s")))[-1]
     assert not rollout.fits
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
+    odd = list(estimate.fits(config, large._replace(query_heads=27), cards.card_of("l40s")))[-1]
+    assert odd.advice.startswith("no setting that was tried would fit"), "27 heads cannot be divided among 2, 4 or 8 cards"
 
 
 def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:
