@@ -68,7 +68,8 @@ def test_the_plan_counts_no_more_policies_at_a_time_than_stay_on_the_nodes() -> 
     shape = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
     for rounds, counted in {1: "0 of 1 ", 9: "4 of 9 "}.items():
         line = exchange.node_line(configured(rounds=rounds), shape)
-        assert f"exchange: {counted}" in line and f"/dev/shm, {min(int(counted[0]), 2)} at a time" in line
+        assert f"exchange: {counted}" in line
+        assert f"/dev/shm, {min(int(counted[0]), 2)} at a time" in line
 
 
 def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at_its_start(
