@@ -111,7 +111,7 @@ def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]
 
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
     """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
-    for count in (2, 4, 8):
+    for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):
         wider = RunMemory(override(config, {"vllm.tensor_parallel_size": count}), shape)
         if wider.concurrent_sequences(wider.rollout(card)) >= 1:
             return f"would fit with vllm.tensor_parallel_size: {count}"

@@ -90,8 +90,9 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
 
 def node_line(config: Config, shape: ModelDims) -> str:
     """The line of a plan about policies on the nodes' own disks: what they take and give."""
-    policy, most = memory.RunMemory(config, shape).policy / memory.GB, 2 + config.rollout.lag
+    policy = memory.RunMemory(config, shape).policy / memory.GB
     count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
+    most = min(count, 2 + config.rollout.lag)
     return (
         f"exchange: {count:,} of {config.rounds:,} policies stay in each node's {config.node_folder}, {most} at a time "
         f"({policy * most:,.1f} GB), so {policy * count:,.1f} GB less go to the shared file system; after a kill, the "

@@ -169,7 +169,8 @@ def _allowed(config: Config, candidates: Sequence[Changes]) -> Iterator[Changes]
 
 
 def _divides(changes: Changes, shape: ModelDims) -> bool:
-    return bool(shape.query_heads % changes["deepspeed.sequence_parallel"] == 0)
+    parts = changes["deepspeed.sequence_parallel"], changes["vllm.tensor_parallel_size"]
+    return not any(shape.query_heads % count for count in parts)
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:

@@ -100,6 +100,7 @@ def teacher_shape(config: Config) -> model_dims.ModelDims | None:
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
     model = Policy(folder)
     model_support.check_run(config, model)
+    check_sampler(config, model)
     return model_dims.read(folder, model.config)
 
 
@@ -114,6 +115,13 @@ def check_model(config: Config, model: Policy) -> None:
     model_support.check_run(config, model)
     check_images(config.dataset, model.config, str(model.config_file))
     check_context(config, model.config, 1, str(model))
+
+
+def check_sampler(config: Config, model: Policy) -> None:
+    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs."""
+    parts = config.vllm.tensor_parallel_size
+    heads = int(model.text_config.get("num_attention_heads") or parts)
+    model_support.check_heads(heads, parts, model.config_file, "GPUs of vllm.tensor_parallel_size")
 
 
 def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:

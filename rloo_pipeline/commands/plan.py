@@ -68,8 +68,8 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         table.add_row(arm, *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in row))
     total[0] += 1 - estimate.jobs_saved(runs)  # and the page of the experiment
     total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
-    if runs.first.select:  # one choice, and a test of each seed of the arm that is chosen
-        total[0] += 1 + seeds - len(runs.configs) * 2
+    if runs.first.select:  # one choice, and for each seed of the arm that is chosen a test and its proof
+        total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
     table.add_row("all", *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in total), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)

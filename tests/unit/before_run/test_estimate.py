@@ -215,6 +215,8 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     rollout = list(GpuEstimate(config, large, cards.card_of("l40s")).fits())[-1]
     assert not rollout.fits
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
+    odd = list(GpuEstimate(config, large._replace(query_heads=27), cards.card_of("l40s")).fits())[-1]
+    assert odd.advice.startswith("no setting that was tried would fit"), "2 cards do not divide 27 heads"
 
 
 def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:

@@ -21,8 +21,8 @@ from rloo_pipeline.errors import UserError
 H100, H200 = cards.card_of("h100"), cards.card_of("h200")
 CONFIG = load(ROOT / "config" / "gsm8k-qwen3-4b.yaml")
 LARGE = load(ROOT / "config" / "llama-70b.yaml")
-FOUR = model_dims.ModelDims(2560, 36, 4096, 1024, 9728, 151936, 4_022_468_096)
-SEVENTY = model_dims.ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_496)
+FOUR = model_dims.ModelDims(2560, 36, 4096, 1024, 9728, 151936, 4_022_468_096, query_heads=32)
+SEVENTY = model_dims.ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_496, query_heads=64)
 
 
 def hours(config: Config, pace: str = "typical") -> dict[str, float]:
@@ -124,6 +124,17 @@ def test_what_does_not_fit_says_what_would(capsys) -> None:
     count = int(re.findall(r"It fits on (\d+) of these GPUs", lines[1])[0])
     assert not layouts.layouts(LARGE, SEVENTY, H100, count)[0].problem
     assert any(line.startswith("  sample, then train: update takes ") for line in lines)
+
+
+def test_engines_are_split_over_as_many_gpus_as_divide_the_attention_heads() -> None:
+    """vLLM does not start otherwise."""
+    split = {
+        heads: {one.config.vllm.tensor_parallel_size for one in layouts.layouts(LARGE, shape, H100, 16)}
+        for heads in (64, 60)
+        for shape in [SEVENTY._replace(query_heads=heads)]
+    }
+    assert 8 in split[64], split
+    assert all(heads % parts == 0 for heads, sizes in split.items() for parts in sizes)
 
 
 def test_sampling_beside_training_is_an_alternative_with_its_own_correction() -> None:
