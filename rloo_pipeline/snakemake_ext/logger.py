@@ -119,8 +119,10 @@ class LogHandler(LogHandlerBase):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
             display.interrupted()
-        if status := failures.EXIT_STATUS.match(text):
-            display.exit_status(status["log"], int(status["status"]))
+        if text.startswith("Will exit after finishing currently running jobs"):
+            display.stopping()
+        if status := failures.exit_status(text):
+            display.exit_status(*status)
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
         hidden = hidden or (display.is_interrupted and text.startswith("RuleException:\nCalledProcessError"))

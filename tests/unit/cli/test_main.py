@@ -3,10 +3,12 @@
 import errno
 import importlib
 import inspect
+import logging
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -64,6 +66,14 @@ def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
 
 
+def test_a_limit_on_open_files_is_a_sentence_whoever_meets_it() -> None:
+    for error in (
+        OSError(errno.EMFILE, "Too many open files", "a.log"),
+        RuntimeError("gloo: rv != -1. Too many open files"),
+    ):
+        assert explain(error) == "over the limit on open files; raise it (`ulimit -n 4096`)"
+
+
 def test_a_read_only_results_folder_is_one_sentence() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
     sentence = r"^results/mine: Read-only file system; change its permissions"
@@ -71,6 +81,14 @@ def test_a_read_only_results_folder_is_one_sentence() -> None:
         raise denied
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+
+def test_a_full_working_folder_is_one_sentence_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    sentence = f"^no space left while writing {Path.cwd()}: free some disk"
+    with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not logging.raiseExceptions
 
 
 def test_ctrl_c_while_a_worker_runs_the_stage_prints_no_traceback(monkeypatch) -> None:

@@ -362,7 +362,6 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
     [
         ("max_steps=100, eval_strategy='steps', eval_steps=0.1", "evaluation.every", 10),
         ("top_k=-1", "rollout.top_k", 0),
-        ("bf16=False", "model.dtype", "float32"),
         ("reward_weights=[2.0]", "rewards", [{"function": "rewards.py:length", "weight": 2.0}]),
         ("model_init_kwargs={'revision': 'abc', 'device_map': here()}", "model.revision", "abc"),
         ("max_steps=12, steps_per_generation=2", "rounds", 6),
@@ -371,6 +370,7 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
         ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
         ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
+        ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
         ("max_steps=10, eval_strategy='steps', eval_steps=5", "evaluation.every", 5),
         ("**COMMON", "rollout.temperature", 0.7),

@@ -16,6 +16,7 @@ from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
+from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures
@@ -161,6 +162,30 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("returned non-zero exit status 137.", "killed by SIGKILL"),
+        ("died with <Signals.SIGKILL: 9>.", "killed by SIGKILL"),
+        ("returned non-zero exit status 120.", "ended with exit status 120"),
+    ],
+)
+def test_a_failure_without_a_sentence_has_what_ended_its_process(tmp_path, capfd, end, words) -> None:
+    """The shell of a stage may have become the stage itself, as where the kernel kills it for its memory."""
+    call = Call(tmp_path / "results" / "mini")
+    log = tmp_path / "score.log"
+    call.planned(1)
+    call.job(3, "score", log)
+    log.write_text("half way\n")
+    command = f"Command 'set -euo pipefail;  rloo score --log={log}' {end}"
+    call.event(f'RuleException:\nCalledProcessError in file "r.smk", line 2:\n{command}', logging.ERROR)
+    call.failed(3, "score", log)
+    call.handler.close()
+    out = capfd.readouterr().err
+    assert f"failed: score: {words}; the last line of its log is: half way" in out
+    assert "RuleException" not in out
+
+
 def test_a_job_that_worked_the_second_time_is_no_failure(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
@@ -189,6 +214,22 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any("CalledProcessError" in line for line in lines)
     assert lines[-1] == "Interrupted; the same command continues from here."
     assert not any(line.startswith("failed:") for line in lines)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, capfd, jobs) -> None:
+    """Snakemake ends with an error even if all jobs are done by then."""
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(jobs)
+    call.job(3, "score")
+    call.event("Will exit after finishing currently running jobs (scheduler).")
+    call.done(3, 1, jobs)
+    call.event("WorkflowError:\nAt least one job did not complete successfully.", level=logging.ERROR)
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert not any("WorkflowError" in line for line in lines)
+    ending = "finished in " if jobs == 1 else "Stopped before all jobs were done; the same command continues from here."
+    assert lines[-1].startswith(ending)
 
 
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
@@ -280,6 +321,15 @@ def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     log.write_text("half way\n")
     killed = failures.message_of([str(log)], None, 137, since=0)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
+    """Python then ends with the status 120, and no error."""
+    monkeypatch.setattr(errors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    log = tmp_path / "00001.log"
+    for text in ("", "loads the mod"):
+        log.write_text(text)
+        assert failures.message_of([str(log)], None, 120, since=0).startswith(f"no space left in {tmp_path}: free some")
 
 
 FILES = {
