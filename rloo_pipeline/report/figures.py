@@ -221,7 +221,8 @@ def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
         "x": [round(job.seconds / 60, 3) for job in jobs],
         "text": [job.name for job in jobs],
         "textposition": "none",
-        "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 0}},
+        # plotly leaves out bars narrower than a pixel unless they have an outline
+        "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 1, "color": COLOURS[0]}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }
     layout = _layout(Chart("", "", {}), 9, 60 + 24 * len(stages), legend=False)
