@@ -52,9 +52,13 @@ const wait = setInterval(() => {
   const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
   for (const one of open) one.open = false;
   scrollTo(0, document.body.scrollHeight / 2);
+  const main = document.querySelector("main");
+  main.style.width = "360px";
+  const beyond = [...document.querySelectorAll("p, h1")].filter((text) => text.scrollWidth > text.clientWidth + 1).length;
+  main.style.width = "";
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
-    tall, tables: cards.length, cut, nav,
+    tall, beyond, tables: cards.length, cut, nav,
     plots: drawn(),
     jobs: [...document.querySelectorAll("#plot-timeline .point path")]
       .filter((bar) => bar.getBBox().width + parseFloat(getComputedStyle(bar).strokeWidth) > 0).length,
@@ -105,6 +109,7 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert result["plots"] == page.count('class="plot"') >= 14
     assert result["wide"] <= 0, "nothing sticks out sideways"
     assert result["jobs"] == 4, "the shortest job is drawn too"
+    assert result["beyond"] == 0, "on a phone no sentence sticks out"
     assert result["tables"] >= 6
     assert result["cut"] == 0, "no table loses a column"
     assert result["tall"] < 8000, "rollouts are folded"
