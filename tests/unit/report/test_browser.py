@@ -54,7 +54,8 @@ const wait = setInterval(() => {
   scrollTo(0, document.body.scrollHeight / 2);
   const main = document.querySelector("main");
   main.style.width = "360px";
-  const beyond = [...document.querySelectorAll("p, h1")].filter((text) => text.scrollWidth > text.clientWidth + 1).length;
+  const sentences = [...document.querySelectorAll("p, h1")];
+  const beyond = sentences.filter((text) => text.scrollWidth > text.clientWidth + 1).length;
   main.style.width = "";
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
