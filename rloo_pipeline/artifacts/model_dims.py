@@ -57,7 +57,7 @@ class ModelDims(NamedTuple):
     vision: int = 0
     """Number of parameters in the vision encoder and its projector."""
     query_heads: int = 1
-    """Number of query heads, which limits `deepspeed.sequence_parallel`."""
+    """Number of query heads, which limits `deepspeed.sequence_parallel` and `vllm.tensor_parallel_size`."""
 
     def in_sampler(self, dtype: str, quantized: bool) -> int:
         """Bytes of the weights in vLLM. Quantized ones have a byte each; embeddings, head and vision encoder stay."""

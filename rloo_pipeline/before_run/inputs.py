@@ -20,6 +20,7 @@ def model_finding(config: Config) -> Finding:
         if folder := model_inputs.model_folder(config.model):
             model = Policy(folder)
             model_inputs.check_model(config, model)
+            model_inputs.check_sampler(config, model)
             note = model_inputs.tight_context(config, model.config)
             return Finding("model", True, note, note=bool(note))
     return next(iter(problems), Finding("model", True, ""))

@@ -11,9 +11,10 @@ from typing import Any
 
 from rloo_pipeline.artifacts import model_dims, model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config, Dataset, ModelSource, distillation
 from rloo_pipeline.data import building
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support
 
 
@@ -35,10 +36,7 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
         if not (path / "config.json").exists():
             raise UserError(f"{name}: no config.json, so this is not a model folder ({key}.name_or_path)")
         return path
-    if name.startswith(("/", ".", "~")) or len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir()):
-        suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*")))
-        home = "; ~ is not expanded, write out your home folder" if name.startswith("~") else ""
-        raise UserError(f"{name}: no such folder ({key}.name_or_path, relative to {Path.cwd()}){suggestion}{home}")
+    dataset_inputs.require_hub_name(name, path, f"{key}.name_or_path")
     return None
 
 
@@ -102,6 +100,7 @@ def teacher_shape(config: Config) -> model_dims.ModelDims | None:
 def _trainable_shape(config: Config, folder: Path) -> model_dims.ModelDims:
     model = Policy(folder)
     model_support.check_run(config, model)
+    check_sampler(config, model)
     return model_dims.read(folder, model.config)
 
 
@@ -116,6 +115,13 @@ def check_model(config: Config, model: Policy) -> None:
     model_support.check_run(config, model)
     check_images(config.dataset, model.config, str(model.config_file))
     check_context(config, model.config, 1, str(model))
+
+
+def check_sampler(config: Config, model: Policy) -> None:
+    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs."""
+    parts = config.vllm.tensor_parallel_size
+    heads = int(model.text_config.get("num_attention_heads") or parts)
+    model_support.check_heads(heads, parts, model.config_file, "GPUs of vllm.tensor_parallel_size")
 
 
 def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:

@@ -136,6 +136,7 @@ def _model(inputs: RunInputs) -> Policy | None:
         return None
     found = Policy(folder, config.model.trust_remote_code)
     model_inputs.check_model(config, found)
+    model_inputs.check_sampler(config, found)
     return found
 
 

@@ -221,8 +221,22 @@ def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor,
 
 
 def _load_estimator(algorithm: Algorithm) -> Estimator:
+    """The estimator; a user's raises UserError in a call whose result is not an advantage for each completion."""
     function = import_string.load(estimator(algorithm.advantage))
-    return function if isinstance(function, Estimator) else Estimator(function)
+    if isinstance(function, Estimator):
+        return function
+
+    def checked(rewards: Tensor) -> Tensor:
+        advantages = function(rewards)
+        shape = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
+        if shape != tuple(rewards.shape):
+            raise UserError(
+                f"algorithm.advantage: {algorithm.advantage} returned {shape} for rewards {tuple(rewards.shape)}; "
+                "return a tensor of their shape [prompts, K]"
+            )
+        return advantages  # type: ignore[no-any-return]  # checked above
+
+    return Estimator(checked)
 
 
 def _check_success(algorithm: Algorithm, scores: Tensor) -> None:

@@ -92,12 +92,17 @@ def check_run(config: Config, policy: Policy) -> None:
     check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 
 
-def check_heads(heads: int, parts: int, file: Path | str = "config.json") -> None:
-    """Raises UserError if a model's query heads cannot be divided among the processes that share its sequences."""
+def check_heads(
+    heads: int,
+    parts: int,
+    file: Path | str = "config.json",
+    shared_by: str = "processes of deepspeed.sequence_parallel",
+) -> None:
+    """Raises UserError if a model's query heads cannot be divided among the processes or GPUs that share them."""
     if heads % parts:
         raise UserError(
-            f"{file}: {heads} attention heads cannot be divided among the {parts} processes of "
-            "deepspeed.sequence_parallel; set it to a divisor of that number"
+            f"{file}: {heads} attention heads cannot be divided among the {parts} {shared_by}; set it to a divisor of "
+            "that number"
         )
 
 

@@ -4,9 +4,11 @@ import re
 
 import pytest
 import yaml
-from helpers import Project, mini
+from helpers import Project, mini, printed
 
 import rloo_pipeline
+from rloo_pipeline.commands.plan import plan
+from rloo_pipeline.config.run_set import read_runs
 
 SMALL = {
     "rounds": 1,
@@ -74,6 +76,8 @@ def test_only_what_is_chosen_is_evaluated_on_the_test_rows(project) -> None:
     write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1"})
     jobs = planned(project)
     assert (jobs["select"], jobs["evaluate_chosen"], jobs["prove_chosen"], jobs["evaluate"]) == (1, 3, 3, 3 + 6)
+    text = printed(plan, read_runs(project.folder / "config" / "test.yaml"), None)
+    assert re.search(rf"^all +{sum(jobs.values()) - jobs['default']} ", text, re.MULTILINE), text
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from helpers import mini
 
 from rloo_pipeline.artifacts import manifest, node_files
+from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import exchange, places
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -61,6 +62,14 @@ def test_one_machine_and_updates_on_all_nodes_are_right(monkeypatch) -> None:
 def test_keys_that_make_it_useless_are_refused(changes, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         Config(**mini(**({"keep_every": 2, "exchange": "node"} | changes)))
+
+
+def test_the_plan_counts_no_more_policies_at_a_time_than_stay_on_the_nodes() -> None:
+    shape = ModelDims(3584, 28, 3584, 512, 18944, 152064, 7_600_000_000)
+    for rounds, counted in {1: "0 of 1 ", 9: "4 of 9 "}.items():
+        line = exchange.node_line(configured(rounds=rounds), shape)
+        assert f"exchange: {counted}" in line
+        assert f"/dev/shm, {min(int(counted[0]), 2)} at a time" in line
 
 
 def test_a_folder_without_room_for_the_policies_is_refused_before_the_run_and_at_its_start(

@@ -42,6 +42,14 @@ def test_the_default_is_rloo() -> None:
     assert batch_of().advantages.tolist() == pytest.approx([*rloo(1, 0, 0, 1), 0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("result", ["rewards.mean(1)", "rewards.mean(1, keepdim=True)", "rewards.tolist()"])
+def test_an_estimator_of_ones_own_returns_an_advantage_for_each_completion(tmp_path, result) -> None:
+    """Of four groups of four, torch would take one number a group for one a sample."""
+    (tmp_path / "mine.py").write_text(f"def estimator(rewards):\n    return {result}\n")
+    with pytest.raises(UserError, match=r"mine.py:estimator returned .*\(2, 4\); return a tensor of their shape"):
+        batch_of(advantage=f"{tmp_path}/mine.py:estimator")
+
+
 def test_the_kl_of_the_sequence_comes_before_the_baseline() -> None:
     batch = batch_of(kl=0.1)
     assert batch.kl.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4] * 2)
