@@ -44,6 +44,13 @@ CHECKED = {
     "num_generations": 4,
     "checks": [
         _check("round_trip", 1.0, "pass", "All is the same."),
+        _check(
+            "generation_prompt",
+            1.0,
+            "pass",
+            "It ends so.",
+            shown="'<|start_header_id|>assistant<|end_header_id|>\\n\\n'",
+        ),
         _check("pass_at_k", 0.31, "warn", "look at <it>"),
         _check("teaching", 0.0, "fail", "nothing to learn", accepted=True),
     ],

@@ -37,7 +37,7 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     write_text(html, comparison_page.render(data, runs))
     for row in data["runs"]:
         before, after = row["warmstart"]["accuracy"], row["final"]["accuracy"]
-        say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {row['gain']:+.1%}")
+        say(f"{row['run']}: held-out pass@1 {before:.1%} -> {after:.1%}, gain {100 * row['gain']:+.1f} points")
     differences = [name for name, fact in data["shared"].items() if not fact["same"]]
     say(f"{'different: ' + ', '.join(differences) + '; ' if differences else ''}see {html}")
 

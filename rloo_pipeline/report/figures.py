@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from rloo_pipeline.config import JSON
@@ -23,6 +24,8 @@ DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
 FEW_ROUNDS = 30
 """Number of rounds up to which every value has a marker."""
 HEIGHT, HEIGHT_OF_ENTRY = 230, 16
+LEGEND_WIDTH = 34
+"""Characters in a line of a figure's own legend."""
 
 
 class Curve(NamedTuple):
@@ -100,7 +103,11 @@ def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, le
         for number, curve in enumerate(curves)
         if not legend or any(value is not None for value in curve.values)  # the figure's own legend has no empty line
     ]
-    legend_height = HEIGHT_OF_ENTRY * len(lines) if legend else 0
+    legend_height = 0
+    if legend:
+        for line in lines:
+            line["name"] = "<br>".join(wrap(line["name"], LEGEND_WIDTH))
+            legend_height += HEIGHT_OF_ENTRY * (1 + line["name"].count("<br>"))
     return {"data": [*band, *lines], "layout": _layout(chart, last, height + legend_height, legend)}
 
 
@@ -221,7 +228,8 @@ def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
         "x": [round(job.seconds / 60, 3) for job in jobs],
         "text": [job.name for job in jobs],
         "textposition": "none",
-        "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 0}},
+        # plotly leaves out bars narrower than a pixel unless they have an outline
+        "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 1, "color": COLOURS[0]}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }
     layout = _layout(Chart("", "", {}), 9, 60 + 24 * len(stages), legend=False)

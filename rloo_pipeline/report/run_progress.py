@@ -146,7 +146,7 @@ def sample_of(run: RunFiles) -> Sample | None:
 
 def _sample(run: RunFiles, number: int) -> Sample | None:
     from rloo_pipeline.artifacts import tables
-    from rloo_pipeline.artifacts.prompt_set import PromptSet
+    from rloo_pipeline.artifacts.prompt_set import PromptSet, content_text
 
     folder = run.folder / "rounds" / f"{number:05d}"
     if not run.is_current(folder / "scores" / "000.parquet", run.config.rollout.policy_of(number)):
@@ -159,4 +159,4 @@ def _sample(run: RunFiles, number: int) -> Sample | None:
     prompt_id = rollouts["prompt_id"][index].as_py()
     prompt = PromptSet(run.folder / "prompts" / "train").by_id([prompt_id])[prompt_id]["prompt"]
     last = prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt  # the last message of a chat
-    return Sample(number, str(last), rollouts["completion"][index].as_py(), scores["reward"][index].as_py())
+    return Sample(number, content_text(last), rollouts["completion"][index].as_py(), scores["reward"][index].as_py())

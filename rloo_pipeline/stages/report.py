@@ -28,8 +28,8 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     low, high = facts["gain_ci95"]
     before, after = facts["warmstart"]["accuracy"], facts["final"]["accuracy"]
     say(
-        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {facts['gain']:+.1%} (95% "
-        f"interval {low:+.1%} to {high:+.1%}); see {html}"
+        f"held-out pass@1 {before:.1%} -> {after:.1%}: gain {100 * facts['gain']:+.1f} points (95% "
+        f"interval {100 * low:+.1f} to {100 * high:+.1f}); see {html}"
     )
 
 

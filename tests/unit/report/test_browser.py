@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_runs import configuration, make_run
+from synthetic_runs import BEGAN, configuration, make_run, write_log
 
 from rloo_pipeline.report.page import render
 from rloo_pipeline.report.summary import summarize_run
@@ -52,10 +52,17 @@ const wait = setInterval(() => {
   const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
   for (const one of open) one.open = false;
   scrollTo(0, document.body.scrollHeight / 2);
+  const main = document.querySelector("main");
+  main.style.width = "360px";
+  const sentences = [...document.querySelectorAll("p, h1")];
+  const beyond = sentences.filter((text) => text.scrollWidth > text.clientWidth + 1).length;
+  main.style.width = "";
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
-    tall, tables: cards.length, cut, nav,
+    tall, beyond, tables: cards.length, cut, nav,
     plots: drawn(),
+    jobs: [...document.querySelectorAll("#plot-timeline .point path")]
+      .filter((bar) => bar.getBBox().width + parseFloat(getComputedStyle(bar).strokeWidth) > 0).length,
     all: look("cases"), wrong: choose("cases", "wrong", ""), word: choose("cases", "", "14+<b>14</b>"),
     none: choose("cases", "", "no such word"),
     up: choose("groups", "up", ""), last: choose("groups", "right", "round 40"),
@@ -91,6 +98,7 @@ def browse(page: str, folder: Path, width: int) -> tuple[dict[str, Any], str]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     config = configuration().only("report")
     run = make_run(tmp_path_factory.mktemp("results") / "synthetic", config)
+    write_log(run, "gate/00001.log", f"{BEGAN},123 INFO rloo.time: took 0.0 s\n")
     return render(config, run, summarize_run(config, run))
 
 
@@ -101,6 +109,8 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     assert (result["errors"], result["requests"]) == ([], [])
     assert result["plots"] == page.count('class="plot"') >= 14
     assert result["wide"] <= 0, "nothing sticks out sideways"
+    assert result["jobs"] == 4, "the shortest job is drawn too"
+    assert result["beyond"] == 0, "on a phone no sentence sticks out"
     assert result["tables"] >= 6
     assert result["cut"] == 0, "no table loses a column"
     assert result["tall"] < 8000, "rollouts are folded"

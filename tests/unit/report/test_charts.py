@@ -7,7 +7,7 @@ import pytest
 from synthetic_runs import ROUNDS, SAMPLES, configuration, metrics_of
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.report.charts import charts
+from rloo_pipeline.report.charts import Chart, charts
 from rloo_pipeline.report.figures import figure
 from rloo_pipeline.report.page import drawn_charts
 
@@ -81,6 +81,18 @@ def test_captions_are_those_of_the_algorithm(algorithm: dict[str, Any], kl: str,
 
 def titles(config: Config, rounds: list[dict[str, float | None]]) -> set[str]:
     return {chart.title for chart in charts(config) if figure(chart, rounds)}
+
+
+def test_a_long_name_in_a_legend_is_broken_and_has_room() -> None:
+    rounds = [{"round": 1, "a": 1.0, "b": 0.0}]
+    short, long = (
+        figure(Chart("", "", {"a": "answer, weight 1", "b": name}), rounds)
+        for name in ("format, weight 0.1", "get_repetition_penalty_reward, weight 0.25")
+    )
+    assert short
+    assert long
+    assert long["data"][1]["name"] == "get_repetition_penalty_reward,<br>weight 0.25"
+    assert long["layout"]["height"] == short["layout"]["height"] + 16
 
 
 def test_a_metric_that_no_round_has_is_not_drawn(config: Config) -> None:

@@ -1,6 +1,7 @@
 """The comparison shows runs unchanged, and names what they do not share where a reader sees it."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -332,6 +333,7 @@ def test_it_is_a_command(folders, tmp_path) -> None:
     outcome = rloo("compare", *folders, "--output", outputs[0], "--summary", outputs[1])
     assert outcome.returncode == 0, outcome.stderr
     assert f"see {outputs[0]}" in outcome.stderr
+    assert re.search(r"pass@1 \d+\.\d% -> \d+\.\d%, gain [+-]\d+\.\d points$", outcome.stderr, re.MULTILINE)
     assert len(json.loads(outputs[1].read_text())["runs"]) == 3
     wrong = rloo("compare", folders[0], "--output", outputs[0])
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)

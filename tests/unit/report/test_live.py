@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+import helpers
 import pytest
 from helpers import mini, printed, rloo
 from rich.console import RenderableType
@@ -287,6 +288,9 @@ def test_a_completion_of_the_latest_scored_round_is_shown(tmp_path) -> None:
     assert "[bold]second[/]" in output, "as plain text, not as markup"
     assert "\x1b" not in output
     assert "7+<b>7</b>" in output
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "How many?"}]
+    helpers.write_prompts(run / "prompts", [{"prompt_id": "p7", "prompt": [{"role": "user", "content": parts}]}])
+    assert "│ [image]How many? " in shown(run), "parts as text, not as Python writes them"
     metrics = run_files.metrics_of(run, 1)
     os.utime(metrics, (time.time() + 1,) * 2)
     assert "a completion of round 1" in shown(run), "the other one is of an earlier policy 1"
