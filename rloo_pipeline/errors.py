@@ -55,8 +55,15 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """
     import difflib
 
-    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
+    others = [candidate for candidate in candidates if candidate != name]
+    matches = difflib.get_close_matches(name, others, n=1, cutoff=cutoff)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def unexpanded(path: str) -> str:
+    """`; ~ is not expanded …` for a missing path that a shell would have expanded, or an empty string."""
+    part = next((part for part in Path(path).parts if part.startswith(("~", "$"))), None)
+    return f"; {part} is not expanded, write out the path" if part else ""
 
 
 OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -75,6 +82,8 @@ def explain(error: BaseException) -> str:
     if os.strerror(errno.EFBIG) in str(error):  # safetensors raises its own exception with this text
         file = getattr(error, "filename", None) or "a file"
         return f"{file}: over the limit on file sizes; raise it (`ulimit -f unlimited`)"
+    if os.strerror(errno.EMFILE) in str(error):  # Gloo and others raise their own exceptions
+        return "over the limit on open files; raise it (`ulimit -n 4096`)"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; run the same command again to continue"
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -93,8 +102,8 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # torch's writers give neither the errno nor its text
-        if _is_disk_full(error) or (not isinstance(error, UserError) and shutil.disk_usage(folder).free < NEARLY_FULL):
-            raise UserError(f"no space left in {folder}: free some disk or quota and run again") from error
+        if _is_disk_full(error) or (not isinstance(error, UserError) and nearly_full(folder)):
+            raise UserError(no_space_left(folder)) from error
         raise
 
 
@@ -106,6 +115,16 @@ def raise_disk_full(error: BaseException) -> None:
 
 NEARLY_FULL = 1 << 16
 """Free bytes below which a disk counts as full."""
+
+
+def nearly_full(folder: Path) -> bool:
+    """True if the disk of a folder is full."""
+    return shutil.disk_usage(folder).free < NEARLY_FULL
+
+
+def no_space_left(folder: Path) -> str:
+    """The sentence about a full disk."""
+    return f"no space left in {folder}: free some disk or quota and run again"
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline import frozen_functions
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError, did_you_mean, unexpanded
 
 LIBRARIES = {
     "openenv": "rloo_pipeline.environments.openenv_server:environment",
@@ -45,7 +45,7 @@ def source_of(reference: str) -> Path | None:
     if module.endswith(".py"):
         path = Path(module)
         if not frozen_functions.exists(path):
-            suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py")))
+            suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*.py"))) + unexpanded(module)
             raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){suggestion}")
         return path
     try:

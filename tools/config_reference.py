@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from rloo_pipeline.checks.registry import SYMPTOMS
 from rloo_pipeline.config import STAGES, CheckLimits, Config, Gate, Gates, Section
 from rloo_pipeline.config.section import section_in
 
@@ -48,8 +49,16 @@ ALL_KEYS = f"""\
 {MARK}
 
 "Reruns" lists the stages that run again when a key of the section changes; stages that use their results follow. "Read
-by" lists stages that read the section but whose results do not depend on it: a change reruns nothing. The keys of
-`checks.limits` and `gates` are in [the last table](#limits).
+by" lists stages that read the section but whose results do not depend on it: a change reruns nothing. The gates are in
+[Symptoms](#symptoms), their limits and those of checks in [the last table](#limits).
+"""
+SYMPTOM_TABLE = """\
+## Symptoms
+
+Each is a section of `gates`, with an `action` and its [limits](#limits).
+
+| `gates.` | symptom | try |
+|---|---|---|
 """
 LIMITS = """\
 ## Limits
@@ -147,7 +156,8 @@ def reference() -> str:
         for name, field in model.model_fields.items()
         if name != "action"
     ]
-    parts.append(LIMITS + "\n".join(limits) + "\n")
+    symptoms = [f"| `{name}` | {rule.description} | {rule.cure} |" for name, rule in SYMPTOMS.items()]
+    parts += [SYMPTOM_TABLE + "\n".join(symptoms) + "\n", LIMITS + "\n".join(limits) + "\n"]
     return re.sub(r"\]\((\w+\.md)", r"](../\1", "\n".join(parts))
 
 

@@ -116,7 +116,7 @@ def main() -> None:
     own = summary["arms"][0]
     beside = "".join(f", {words}" for words in sys.argv[2:])
     total = f"{len(finished)} runs in {clock(wall_seconds(folder))} on two CPU cores{beside}."
-    write_part(DOCS / "experiments.md", "experiment", table(summary, total))
+    write_part(TABLES, "experiment", table(summary, total))
     write_part(TABLES, "demo", seeds_table(folder, own["arm"], own["seeds"]))
     readme = re.sub(r"^\| the demo, .*$", lambda _: readme_row(summary), README.read_text(), flags=re.MULTILINE)
     README.write_text(readme)

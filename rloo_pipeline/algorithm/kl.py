@@ -19,6 +19,7 @@ def k1(logps: Float[Tensor, "*shape"], reference_logps: Float[Tensor, "*shape"])
 
     In a reward, its gradient is that of the KL of completions. In a loss, its gradient is ∇ log π, which averages 0
     if tokens are summed; a mean over each completion's T tokens leaves ∇E[1/T]. Neither regularizes anything.
+    Multiplied by the ratio (`kl.bias_correction`), it has the gradient of `k3`.
     """
     return logps - reference_logps
 

@@ -141,13 +141,17 @@ def _seal(name: str, value: Mapping[str, object]) -> str:
     return hashlib.blake2b(f"{name}\n{json.dumps(content, sort_keys=True)}".encode(), digest_size=32).hexdigest()
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, remedy: str = REMEDY) -> Any:
     """The content of any JSON file; one that `write_json` wrote is checked and comes without its digest.
+
+    Args:
+        path: the file.
+        remedy: advice for the error message.
 
     Raises:
         UserError: the file is missing, not JSON, or not what `write_json` wrote.
     """
-    return _read_sealed(path, REMEDY)[0]
+    return _read_sealed(path, remedy)[0]
 
 
 def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[str, Any]:

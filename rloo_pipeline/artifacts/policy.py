@@ -200,6 +200,8 @@ class Policy:
         except Exception as error:  # tokenizers checks few values of its files
             raise_disk_full(error)
             raise UserError(f"{self}: no tokenizer can be loaded ({one_line(error)})") from error
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one where tokenizer.json is missing
+            raise UserError(f"{self}: no tokenizer (no tokenizer.json); copy or fetch the whole model")
         if tokenizer.eos_token_id is None:
             raise UserError(
                 f"{self}: the tokenizer has no EOS token, so no completion could "
@@ -292,9 +294,10 @@ class Policy:
 
 def _object(file: Path) -> dict[str, Any]:
     """The content of a JSON file of a model."""
-    content = read_json(file)
+    remedy = "fetch or write the model again"
+    content = read_json(file, remedy)
     if not isinstance(content, dict):
-        raise UserError(f"{file}: holds {content!r:.40}, not an object with keys; fetch or write the model again")
+        raise UserError(f"{file}: holds {content!r:.40}, not an object with keys; {remedy}")
     return content
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import memory
-from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.before_run.memory import GB, RunMemory
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
@@ -40,7 +40,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
             changed = override(config, changes)
             if shape.query_heads % changed.deepspeed.sequence_parallel:
                 continue
-            if is_allowed(changed) and memory.total(memory.update(changed, shape, "cuda")) <= room:
+            if is_allowed(changed) and memory.total(RunMemory(changed, shape).update()) <= room:
                 return changes
         return None
 
@@ -51,7 +51,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
     advice = [] if nearest is None else [_written(nearest)]
     if offload is not None:
-        host = memory.total(memory.offloaded(override(config, offload), shape)) / GB
+        host = memory.total(RunMemory(override(config, offload), shape).offloaded()) / GB
         advice.append(f"{_written(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
     return "would fit with " + "; or, without more GPUs, with ".join(advice)
 
@@ -68,7 +68,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences split
     over processes, then more cards.
     """
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    longest = config.longest_sequence
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
     smaller = [{MICRO_BATCH: size} for size in [*sizes, longest]]
     yield CHECKPOINTING
@@ -86,10 +86,11 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
-            yield from _with_less({"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, longest)
+            yield from _with_less(
+                {"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, config.longest_sequence
+            )
 
 
 def is_allowed(config: Config) -> bool:
@@ -111,7 +112,7 @@ def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
     """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):
-        wider = override(config, {"vllm.tensor_parallel_size": count})
-        if memory.concurrent_sequences(wider, shape, memory.rollout(wider, shape, card)) >= 1:
+        wider = RunMemory(override(config, {"vllm.tensor_parallel_size": count}), shape)
+        if wider.concurrent_sequences(wider.rollout(card)) >= 1:
             return f"would fit with vllm.tensor_parallel_size: {count}"
     return "no setting that was tried would fit: lower rollout.max_completion_length, or use cards with more memory"

@@ -77,5 +77,5 @@ def _fits(
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel
     batch = None if own is None else memory.MicroBatch(own, own, several=True)
-    terms = memory.update(config, shape, device, batch, distills=whole is None)
+    terms = memory.RunMemory(config, shape, device).update(batch, distills=whole is None)
     return memory.total(terms) <= room * memory.ROOM

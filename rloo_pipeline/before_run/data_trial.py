@@ -90,8 +90,8 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
-    """The run's prompt maker; None without a model."""
-    if inputs.model is None:
+    """The run's prompt maker; None without a model, or if tools or environments, which change prompts, do not work."""
+    if inputs.model is None or (inputs.config.rollout.uses_tools and inputs.trial is None):
         return None
     templater = inputs.trial.templater if inputs.trial is not None else Templater(inputs.config.dataset, inputs.model)
     return PromptParts(templater, inputs.model.config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rloo_pipeline.config import Config, Source, distillation
 from rloo_pipeline.data import json_rows, rows
 from rloo_pipeline.data.prompting import COMPLETION, check_column, check_columns, check_names
-from rloo_pipeline.errors import UserError, did_you_mean, one_line
+from rloo_pipeline.errors import UserError, did_you_mean, one_line, unexpanded
 
 DEMONSTRATIONS = "warmstart.sft.demonstrations"
 PREFERENCES = "reward_model.train"
@@ -35,18 +35,44 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
     """The file of a source; None if the source is not a file.
 
     Raises:
-        UserError: the file is missing, unreadable, empty or of an unknown format.
+        UserError: the file is missing, unreadable, empty or of an unknown format, or `name` is a path to no folder.
     """
+    folder = Path(data_dir or ".")
+    if source.name is not None and not (folder / source.name).is_dir():
+        require_hub_name(source.name, folder / source.name, f"{key}.name")
     if source.path is None:
         return None
-    path = Path(data_dir or ".") / source.path
+    path = folder / source.path
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, and {key}.path names a file; write `name` instead of `path`")
     if not path.is_file():
         siblings = (file.name for file in path.parent.glob("*")) if path.parent.is_dir() else ()
         origin = f"{key}.path '{source.path}', data_dir '{data_dir or '.'}'"
-        suggestion = did_you_mean(path.name, siblings)
+        suggestion = did_you_mean(path.name, siblings) + unexpanded(str(path))
         raise UserError(f"{path}: no such dataset file ({origin}, relative to {Path.cwd()}){suggestion}")
     rows.check_file(path)
     return path
+
+
+def require_hub_name(name: str, folder: Path, key: str) -> None:
+    """Checks that a name that is not a folder here can be one of the Hub.
+
+    Args:
+        name: as the configuration has it.
+        folder: where the folder would be.
+        key: the key, for messages.
+
+    Raises:
+        UserError: the name is the path of a file, or of a folder that is missing.
+    """
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file, and {key} names a folder; correct it")
+    parts = Path(name).parts
+    if name.startswith(("/", ".", "~", "$")) or len(parts) > 2 or (len(parts) == 2 and folder.parent.is_dir()):
+        suggestion = did_you_mean(folder.name, (file.name for file in folder.parent.glob("*"))) + unexpanded(
+            str(folder)
+        )
+        raise UserError(f"{folder}: no such folder ({key}, relative to {Path.cwd()}){suggestion}")
 
 
 def data_place(data_dir: str | None, key: str, source: Source) -> str | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.before_run import advice, memory, speeds
 from rloo_pipeline.before_run.cards import Card
-from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.before_run.memory import GB, RunMemory
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_jobs import all_jobs
 from rloo_pipeline.config.run_set import RunSet, jobs_by_group
@@ -99,110 +99,134 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
     return _saved(runs, of_group)
 
 
-def policy_bytes(config: Config, shape: ModelDims) -> float:
-    """Bytes of the weights that an update writes: all, or those of the adapter."""
-    weights = shape.parameters if config.update.lora is None else memory.trained(config, shape)
-    return weights * BYTES[config.model.dtype]
-
-
-def disk(config: Config, shape: ModelDims) -> dict[str, float]:
-    """Bytes on disk when the run is done, and temporary ones."""
-    size, learned = BYTES[config.model.dtype], memory.trained(config, shape)
-    policy = policy_bytes(config, shape)
-    lag, rounds = config.rollout.lag, range(1, config.rounds + 1)
-    policies = sum(map(config.keeps, rounds))
-    # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
-    weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
-    master = 4 if size == 2 or config.deepspeed.zero_stage else 0
-    trainer = memory.moments(config, shape) + learned * (master + weights)
-    linked = policy if config.keep_every > 1 else 0  # a state holds on to its policy
-    states = 1 + (lag if config.node_folder else 0)
-    counts = tokens(config)
-    tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
-    tables *= 1 + config.rollout.refill
-    return {
-        f"policies ({policies} and policy 0)": shape.parameters * size + policies * policy,
-        "trainer state": trainer,
-        "the next policy and trainer state (temporary)": policy * (1 + lag) + (linked + trainer) * states,
-        "tables of rounds": tables,
-    }
-
-
 def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
     """The models of stages that compute log-probs of a round, by stage."""
     reference = {"reference": shape} if config.uses_reference else {}
     return reference | ({} if teacher is None else {"teacher": teacher})
 
 
-def fits(
-    config: Config, shape: ModelDims, card: Card, with_advice: bool = True, teacher: ModelDims | None = None
-) -> Iterator[Fit]:
-    """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`.
-    `teacher` has the dimensions of the run's teacher.
-    """
-    room = card.gigabytes * GB * memory.ROOM
-    terms = memory.update(config, shape, "cuda")
-    fit = memory.total(terms) <= room
-    yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
-    for stage, dims in _scorers(config, shape, teacher).items():
-        terms = memory.reference(config, dims, "cuda")
-        fit = memory.total(terms) <= room
-        smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-        yield Fit(stage, terms, fit, "" if fit else smaller)
-    terms = memory.rollout(config, shape, _gpu(card))
-    fit = memory.concurrent_sequences(config, shape, terms) >= 1
-    yield Fit(
-        "rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, _gpu(card))
-    )
-
-
-def minutes(seconds: float) -> str:
-    """5400 → 1 h 30 min."""
-    whole = round(seconds / 60)
-    return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"
-
-
-def sampler_gpus(config: Config) -> int:
-    """GPUs of a job that samples: those of its engines and of its environments."""
-    return config.vllm.gpus + config.rollout.environment_gpus
-
-
-def hours(
-    config: Config,
-    shape: ModelDims,
-    card: Card,
-    pace: str = "typical",
-    warm: bool = True,
-    teacher: ModelDims | None = None,
-) -> dict[str, float]:
-    """GPU-hours of each stage over all rounds, under `ASSUMED`.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's dimensions.
-        card: the GPU.
-        pace: one of `speeds.PACES`.
-        warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
-        teacher: as in `fits`.
-    """
+def disk(run: RunMemory) -> dict[str, float]:
+    """Bytes on disk when the run is done, and temporary ones."""
+    config = run.config
+    size, policy, lag = BYTES[config.model.dtype], run.policy, config.rollout.lag
+    policies = sum(map(config.keeps, range(1, config.rounds + 1)))
+    # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
+    weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
+    master = 4 if size == 2 or config.deepspeed.zero_stage else 0
+    trainer = run.moments + run.trained * (master + weights)
+    linked = policy if config.keep_every > 1 else 0  # a state holds on to its policy
+    states = 1 + (lag if config.node_folder else 0)
     counts = tokens(config)
-    shards, processes, engines = config.rollout.shards, config.deepspeed.processes, config.vllm.data_parallel_size
-    starts = {stage: 0.0 if warm else speeds.at(start, pace) for stage, start in speeds.STARTS.items()}
-    starts["update"] += speeds.at(speeds.BETWEEN, pace)
-    flops = card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
-    trained = config.rounds * config.rollout.generation_batch_size
-    work = 2.0 * shape.parameters * _packed_tokens(config) * config.rounds + _attention(config, shape, trained)
-    work *= _passes(config) / flops
-    seconds = {
-        "rollout": _decoding(config, shape, card, pace) + starts["rollout"] * shards * engines * config.rounds,
-        "update": work + (_moved(config, shape, pace) + starts["update"]) * config.rounds * processes,
+    tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
+    tables *= 1 + config.rollout.refill
+    return {
+        f"policies ({policies} and policy 0)": run.shape.parameters * size + policies * policy,
+        "trainer state": trainer,
+        "the next policy and trainer state (temporary)": policy * (1 + lag) + (linked + trainer) * states,
+        "tables of rounds": tables,
     }
-    seconds["rollout"] *= sampler_gpus(config) / engines
-    scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
-    for stage, dims in _scorers(config, shape, teacher).items():
-        seconds[stage] = (2.0 * dims.parameters * scored + _attention(config, dims, counts["completions"])) / flops
-        seconds[stage] += starts["reference"] * shards * config.rounds * config.deepspeed.forward_processes
-    return {stage: value / 3600 for stage, value in seconds.items()}
+
+
+class GpuEstimate(NamedTuple):
+    """A run on cards of one kind."""
+
+    config: Config
+    shape: ModelDims
+    card: Card
+    teacher: ModelDims | None = None
+    """Dimensions of the run's teacher."""
+
+    @property
+    def memory(self) -> RunMemory:
+        """The memory of its stages on a card."""
+        return RunMemory(self.config, self.shape)
+
+    def fits(self, with_advice: bool = True) -> Iterator[Fit]:
+        """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`."""
+        config, shape = self.config, self.shape
+        room = self.card.gigabytes * GB * memory.ROOM
+        terms = self.memory.update()
+        fit = memory.total(terms) <= room
+        yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
+        for stage, dims in _scorers(config, shape, self.teacher).items():
+            terms = RunMemory(config, dims).reference()
+            fit = memory.total(terms) <= room
+            smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
+            yield Fit(stage, terms, fit, "" if fit else smaller)
+        gpu = _gpu(self.card)
+        terms = self.memory.rollout(gpu)
+        fit = self.memory.concurrent_sequences(terms) >= 1
+        yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, gpu))
+
+    @property
+    def problem(self) -> str:
+        """The first stage that does not fit, with its bytes and the room that there is; empty if all fit."""
+        for fit in self.fits(with_advice=False):
+            if not fit.fits and fit.stage == "rollout":
+                weights = fit.terms["weights"] / GB
+                return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
+            if not fit.fits:
+                return (
+                    f"{fit.stage} takes {memory.total(fit.terms) / GB:,.0f} GB a GPU, and "
+                    f"{self.card.gigabytes * memory.ROOM:,.0f} GB can be used"
+                )
+        return ""
+
+    def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:
+        """GPU-hours of each stage over all rounds, under `ASSUMED`.
+
+        Args:
+            pace: one of `speeds.PACES`.
+            warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
+        """
+        config, shape, counts = self.config, self.shape, tokens(self.config)
+        shards, engines, rounds = config.rollout.shards, config.vllm.data_parallel_size, config.rounds
+        starts = {stage: 0.0 if warm else speeds.at(start, pace) for stage, start in speeds.STARTS.items()}
+        starts["update"] += speeds.at(speeds.BETWEEN, pace)
+        flops = self.card.teraflops * 1e12 * speeds.at(speeds.TRAINING, pace)
+        trained = rounds * config.rollout.generation_batch_size
+        work = 2.0 * shape.parameters * _packed_tokens(config) * rounds + _attention(config, shape, trained)
+        work *= _passes(config) / flops
+        seconds = {
+            "rollout": self._decoding(pace) + starts["rollout"] * shards * engines * rounds,
+            "update": work + (self._moved(pace) + starts["update"]) * rounds * config.deepspeed.processes,
+        }
+        seconds["rollout"] *= config.sampler_gpus / engines
+        scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
+        for stage, dims in _scorers(config, shape, self.teacher).items():
+            seconds[stage] = (2.0 * dims.parameters * scored + _attention(config, dims, counts["completions"])) / flops
+            seconds[stage] += starts["reference"] * shards * rounds * config.deepspeed.forward_processes
+        return {stage: value / 3600 for stage, value in seconds.items()}
+
+    def _decoding(self, pace: str) -> float:
+        """Seconds that one GPU of each engine decodes, summed over engines and rounds: it reads its part of the weights
+        and of the cache for each step.
+        """
+        config, shape, counts, gpu = self.config, self.shape, tokens(self.config), _gpu(self.card)
+        engines = config.rollout.shards * config.vllm.data_parallel_size
+        room = self.memory.concurrent_sequences(self.memory.rollout(gpu))
+        batch = max(1.0, min(gpu.sequences, counts["completions per round"] / engines, room))
+        context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
+        weights = shape.in_sampler(config.model.dtype, config.rollout.quantization is not None)
+        read_per_step = weights + batch * context * shape.cached(config.model.dtype)
+        bandwidth = self.card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * config.vllm.tensor_parallel_size
+        return counts["completion tokens"] / batch * read_per_step / bandwidth
+
+    def _moved(self, pace: str) -> float:
+        """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
+        algorithm, deepspeed = self.config.algorithm, self.config.deepspeed
+        learned = self.memory.trained / deepspeed.processes
+        link = speeds.at(speeds.HOST_LINK, pace)
+        steps, seconds = algorithm.num_iterations * algorithm.steps_per_generation, 0.0
+        if deepspeed.offload.optimizer is not None:
+            # gradients come, weights go back; AdamW reads and writes 28 bytes a weight
+            seconds += steps * learned * (6 / link + 28 / speeds.at(speeds.HOST_ADAM, pace))
+        seconds += steps * 2 * memory.total(self.memory.on_disk()) / speeds.at(speeds.DISK, pace)
+        if deepspeed.offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
+            share = _packed_tokens(self.config) / deepspeed.processes * deepspeed.sequence_parallel
+            batches = max(1.0, share / deepspeed.micro_batch_tokens)
+            seconds += batches * _passes(self.config) * self.memory.weights / deepspeed.processes / link
+        return seconds
 
 
 def _passes(config: Config) -> float:
@@ -216,8 +240,7 @@ def _passes(config: Config) -> float:
 
 def _attention(config: Config, shape: ModelDims, completions: float) -> float:
     """Floating-point operations of attention in a forward pass over completions, which see all earlier tokens."""
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
-    return 2.0 * completions * shape.layers * shape.heads * longest**2
+    return 2.0 * completions * shape.layers * shape.heads * config.longest_sequence**2
 
 
 def _packed_tokens(config: Config) -> float:
@@ -227,35 +250,7 @@ def _packed_tokens(config: Config) -> float:
     return config.rollout.generation_batch_size * each
 
 
-def _decoding(config: Config, shape: ModelDims, card: Card, pace: str) -> float:
-    """Seconds that one GPU of each engine decodes, summed over engines and rounds: it reads its part of the weights and
-    of the cache for each step.
-    """
-    counts, parallel = tokens(config), config.vllm.tensor_parallel_size
-    engines = config.rollout.shards * config.vllm.data_parallel_size
-    cache = memory.rollout(config, shape, _gpu(card))
-    room = memory.concurrent_sequences(config, shape, cache)
-    batch = max(1.0, min(_gpu(card).sequences, counts["completions per round"] / engines, room))
-    context = config.dataset.max_prompt_length + config.rollout.max_completion_length / 2
-    weights = shape.in_sampler(config.model.dtype, config.rollout.quantization is not None)
-    read_per_step = weights + batch * context * shape.cached(config.model.dtype)
-    bandwidth = card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * parallel
-    return counts["completion tokens"] / batch * read_per_step / bandwidth
-
-
-def _moved(config: Config, shape: ModelDims, pace: str) -> float:
-    """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
-    offload, algorithm = config.deepspeed.offload, config.algorithm
-    learned = memory.trained(config, shape) / config.deepspeed.processes
-    link = speeds.at(speeds.HOST_LINK, pace)
-    steps, seconds = algorithm.num_iterations * algorithm.steps_per_generation, 0.0
-    if offload.optimizer is not None:  # gradients come, weights go back; AdamW reads and writes 28 bytes a weight
-        seconds += steps * learned * (6 / link + 28 / speeds.at(speeds.HOST_ADAM, pace))
-    on_disk = sum(size for size in memory.on_disk(config, shape).values())
-    seconds += steps * 2 * on_disk / speeds.at(speeds.DISK, pace)
-    if offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
-        share = _packed_tokens(config) / config.deepspeed.processes * config.deepspeed.sequence_parallel
-        batches = max(1.0, share / config.deepspeed.micro_batch_tokens)
-        weights = memory.weight_bytes(config.model, shape) / config.deepspeed.processes
-        seconds += batches * _passes(config) * weights / link
-    return seconds
+def minutes(seconds: float) -> str:
+    """5400 → 1 h 30 min."""
+    whole = round(seconds / 60)
+    return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"

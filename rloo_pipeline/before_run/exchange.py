@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import estimate, layouts, memory, speeds
+from rloo_pipeline.before_run import layouts, memory, speeds
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
@@ -39,9 +39,9 @@ class Exchange(NamedTuple):
 
 def reckoned(config: Config, shape: ModelDims) -> Exchange:
     """Estimates the exchange of a policy between the update and the rollouts of a run."""
-    policy = estimate.policy_bytes(config, shape)
+    policy = memory.RunMemory(config, shape).policy
     writers = config.deepspeed.processes if config.update.lora is None else 1
-    nodes = -(-config.rollout.shards * estimate.sampler_gpus(config) // layouts.PER_NODE)
+    nodes = -(-config.rollout.shards * config.sampler_gpus // layouts.PER_NODE)
     digested = policy / (speeds.DIGESTING.typical * manifest.READERS)
     loaded = policy / (speeds.LOADING.typical * config.vllm.tensor_parallel_size)
     return Exchange(policy, nodes, policy / (speeds.WRITING.typical * writers), digested + loaded)
@@ -90,7 +90,7 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
 
 def node_line(config: Config, shape: ModelDims) -> str:
     """The line of a plan about policies on the nodes' own disks: what they take and give."""
-    policy = estimate.policy_bytes(config, shape) / memory.GB
+    policy = memory.RunMemory(config, shape).policy / memory.GB
     count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
     most = min(count, 2 + config.rollout.lag)
     return (

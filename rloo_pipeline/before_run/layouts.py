@@ -7,8 +7,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import advice, checkpointing, estimate, memory, model_inputs, queueing, speeds
+from rloo_pipeline.before_run import advice, checkpointing, model_inputs, queueing, speeds
 from rloo_pipeline.before_run.cards import Card
+from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Algorithm, Config, Lora, Mismatch, Offload, Rollout
 from rloo_pipeline.config import lag as lags
@@ -146,7 +147,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
     """ZeRO stages, each with the micro-batch of the configuration and with one of a single sequence."""
-    longest = config.dataset.max_prompt_length + config.rollout.max_completion_length
+    longest = config.longest_sequence
     size = config.deepspeed.micro_batch_tokens
     offload = changes.get("deepspeed.offload", Offload())
     nodes = -(-gpus // PER_NODE)
@@ -202,29 +203,13 @@ def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, car
     """A layout with its memory and its times."""
     room = card.gigabytes * GB
     config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
-    teacher = model_inputs.teacher_shape(config)
-    hours = {pace: estimate.hours(config, shape, card, pace, teacher=teacher) for pace in speeds.PACES}
-    sides = {pace: queueing.side_seconds(config, hours[pace]) for pace in speeds.PACES}
+    estimated = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config))
+    sides = {pace: queueing.side_seconds(config, estimated.hours(pace)) for pace in speeds.PACES}
     return GpuLayout(
         name,
         config,
         gpus,
-        problem(config, shape, card),
+        estimated.problem,
         {pace: side.round_seconds(config.rollout.lag) for pace, side in sides.items()},
         sides["typical"],
     )
-
-
-def problem(config: Config, shape: ModelDims, card: Card) -> str:
-    """The first stage that does not fit on a card, with its bytes and the room that there is; empty if all fit."""
-    for fit in estimate.fits(config, shape, card, with_advice=False, teacher=model_inputs.teacher_shape(config)):
-        if not fit.fits and fit.stage == "rollout":
-            return (
-                f"a sampler's weights take {fit.terms['weights'] / GB:,.0f} GB a GPU and leave no room for a sequence"
-            )
-        if not fit.fits:
-            return (
-                f"{fit.stage} takes {memory.total(fit.terms) / GB:,.0f} GB a GPU, and "
-                f"{card.gigabytes * memory.ROOM:,.0f} GB can be used"
-            )
-    return ""

@@ -11,9 +11,10 @@ from typing import Any
 
 from rloo_pipeline.artifacts import model_dims, model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config, Dataset, ModelSource, distillation
 from rloo_pipeline.data import building
-from rloo_pipeline.errors import UserError, did_you_mean
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support
 
 
@@ -35,10 +36,7 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
         if not (path / "config.json").exists():
             raise UserError(f"{name}: no config.json, so this is not a model folder ({key}.name_or_path)")
         return path
-    if name.startswith(("/", ".", "~")) or len(path.parts) > 2 or (len(path.parts) == 2 and path.parent.is_dir()):
-        suggestion = did_you_mean(path.name, (file.name for file in path.parent.glob("*")))
-        home = "; ~ is not expanded, write out your home folder" if name.startswith("~") else ""
-        raise UserError(f"{name}: no such folder ({key}.name_or_path, relative to {Path.cwd()}){suggestion}{home}")
+    dataset_inputs.require_hub_name(name, path, f"{key}.name_or_path")
     return None
 
 

@@ -9,7 +9,7 @@ import psutil
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, checkpointing, memory
-from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.before_run.memory import GB, RunMemory
 from rloo_pipeline.config import Config, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
@@ -101,10 +101,10 @@ def sentence(
 
 
 def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> memory.Terms:
-    device = "cpu" if gpu is None else "cuda"
+    of_run = RunMemory(config, dims, "cpu" if gpu is None else "cuda")
     if role == "sampler":
-        return memory.rollout(config, dims, gpu)
-    return memory.reference(config, dims, device) if role == "logprobs" else memory.update(config, dims, device)
+        return of_run.rollout(gpu)
+    return of_run.reference() if role == "logprobs" else of_run.update()
 
 
 def _sampler_fits(vllm: Vllm, gpu: VisibleGpu | None, others: float) -> str:

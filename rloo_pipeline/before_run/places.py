@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rloo_pipeline.before_run import dataset_inputs, estimate, exchange, inputs, model_inputs
+from rloo_pipeline.before_run import dataset_inputs, exchange, inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config, Container, Dtype, Source
 from rloo_pipeline.errors import UserError
@@ -109,7 +110,7 @@ def machine(config: Config) -> Iterator[Finding]:
     if config.node_folder is not None:
         with problems_of("exchange") as problems:
             exchange.refuse(config, config.deepspeed.nodes, as_jobs=False)
-            yield node_folder(config, estimate.policy_bytes(config, model_inputs.shape(config)))
+            yield node_folder(config, RunMemory(config, model_inputs.shape(config)).policy)
         yield from problems
 
 

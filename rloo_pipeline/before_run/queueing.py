@@ -54,7 +54,7 @@ def gpus_of(config: Config) -> dict[str, int]:
     together they would need more GPUs than the samplers and the update do.
     """
     shards, each = config.rollout.shards, config.deepspeed.forward_processes
-    rollout, update = shards * estimate.sampler_gpus(config), config.deepspeed.processes
+    rollout, update = shards * config.sampler_gpus, config.deepspeed.processes
     at_once = next(
         count for count in range(shards, 0, -1) if not shards % count and count * each <= max(rollout, update)
     )
@@ -125,9 +125,8 @@ class SideSeconds(NamedTuple):
     """The update."""
 
     def round_seconds(self, lag: int) -> float:
-        """Seconds of a round in steady state: at most lag + 1 rounds are in flight, so either side may wait."""
-        both = self.sampling + self.training
-        return max(self.sampling, self.training, both / (lag + 1)) if lag else both
+        """Seconds of a round in steady state: with a lag, the two sides work at the same time."""
+        return max(self.sampling, self.training) if lag else self.sampling + self.training
 
 
 def side_seconds(config: Config, hours: Mapping[str, float]) -> SideSeconds:

@@ -46,7 +46,7 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
     at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
     # a head with one output has almost no logits
     batch = memory.MicroBatch(round(at_once * pair), 0, at_once < pairs)
-    terms = memory.update(config, dims, device, batch, distills=False)
+    terms = memory.RunMemory(config, dims, device).update(batch, distills=False)
     problem = ""
     if card and memory.total(terms) > room * memory.ROOM:
         problem = f"reward_model takes {memory.total(terms) / memory.GB:,.0f} GB a GPU"

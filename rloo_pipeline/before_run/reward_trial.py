@@ -49,6 +49,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
             "it needs a GPU, and there is none here": reward.gpus and not devices.has_gpu(),
             "the run trains its model first": reward.uses_own_model,
             "there are no rows to call it with": not samples,
+            "no episode could be played": config.rollout.uses_tools and inputs.trial is None,
         }
         if reason := next((reason for reason, is_so in obstacles.items() if is_so), None):
             yield _not_called(reward, reason)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import memory, model_inputs
+from rloo_pipeline.before_run import model_inputs
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.config import Config, Model
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.runtime import devices
@@ -67,6 +68,7 @@ def waiting_bytes(config: Config, dims: ModelDims) -> dict[str, float]:
     nodes = config.deepspeed.nodes
     ranks = config.deepspeed.processes // nodes
     copies = 1 / nodes if effective_zero_stage(config.model.dtype, config.deepspeed.zero_stage) else ranks
-    of_trainer = ranks * (PROCESS + memory.weight_bytes(config.model, dims)) + copies * memory.state(config, dims)
+    of_run = RunMemory(config, dims)
+    of_trainer = ranks * (PROCESS + of_run.weights) + copies * of_run.state
     waiting = {"sampler": PROCESS + weights, "logprobs": PROCESS + weights, "trainer": of_trainer}
     return {role: size for role, size in waiting.items() if gpu_shares.can_keep(role, config, on_gpus=True)}

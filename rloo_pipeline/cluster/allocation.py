@@ -16,12 +16,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.cluster import slurm
+from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import caches
 
 OUTCOME = "outcome.json"
 STOP = "stop"
@@ -30,6 +33,9 @@ LONGEST_MARGIN = 1800.0
 """Upper limit of the default margin in seconds."""
 LAST_SECONDS = 60.0
 """Seconds before the limit at which running stages are stopped."""
+PATIENCE = 600.0
+"""Seconds for which SLURM's controller may not answer, as while it is restarted."""
+Answer = TypeVar("Answer")
 
 
 class Plan(NamedTuple):
@@ -77,18 +83,19 @@ class _Watch:
 def work(plan: Plan) -> None:
     """Runs Snakemake until the run is done, or requeues the job when its time limit is near.
 
-    Exits with 1 where a stage failed.
+    Exits with 1 where a stage failed, or SLURM ends the job.
     """
-    number = slurm.own_job() or ""
+    number, shell = slurm.own_job() or "", os.getppid()
     terminations: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(1))
     (plan.folder / STOP).unlink(missing_ok=True)
-    began, end = time.time(), slurm.end_of(number)
+    began, end = time.time(), _ask(slurm.end_of, number)
     margin = 0.0 if end is None else _margin(plan, end - began)
     _say(f"allocation {_allocations()} of job {number}" + (f", {_minutes(end - began)} minutes" if end else ""))
     snakemake = subprocess.Popen(
         [sys.executable, "-m", "snakemake", *plan.snakemake_args],
         cwd=plan.project,
+        env=caches.for_snakemake(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -100,9 +107,12 @@ def work(plan: Plan) -> None:
     stopping = _wait(snakemake, plan, end, margin)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
-    if terminations and not done:  # SLURM is cancelling or requeuing the job and will kill this process
-        time.sleep(300)
-    elif done:
+    if terminations and not done:  # SLURM is ending the job: it kills this process or, without cgroups, only its shell
+        deadline = time.monotonic() + 300
+        while os.getppid() == shell and time.monotonic() < deadline:
+            time.sleep(0.5)
+        sys.exit(1)
+    if done:
         _leave(plan, "done", "the run is done")
     elif stopping == STOP:
         _leave(plan, "cancelled", "cancelled")
@@ -114,9 +124,26 @@ def work(plan: Plan) -> None:
         sys.exit(1)
     else:
         _leave(plan, "requeued", f"{watch.finished} stages finished; the job is requeued for the rest")
-        slurm.requeue(number)
+        _ask(slurm.requeue, number)
         while not terminations:  # SLURM ends the job
             time.sleep(0.5)
+
+
+def _ask(question: Callable[[str], Answer], number: str) -> Answer:
+    """Asks SLURM about this job, or for it, until it answers.
+
+    Raises:
+        UserError: SLURM refuses, or has not answered for PATIENCE.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return question(number)
+        except UserError as error:
+            if time.monotonic() > deadline:
+                raise
+            _say(f"{error}; asking again")
+        time.sleep(10)
 
 
 def _margin(plan: Plan, seconds: float) -> float:

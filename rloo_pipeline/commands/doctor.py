@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rloo_pipeline.before_run import estimate, gpus, image, model_inputs, places, slurm_checks
 from rloo_pipeline.before_run.findings import Finding, show
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import ConfigArguments
@@ -52,6 +53,6 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
 def _bytes_written(config: Config) -> float | None:
     """Bytes that the run will write, as `rloo plan` estimates them; None if the model's size is unknown."""
     try:
-        return float(sum(estimate.disk(config, model_inputs.shape(config)).values()))
+        return float(sum(estimate.disk(RunMemory(config, model_inputs.shape(config))).values()))
     except UserError:
         return None

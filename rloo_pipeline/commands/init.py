@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json, write_text
+from rloo_pipeline.before_run.dataset_inputs import require_hub_name
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
@@ -145,6 +146,7 @@ def _model(name: str, folder: Path) -> ProjectModel:
     path = Path(name).expanduser()
     if not name or not path.is_dir():
         if HUB_ID.fullmatch(name):
+            require_hub_name(name, path, "--model")
             return ProjectModel({"name_or_path": name, **dtype}, True, None)
         raise UserError(f"--model {name}: neither a folder nor a Hub id such as Qwen/Qwen3-0.6B")
     if not (path / "config.json").is_file():

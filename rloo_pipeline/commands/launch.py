@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import is_yaml_name, read_changes
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import installation
+from rloo_pipeline.runtime import caches, installation
 from rloo_pipeline.snakemake_ext import failures
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def become_snakemake(arguments: Sequence[str]) -> NoReturn:
         arguments: arguments of `rloo run`.
     """
     command = command_line(arguments)
-    os.environ[failures.COMMAND] = shlex.join(["rloo", "run", *arguments])
+    typed = shlex.join(["rloo", "run", *arguments])
     sys.stdout.flush()
-    os.execv(command[0], command)
+    os.execve(command[0], command, caches.for_snakemake() | {failures.COMMAND: typed})
 
 
 def _run_child(argv: Sequence[str], project: Path, typed: str) -> int:
@@ -173,7 +173,7 @@ def _run_child(argv: Sequence[str], project: Path, typed: str) -> int:
         typed: the call that continues the run, for its messages.
     """
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    environment = os.environ | {failures.COMMAND: typed}
+    environment = caches.for_snakemake() | {failures.COMMAND: typed}
     with subprocess.Popen(argv, cwd=project, env=environment, text=True, **pipes) as child:
         try:
             for line in child.stdout or ():

@@ -14,7 +14,6 @@ from rloo_pipeline.before_run import (
     estimate,
     exchange,
     inputs,
-    layouts,
     memory,
     model_inputs,
     places,
@@ -22,7 +21,8 @@ from rloo_pipeline.before_run import (
     reward_model_cost,
 )
 from rloo_pipeline.before_run.cards import Card, card_of
-from rloo_pipeline.before_run.memory import GB
+from rloo_pipeline.before_run.estimate import GpuEstimate
+from rloo_pipeline.before_run.memory import GB, RunMemory
 from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
@@ -92,15 +92,15 @@ def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
         prompts: training prompts that the stage `difficulty` samples.
     """
     shape = model_inputs.shape(config)
-    disk = sum(estimate.disk(config, shape).values()) / GB
+    disk = sum(estimate.disk(RunMemory(config, shape)).values()) / GB
     parts = [config, *([estimate.of_difficulty(config, prompts)] if prompts else [])]
     sampled = sum(estimate.tokens(part)["completion tokens"] for part in parts)
     costs = [float(sum(estimate.jobs(config).values())), sampled, disk]
     if card is None:
         return costs
     config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
-    difficulty = [estimate.hours(part, shape, card)["rollout"] for part in parts[1:]]
-    hours = estimate.hours(config, shape, card, teacher=model_inputs.teacher_shape(config))
+    difficulty = [GpuEstimate(part, shape, card).hours()["rollout"] for part in parts[1:]]
+    hours = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config)).hours()
     return [*costs, sum(hours.values()) + sum(difficulty)]
 
 
@@ -121,7 +121,9 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
     reward_model = reward_model_cost.estimated(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
-    problem = layouts.problem(config, shape, card) if card else ""
+    teacher = model_inputs.teacher_shape(config)
+    on_gpus = GpuEstimate(config, shape, card, teacher) if card else None
+    problem = on_gpus.problem if on_gpus else ""
     if reward_model is not None and not problem:
         problem = reward_model.problem
     if problem and card:
@@ -136,22 +138,19 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     if asked.gradient_checkpointing == "auto":
         needed = "on, to fit" if config.deepspeed.gradient_checkpointing else "off, not needed"
         console.print(f"deepspeed.gradient_checkpointing: auto is {needed}")
-    warm = wait is None and config.workers != "never"
-    teacher = model_inputs.teacher_shape(config)
-    hours = estimate.hours(config, shape, card, warm=warm, teacher=teacher) if card else None
-    if card is None or hours is None:
-        _print_cpu(config, shape, console)
+    keeps_engines, work = config.workers != "never", None
+    if on_gpus is None:
+        _print_cpu(RunMemory(config, shape, "cpu"), teacher, console)
     else:
-        _print_gpu(config, card, shape, hours, console)
+        hours = on_gpus.hours(warm=wait is None and keeps_engines)
+        _print_gpu(on_gpus, hours, console)
+        kept = on_gpus.hours(warm=keeps_engines)  # one job for the run keeps its engines
+        work = (_round_seconds(config, hours) * config.rounds, _round_seconds(config, kept) * config.rounds)
     if wait is not None:
-        work = None
-        if card and hours:  # one job for the run keeps its engines
-            kept = estimate.hours(config, shape, card, warm=config.workers != "never", teacher=teacher)
-            work = (_round_seconds(config, hours) * config.rounds, _round_seconds(config, kept) * config.rounds)
         _print_slurm(config, 60 * wait, work, console)
     if config.node_folder is not None:
         console.print(exchange.node_line(config, shape), soft_wrap=True)
-        found = places.node_folder(config, estimate.policy_bytes(config, shape))
+        found = places.node_folder(config, RunMemory(config, shape).policy)
         if card is None and not found.ok:
             raise UserError(found.sentence)
     for note in inputs.require(config):
@@ -173,7 +172,7 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
     _print_rows(console, f"jobs: {sum(jobs.values()):,}", {stage: f"{count:,}" for stage, count in jobs.items()})
     tokens = {name: f"{count:,.0f}" for name, count in estimate.tokens(config).items()}
     _print_rows(console, "tokens, at most", tokens)
-    disk = estimate.disk(config, shape)
+    disk = estimate.disk(RunMemory(config, shape))
     sizes = {name: f"{size / GB:,.2f} GB" for name, size in disk.items()}
     _print_rows(console, f"disk: {sum(disk.values()) / GB:,.1f} GB", sizes)
 
@@ -186,7 +185,7 @@ def _print_difficulty(config: Config, shape: model_dims.ModelDims, card: Card | 
         return
     sampled = estimate.of_difficulty(config, prompts)
     counts = estimate.tokens(sampled)
-    hours = f", about {estimate.hours(sampled, shape, card)['rollout']:,.1f} GPU-hours" if card else ""
+    hours = f", about {GpuEstimate(sampled, shape, card).hours()['rollout']:,.1f} GPU-hours" if card else ""
     console.print(
         f"difficulty, once: {prompts:,} prompts × {sampled.rollout.num_generations}, at most "
         f"{counts['completion tokens']:,.0f} completion tokens{hours}"
@@ -201,17 +200,16 @@ def _print_reward_model(cost: RewardModelCost, card: Card | None, console: Termi
     _print_memory(console, f"reward model, each process, on {card.name if card else 'CPUs'}", cost.terms)
 
 
-def _print_gpu(
-    config: Config, card: Card, shape: model_dims.ModelDims, hours: Mapping[str, float], console: Terminal
-) -> None:
-    for fit in estimate.fits(config, shape, card, teacher=model_inputs.teacher_shape(config)):
+def _print_gpu(run: GpuEstimate, hours: Mapping[str, float], console: Terminal) -> None:
+    config, card = run.config, run.card
+    for fit in run.fits():
         _print_memory(console, f"{fit.stage} on {card.name} ({card.gigabytes:g} GB)", fit.terms)
-        if fit.stage == "update" and (host := memory.offloaded(config, shape)):
+        if fit.stage == "update" and (host := run.memory.offloaded()):
             _print_memory(console, "  and in the memory of the node, for each process", host)
-            if disk := memory.on_disk(config, shape):
+            if disk := run.memory.on_disk():
                 _print_memory(console, "  and on its disk, for each process", disk)
         if fit.stage == "rollout":
-            sequences = memory.concurrent_sequences(config, shape, fit.terms)
+            sequences = run.memory.concurrent_sequences(fit.terms)
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
             console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
@@ -224,7 +222,7 @@ def _print_gpu(
     whole = f"{estimate.minutes(config.rounds * round_)}, {config.rounds:,} × {round_:,.1f} s"
     title = f"GPU-hours: about {sum(hours.values()):,.1f}; wall-clock: about {whole}"
     _print_rows(console, title, rows)
-    for line in exchange.lines(config, shape, round_):
+    for line in exchange.lines(config, run.shape, round_):
         console.print(line)
     console.print(f"  assumed: {estimate.ASSUMED}; wall-clock without warm start, scoring, evaluation and queues")
     if config.rollout.refill:
@@ -253,13 +251,13 @@ def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, 
         console.print("  --cluster-gpu adds the wall-clock.")
 
 
-def _print_cpu(config: Config, shape: model_dims.ModelDims, console: Terminal) -> None:
-    _print_memory(console, "update, each process, on CPUs", memory.update(config, shape, "cpu"))
-    if config.uses_reference:
-        _print_memory(console, "reference on CPUs", memory.reference(config, shape, "cpu"))
-    if teacher := model_inputs.teacher_shape(config):
-        _print_memory(console, "teacher on CPUs", memory.reference(config, teacher, "cpu"))
-    _print_memory(console, "rollout on CPUs", memory.rollout(config, shape))
+def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Terminal) -> None:
+    _print_memory(console, "update, each process, on CPUs", run.update())
+    if run.config.uses_reference:
+        _print_memory(console, "reference on CPUs", run.reference())
+    if teacher:
+        _print_memory(console, "teacher on CPUs", run._replace(shape=teacher).reference())
+    _print_memory(console, "rollout on CPUs", run.rollout())
     console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
 
 

@@ -50,7 +50,7 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
     for layout in fitting[1 : 1 + ALTERNATIVES]:
         console.print(f"  {layout.name}: {written(layout, fitting[0])}")
     for layout in fitting[: 1 + ALTERNATIVES]:
-        if host := memory.total(memory.offloaded(layout.config, shape)):
+        if host := memory.total(memory.RunMemory(layout.config, shape).offloaded()):
             processes = min(layout.config.deepspeed.processes, layouts.PER_NODE)
             console.print(f"  {layout.name}: needs {host * processes / memory.GB:,.0f} GB of a node's memory")
     for line in exchange.lines(fitting[0].config, shape, fitting[0].seconds["typical"]) if fitting else ():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rloo_pipeline.config import Source
-from rloo_pipeline.data.rows import FORMATS, Row, read_rows
+from rloo_pipeline.data.rows import FORMATS, Row, check_file, read_rows
 from rloo_pipeline.errors import UserError, did_you_mean
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -123,7 +123,7 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     """The file of training rows and, unless that is to be split, the one of held-out rows.
 
     Raises:
-        UserError: the file does not exist.
+        UserError: the file does not exist, is empty, or has another format.
     """
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
@@ -137,9 +137,10 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     else:
         files = [path, Path(held_out) if held_out else None]
     for file in filter(None, files):
-        if not file.is_file() or file.suffix not in FORMATS:
+        if not file.is_file():
             names = (other.name for other in file.parent.glob("*") if other.suffix in FORMATS)
             raise UserError(f"{file}: no such file of rows ({', '.join(FORMATS)}){did_you_mean(file.name, names)}")
+        check_file(file)
     return [file for file in files if file]
 
 

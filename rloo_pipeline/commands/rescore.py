@@ -1,7 +1,7 @@
 """rescore: scores the rollouts of a finished run with other rewards, and shows how the advantages would change.
 
 Nothing is sampled again: the policies of later rounds are still those that the old rewards trained. The advantages are
-compared without KL and over all completions.
+those of the rewards, without KL and teacher, and are compared over all completions.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
     new_config = config.model_copy(update={"rewards": list(rewards)})
     if any(reward.uses_own_model for reward in rewards):
         new_config = new_config.with_reward_model(str(measured_reward_model(run / "reward_model" / "checks.json")))
+    algorithm = config.algorithm.model_copy(update={"teacher": None})
     states = {"old": AlgorithmState(), "new": AlgorithmState()}
     compared: dict[str, tuple[list[list[float]], ...]] = {}
     for folder in folders:
@@ -58,8 +59,8 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
             continue
         batches = {}
         for name, scores in (("old", old), ("new", new)):
-            completions = completions_of(config.algorithm, RoundTables(rollouts, scores), config.rollout.cut_by)
-            batches[name], states[name] = make_batch(config.algorithm, config.rollout, completions, states[name])
+            completions = completions_of(algorithm, RoundTables(rollouts, scores), config.rollout.cut_by)
+            batches[name], states[name] = make_batch(algorithm, config.rollout, completions, states[name])
         compared[folder.name] = (
             *(_by_prompt(batches[name].completions.scores, config.rollout) for name in ("old", "new")),
             *(_by_prompt(batches[name].advantages.double(), config.rollout) for name in ("old", "new")),
@@ -93,12 +94,12 @@ def _tables(
     new = []
     for shard, path in zip(shards, scores, strict=True):
         shard_rollouts = tables.read(shard, "rollouts")
-        new.append(
-            score_table(config.rewards, config.scoring, shard_rollouts, prompts, Policy(run / "policies" / "00000"))
-        )
+        rows = score_table(config.rewards, config.scoring, shard_rollouts, prompts, Policy(run / "policies" / "00000"))
         about = {**tables.facts_about(shard_rollouts), "policy": tables.footer(shard_rollouts)["policy"]}
         about |= scoring_facts(config.rewards)
-        tables.write(output / path.relative_to(folder), new[-1], schema, "scores", **about)
+        file = output / path.relative_to(folder)
+        tables.write(file, rows, schema, "scores", **about)
+        new.append(tables.read(file, "scores"))  # with the weights in its footer, which GDPO needs
     return rollouts, old.scores, pa.concat_tables(new)
 
 

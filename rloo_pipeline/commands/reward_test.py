@@ -74,7 +74,7 @@ def reward_test(
     if failed:
         raise UserError(
             f"{len(failed)} of {len(scored_rows)} rows failed, row {failed[0]} first: {scored.errors[failed[0]]}; fix "
-            "the function, because an exception stops a run (unless on_error is none)"
+            "the function (on_error and on_timeout of a reward say what a run does with such rows)"
         )
 
 

@@ -129,7 +129,8 @@ class _Reader:
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         given = options.get("model_init_kwargs") or {}
         values = {**given, **{key: self._value(value) for key, value in keywords.items()}}
-        dtype = values.get("dtype", values.get("torch_dtype"))
+        in_32_bits = options.get("bf16") is False and not options.get("fp16")  # TRL loads models in float32
+        dtype = values.get("dtype", values.get("torch_dtype", "float32" if in_32_bits else None))
         if dtype in ("float32", "bfloat16", "float16"):
             keys["dtype"] = dtype
             self._row("dtype", dtype, "model.dtype")

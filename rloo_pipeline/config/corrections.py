@@ -20,7 +20,8 @@ class KL(Section):
     """
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Schulman's estimator of the KL from sampled tokens. In the reward use `k1`: near the reference policy, `k2` and
-    `k3` have almost no gradient there. In the loss use `k2` or `k3`: `k1` does not pull towards the reference there.
+    `k3` have almost no gradient there. In the loss use `k2` or `k3`: `k1` does not pull towards the reference there
+    without `bias_correction`.
     """
     bias_correction: bool = False
     """Multiply the KL term in the loss by the policy ratio (DeepSeek-V3.2; TRL's `use_bias_correction_kl`). Needs

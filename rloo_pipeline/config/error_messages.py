@@ -91,6 +91,8 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
             return f"{key}: the section is empty; give it a key, or leave it out{others}"
         message = f"must be a section with keys of its own ({', '.join(section.model_fields)})"
     value = "" if problem["type"] == "value_error" else f", got {problem['input']!r:.100}"
+    if problem["type"] == "string_type" and isinstance(problem["input"], dict):
+        value += "; put a text that begins with a brace into quotes"
     return f"{key + ': ' if key else ''}{message}{value}{others}"
 
 

@@ -117,6 +117,16 @@ class Config(RunKeys):
         return self.evaluation.max_completion_length or self.rollout.max_completion_length
 
     @property
+    def longest_sequence(self) -> int:
+        """Most tokens of a prompt with its completion."""
+        return self.dataset.max_prompt_length + self.rollout.max_completion_length
+
+    @property
+    def sampler_gpus(self) -> int:
+        """GPUs of a job that samples: those of its engines and of its environments."""
+        return self.vllm.gpus + self.rollout.environment_gpus
+
+    @property
     def node_folder(self) -> Path | None:
         """The folder on each node for the weights of policies that are not kept; None if they are in the run's."""
         if self.exchange == "shared":

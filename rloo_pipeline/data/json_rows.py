@@ -89,5 +89,7 @@ def _parsed(text: str, path: Path, line: int) -> Any:
 
 def _object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns")
+        raise UserError(
+            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object a row"
+        )
     return row

@@ -96,7 +96,8 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
             prompt: Any = [{"role": "user", "content": dataset.user_prompt.format_map(row)}]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path}: dataset.user_prompt does not fit the row ({error}); correct one of them"
+                f"{path}: dataset.user_prompt does not fit the row ({error}); correct one of them (a value inside a "
+                "column is {column[key]})"
             ) from error
     else:
         prompt = row[dataset.prompt_column]

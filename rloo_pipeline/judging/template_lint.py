@@ -26,6 +26,11 @@ OPTIONS = {"think_format_reward": "opened", "shows_work": "opened", "math_reward
 """Option that each reward function needs if the template opens the thinking."""
 
 
+def header_of(answered: str, prompt: str) -> str:
+    """The text that a template puts between a prompt and the answer WORD, without white space around it."""
+    return answered.removeprefix(prompt).partition(WORD)[0].strip() if answered.startswith(prompt) else ""
+
+
 class TemplateFinding(NamedTuple):
     """One sentence about a chat template."""
 
@@ -57,6 +62,11 @@ class TemplateLint:
         if not dropped:
             yield from self._equal(chats[:RENDERED])
         yield from self._spelled(chats)
+        if answered := sum(chat[-1]["role"] == "assistant" for chat in chats):
+            yield TemplateFinding(
+                f"{answered} of {len(chats)} prompts end with a message of the assistant, which the model reads before "
+                "it answers; if it is the solution, drop it from the prompt"
+            )
 
     def _dropped_roles(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
         """Finds roles whose text the template leaves out."""
@@ -103,6 +113,12 @@ class TemplateLint:
             )
         if opening.endswith(THINK_START):
             yield from self._opened_thinking()
+        answered = self._render([*chat, {"role": "assistant", "content": WORD}], answer=False) or ""
+        if not opening and (header := header_of(answered, closed)):
+            yield TemplateFinding(
+                f"the chat template ignores add_generation_prompt, so a completion would have to begin with "
+                f"{header!r:.80} itself; correct the template"
+            )
 
     def _opened_thinking(self) -> Iterator[TemplateFinding]:
         """Names the reward options to set if completions begin inside the thinking."""

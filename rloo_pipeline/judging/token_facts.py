@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.checks.evidence import TokenFacts
 from rloo_pipeline.config import Config, Dataset
 from rloo_pipeline.data.prompting import render
-from rloo_pipeline.judging.template_lint import TemplateLint
+from rloo_pipeline.judging.template_lint import WORD, TemplateLint, header_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,9 @@ def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) 
         double_bos=sum(bos is not None and list(row["prompt_ids"][:2]) == [bos, bos] for row in rows),
         chats=len(chats),
         opened=sum(
-            bool(text) and str(tokenizer.decode(row["prompt_ids"], clean_up_tokenization_spaces=False)).endswith(text)
+            str(tokenizer.decode(row["prompt_ids"], clean_up_tokenization_spaces=False)).endswith(text)
+            if text
+            else not _header(tokenizer, config.dataset, row["prompt"])
             for row, text in zip(chats, opening, strict=True)
         ),
         generation_prompt=opening[0] if opening else "",
@@ -60,6 +62,12 @@ def _opening(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: Any
     """The text that the template puts before an answer; may be empty."""
     closed, opened = (render(messages, dataset, tokenizer, CHECKED, value) for value in (False, True))
     return opened[len(closed) :] if opened.startswith(closed) else ""
+
+
+def _header(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: Any) -> str:
+    """The text that the template puts between messages and the answer that follows them; empty in Mistral's."""
+    answered = [*messages, {"role": "assistant", "content": WORD}]
+    return header_of(*(render(chat, dataset, tokenizer, CHECKED, False) for chat in (answered, messages)))
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: Any) -> tuple[int, str] | None:

@@ -49,7 +49,8 @@ class CallReader:
             parser: a name of vLLM, or `auto`.
 
         Raises:
-            UserError: the parser does not exist, or it does not read calls as the template writes them.
+            UserError: the parser does not exist, or it does not read calls as the template writes them, or the template
+                writes none.
         """
         vllm_internals.import_vllm()
         from vllm.tool_parsers import ToolParserManager
@@ -67,6 +68,7 @@ class CallReader:
         candidates = AUTO if parser == "auto" else (parser,)
         self.name = next((name for name in candidates if self._reads(name)), "")
         if not self.name:
+            template.check([])  # a template that writes no calls is the cause, not the parser
             subject = "none of these parsers" if parser == "auto" else "it"
             raise UserError(
                 f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {subject} reads a call as the chat template "

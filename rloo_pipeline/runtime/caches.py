@@ -21,15 +21,20 @@ PATIENCE = 1800.0
 
 def cache_folder() -> Path:
     """XDG_CACHE_HOME or ~/.cache; a folder in the temporary directory where this node cannot write there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # Path.home() of a user that has none
         pass
     else:
         if os.access(folder, os.W_OK):
             return folder
     return scratch.user_folder() / f"rloo-{os.getuid()}"
+
+
+def for_snakemake() -> dict[str, str]:
+    """The environment of a Snakemake process, which fails where it cannot write to its own cache."""
+    return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}
 
 
 @contextlib.contextmanager

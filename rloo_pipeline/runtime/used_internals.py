@@ -27,6 +27,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "Executor._report_job_submission_threadsafe": "(self, job_info)",
             "Executor._submit_array_jobs": "(self, jobs)",
             "Executor._submit_job": "(self, job)",
+            "Executor.cancel": "(self)",
             "Executor.cancel_jobs": "(self, active_jobs)",
             "Executor.check_active_jobs": "(self, active_jobs)",
             "Executor.get_account_arg": "(self, job)",

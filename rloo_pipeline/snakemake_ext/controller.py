@@ -30,6 +30,7 @@ Steps = Iterable[Callable[[SnakemakeCall], None]]
 
 BEFORE_PLANNING: Steps = (
     planning.prepare,
+    early_stop.prepare_interrupt,
     logger.tell_displays,
     shared_cache.make_safe,
     call_checks.require_packages,

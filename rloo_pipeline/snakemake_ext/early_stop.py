@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 from snakemake.logging import logger
 
@@ -79,6 +79,20 @@ def prepare_end(call: SnakemakeCall) -> None:
     if call.runs.experiment:
         call.workflow.scheduler.keepgoing = True
     only_first_interrupt()
+
+
+def prepare_interrupt(call: SnakemakeCall) -> None:
+    """Lets a Ctrl-C while Snakemake plans end it with a line and not with a traceback."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print(f"Interrupted; {failures.go_on()}", file=sys.stderr)
+        else:
+            shown(kind, error, trace)
+
+    if call.main:
+        sys.excepthook = show
 
 
 def only_first_interrupt() -> None:

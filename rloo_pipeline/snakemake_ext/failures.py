@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from rloo_pipeline.errors import nearly_full, no_space_left
 from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
@@ -61,7 +62,8 @@ def title(rule: str, wildcards: Mapping[str, str] | None) -> str:
 
 
 def message_of(logs: Sequence[str], reported: str | None, status: int, since: float) -> str:
-    """Why a job failed: the stage's line `rloo STAGE: error: …`, else what the executor reports, else the last line.
+    """Why a job failed: the stage's line `rloo STAGE: error: …`, else what the executor reports, else that the disk
+    is full, else the last line.
 
     Args:
         logs: the job's logs.
@@ -75,6 +77,9 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, since: fl
             return str(messages[-1])
     if reported and reported.strip():
         return " ".join(reported.split())
+    for folder in (Path(log).parent for log in logs):
+        if folder.exists() and nearly_full(folder):  # the log may lack its end
+            return no_space_left(folder)
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     last = f"the last line of its log is: {lines[-1].strip()}" if lines else "it wrote no log"
     return f"{_ending(status)}; {last}"

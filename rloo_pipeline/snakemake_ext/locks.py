@@ -3,9 +3,10 @@
 Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
 also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
 runs in a folder knows that no other main process of this host is alive there, so markers that were left on this host
-are stale. For a process on another host, whose locks need not be seen here, this is known only if it ran in a SLURM
-job: SLURM says whether that job has ended, or whether it is this job, put back into the queue. On a file system without
-locks, a process of this host has ended where its number is free.
+are stale. It also locks the run's own folder, for those who reach that from another working folder. For a process on
+another host, whose locks need not be seen here, this is known only if it ran in a SLURM job: SLURM says whether that
+job has ended, or whether it is this job, put back into the queue. On a file system without locks, a process of this
+host has ended where its number is free.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def hold(folder: Path, run: str) -> Hold:
     except OSError as error:
         if isinstance(error, PermissionError) and own.exists():
             raise UserError(
-                f"results/{run}: started by {own.owner()}, whose lock {own} this user cannot write; if that run has "
+                f"results/{run}: started by {_user_of(own)}, whose lock {own} this user cannot write; if that run has "
                 "ended, have it deleted and repeat the command"
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
@@ -92,6 +93,8 @@ def hold(folder: Path, run: str) -> Hold:
     if owner and not _has_ended(owner, locked):
         remedy = f"if it has ended, delete {own} and repeat the command"
         return Hold(False, f"results/{run}: locked by a process that may be alive ({owner}); {remedy}")
+    if not _lock_results(folder / "results" / run):
+        return Hold(False, f"results/{run}: a process in another working folder is at work on it; end it first")
     os.environ[OWNER] = _this_process()
     os.ftruncate(handle, 0)
     os.pwrite(handle, os.environ[OWNER].encode(), 0)
@@ -101,6 +104,24 @@ def hold(folder: Path, run: str) -> Hold:
     for marker in markers:
         marker.unlink(missing_ok=True)
     return Hold(True, f"cleared the lock of a killed run ({owner or 'unknown owner'})")
+
+
+def _lock_results(run: Path) -> bool:
+    """Locks a run's folder, which several working folders may have by links; False if another process has locked it."""
+    try:
+        handle = os.open(run, os.O_RDONLY)
+    except OSError:  # there is none yet, or its owner lets nobody in
+        return True
+    _held.append(handle)
+    return _lock(handle) is not False
+
+
+def _user_of(path: Path) -> str:
+    """The user whose file this is; a number where this machine does not know the name."""
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"
 
 
 def leave_to_owner(persistence: Any) -> None:

@@ -119,6 +119,8 @@ class LogHandler(LogHandlerBase):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
             display.interrupted()
+        if text.startswith("Will exit after finishing currently running jobs"):
+            display.stopping()
         if status := failures.EXIT_STATUS.match(text):
             display.exit_status(status["log"], int(status["status"]))
             return

@@ -18,7 +18,8 @@ from typing import Any
 
 from rloo_pipeline.artifacts import files, manifest, node_files
 from rloo_pipeline.artifacts.model_files import POLICIES, STATE_POLICY, STATES
-from rloo_pipeline.before_run import estimate, exchange, model_inputs, places
+from rloo_pipeline.before_run import exchange, model_inputs, places
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.cluster import slurm
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
@@ -129,7 +130,7 @@ def _bytes(run: Path, config: Config) -> float:
     if weights := [file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors")]:
         return sum(weights)
     try:
-        return estimate.policy_bytes(config, model_inputs.shape(config))
+        return RunMemory(config, model_inputs.shape(config)).policy
     except UserError:
         return 0
 

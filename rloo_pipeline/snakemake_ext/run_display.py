@@ -76,7 +76,7 @@ class RunDisplay:
         self._last_job: RunningJob | None = None
         self._done = self._total = 0
         self._began = time.time()
-        self._interrupted = self._closed = False
+        self._interrupted = self._stopping = self._closed = False
         self._live: Live | None = None
         self._stage_lines: StageLines | None = None
         self._lock = threading.RLock()
@@ -84,7 +84,7 @@ class RunDisplay:
     @property
     def explains_failure(self) -> bool:
         """True if the last lines will say why the call failed."""
-        return bool(self._failures) or self._interrupted
+        return bool(self._failures) or self._interrupted or self._stopping
 
     @property
     def is_interrupted(self) -> bool:
@@ -218,6 +218,10 @@ class RunDisplay:
         """The user ended the call."""
         self._interrupted = True
 
+    def stopping(self) -> None:
+        """Snakemake was told to start no more jobs, by SIGTERM."""
+        self._stopping = True
+
     def message(self, text: str, level: int = logging.INFO) -> None:
         """Something that Snakemake says."""
         if text and text != "None":
@@ -249,6 +253,8 @@ class RunDisplay:
             pages = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
             written = ", ".join(str(page) for page in pages if page.exists())
             self._line(f"finished in {live_run.clock(time.time() - self._began)}" + (f": {written}" if written else ""))
+        elif self._stopping:
+            self._line(f"Stopped before all jobs were done; {failures.go_on()}", "yellow")
 
     def _stop_live(self) -> None:
         if self._stage_lines:

@@ -12,17 +12,22 @@ What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
   so a task that ends before the first one fails, log files have other names than those it prints, and jobs that are
   ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs what its own
   job would run.
+- **SLURM's controller does not answer**, as while it is restarted. The plugin counts that as a failed job, which is
+  submitted again at once, with the resources of its next attempt. Here the same job is submitted until it is taken.
+- **Ctrl-C** cancels the jobs that the plugin knows, but not those that it is submitting at that moment.
 - **Nodes that failed** are not left out of later submissions: SLURM starts no job on a node that is down.
 
-Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs) and run_array_jobs.
+Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs, cancel),
+run_array_jobs and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -40,6 +45,8 @@ LONGEST_WAIT = 60.0
 """Seconds between two questions at most."""
 SHARE_OF_WAIT = 0.1
 """The wait, as a share of the time since a job last ended."""
+NO_ANSWER = re.compile("Unable to contact slurm controller|Socket timed out")
+"""Errors of sbatch while SLURM's controller is restarted or overloaded."""
 LOG_NAME = "%A_%a.log"
 """Name of the log of a task of an array."""
 
@@ -94,7 +101,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         try:
             submitted = submit_array(self, command, jobs)
         except Exception as error:  # this is a thread of its own, in which nobody else would see it
-            self._submission_failed(jobs, error)
+            if not self._submits_again(str(error), self._submit_array, command, jobs):
+                self._submission_failed(jobs, error)
             return
         for job_info in submitted:
             self._report_job_submission_threadsafe(job_info)
@@ -102,6 +110,27 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"submission of {job.name} failed: {error}")
+
+    def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
+        """Reports a job that could not be submitted. If SLURM's controller did not answer, submits it again instead."""
+        if not self._submits_again(msg, self.run_job, job_info.job):
+            super()._report_job_error_threadsafe(job_info, msg)
+
+    def _submits_again(self, error: str, submit: Callable[..., None], *arguments: Any) -> bool:
+        """True if this is why sbatch failed; then calls `submit` after a while, unless Snakemake ends meanwhile."""
+        if not NO_ANSWER.search(error):
+            return False
+        self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
+        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
+        with suppress(RuntimeError):  # the threads that submit have been told to end
+            self._job_submission_executor.submit(submit, *arguments)
+        return True
+
+    def cancel(self) -> None:
+        """Cancels the run's jobs, also those that a thread was submitting while the user interrupted it."""
+        self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
+        super().cancel()  # waits for these threads
+        subprocess.run(["scancel", f"--name={self.run_uuid}"], check=False)
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
         """Reports jobs that have ended and yields the others."""

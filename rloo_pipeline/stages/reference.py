@@ -103,7 +103,7 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
             policy, config.model.dtype, config.deepspeed, config.rollout.temperature
         )
         devices.hold_gpu(logprobs)
-    logprobs.to(devices.device_type())  # a kept model may have left the GPU to another stage
+    logprobs.enter_gpu()  # which a kept model has left to another stage
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.micro_batch_tokens
@@ -112,7 +112,6 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
     if scorer.rows is None:
         engine_cache.keep(kind, key, logprobs)
     else:
-        logprobs.leave_gpu()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
     return values, seconds

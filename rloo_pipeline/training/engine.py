@@ -31,6 +31,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, optimizers, plain_model, policy_model, sequence_group, weight_files
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_loading
 from rloo_pipeline.training.expert_load import ExpertLoad
+from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels.lm_head import LossOf
 from rloo_pipeline.training.logprobs import TokenLogProbs
 from rloo_pipeline.training.packing import Sequences
@@ -90,8 +91,8 @@ class Engine:
         self.seed_dropout(seed)
         self._restore: Callable[[], None] | None = None
         """Moves offloaded weights and optimizer back; None while they are on the device."""
-        self.host_copies: dict[int, torch.UntypedStorage] = {}
-        """Host memory for offloaded weights and optimizer (`offload.Copies`)."""
+        self.host_copies = HostCopies()
+        """Host memory for offloaded weights and optimizer."""
         devices.hold_gpu(self)
 
     def load(self, configuration: JSON) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ positions that predict a token that the model sampled, and never all at once if 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, model_support, sequence_group
+from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import Form, LossOf, Top, top_of
 from rloo_pipeline.training.packing import Pack
@@ -60,6 +61,9 @@ class TokenLogProbs(nn.Module):
         self.offloads = offloads
         self.temperature = temperature
         """Sampling temperature T."""
+        self._copies = HostCopies()
+        self._restore: Callable[[], None] | None = None
+        """Moves an offloaded model back; None while it is on its device."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
@@ -136,16 +140,27 @@ class TokenLogProbs(nn.Module):
         return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
 
     def leave_gpu(self) -> None:
-        """Moves the model to host memory.
+        """Moves a model that does not train to host memory, until `enter_gpu`; does nothing on a CPU.
 
         Raises:
             IncompatibleEngine: ZeRO 3 has split the weights.
         """
         if next(self.parameters()).is_cuda:
-            if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
-                raise IncompatibleEngine("weights that ZeRO 3 has split")
-            self.to("cpu")
+            self.offload()
             torch.cuda.empty_cache()
+
+    def offload(self) -> None:
+        """Does so on any device; raises as `leave_gpu`."""
+        if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
+            raise IncompatibleEngine("weights that ZeRO 3 has split")
+        if self._restore is None:
+            self._restore = self._copies.take((), [*self.parameters(), *self.buffers()])
+
+    def enter_gpu(self) -> None:
+        """Moves the model back to its device."""
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
 
     def _from_all_logits(self, pack: Pack, loss_of: LossOf | None, top_k: int) -> Tensor | Top:
         """The result of `forward`, with entropies that have no gradient."""

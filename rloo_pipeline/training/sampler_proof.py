@@ -229,7 +229,6 @@ class RolloutProof:
         )
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
-        logprobs.leave_gpu()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
         self._require_lists(chosen, logps)

@@ -17,7 +17,7 @@ from rloo_pipeline.artifacts import files, manifest, model_files
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import ranks
-from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload
+from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.settings import TrainerSettings
 
@@ -92,7 +92,7 @@ class TrainerState:
         if engine.settings.offload.on_disk:
             return nvme.save_state(engine.engine, folder, engine.step_count)
         return {
-            name: deepspeed_config.save_reproducibly(offload.in_host_memory(part, engine.host_copies), folder / name)
+            name: deepspeed_config.save_reproducibly(engine.host_copies.of(part), folder / name)
             for name, part in self.parts.items()
         }
 

@@ -85,3 +85,17 @@ def test_an_end_token_replaces_a_missing_pad_token_and_the_checks_say_so(tmp_pat
         assert token_facts(config, Policy(folder), rows).pad == pad
     own = Policy(tiny_model).tokenizer
     assert own.pad_token_id == token_facts(config, Policy(tiny_model), rows).pad == 0
+
+
+def test_a_prompt_opens_the_answer_unless_the_template_would_begin_it_with_more(tmp_path, tiny_model) -> None:
+    from rloo_pipeline.config import Config
+    from rloo_pipeline.judging.token_facts import token_facts
+
+    config, messages = Config(**mini()), [{"role": "user", "content": "1+1"}]
+    for name, begin, opened in (("mistral", "", 1), ("ignored", "<|im_start|>", 0)):
+        folder = shutil.copytree(tiny_model, tmp_path / name)
+        answer = f"{begin}{{{{ m['content'] }}}}<|im_end|>"
+        turn = f"{{% if m['role'] == 'user' %}}{{{{ m['content'] }}}}={{% else %}}{answer}{{% endif %}}"
+        (folder / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turn}{{% endfor %}}")
+        facts = token_facts(config, Policy(folder), [{"prompt": messages, "prompt_ids": [4, 5]}])
+        assert (facts.chats, facts.opened) == (1, opened)

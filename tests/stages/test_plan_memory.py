@@ -10,6 +10,7 @@ from helpers import Round, write_prompts
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import memory
+from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.config.loading import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -93,10 +94,10 @@ def test_predicted_memory_is_near_the_measured_one(size, tmp_path) -> None:
     run = FullRound(tmp_path / "run", model, **CHANGES)
     config, shape = load(run.run / "config.yaml"), Policy(model).dimensions
     first, later = (peak_of(*run.write(number).update_arguments(number)) for number in (1, 2))
-    check(f"{size}: first update", first, memory.update(config, shape, "cpu", first=True))
-    check(f"{size}: later update", later, memory.update(config, shape, "cpu"))
+    check(f"{size}: first update", first, RunMemory(config, shape, "cpu").update(first=True))
+    check(f"{size}: later update", later, RunMemory(config, shape, "cpu").update())
     rows = [{"prompt_id": f"p{number}", "prompt": "", "prompt_ids": [4 + number] * PROMPT} for number in range(GROUPS)]
     write_prompts(tmp_path / "prompts", rows)
     inputs = ("--prompts", tmp_path / "prompts", "--policy", model, "--round", 3, "--shard", 0)
     arguments = (*inputs, "--output", run._table(3, "rollouts", 0))
-    check(f"{size}: rollout", peak_of("rollout", *arguments), memory.rollout(config, shape))
+    check(f"{size}: rollout", peak_of("rollout", *arguments), RunMemory(config, shape, "cpu").rollout())

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from helpers import MINI, Round, done, rloo, write_prompts
+from helpers import MINI, Round, done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import tables
 from rloo_pipeline.commands.rescore import rescore
@@ -107,6 +107,22 @@ def test_the_same_rewards_change_nothing_and_a_constant_teaches_nothing(run, rew
 
 
 @pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"preset": "gdpo"},  # reads the weights of both tables
+        {"teacher": {"name_or_path": "a-teacher"}, "importance_sampling_level": "token"},  # whose KL does not count
+    ],
+)
+def test_any_algorithm_can_be_rescored(run, reward_file, tmp_path, algorithm) -> None:
+    rescored(run, tmp_path / "out", function=f"{reward_file}:length")
+    for file in (tmp_path / "out").glob("rounds/*/scores/*.parquet"):
+        (run.run / file.relative_to(tmp_path / "out")).write_bytes(file.read_bytes())
+    (run.run / "config.yaml").write_text(yaml.safe_dump(mini(algorithm=algorithm)))
+    same = rescored(run, tmp_path / "same", function=f"{reward_file}:length", options={"factor": 2.0})
+    assert same["advantage_correlation"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
     ("changes", "fragments"),
     [
         ({"rewards": []}, ["new.yaml", "rewards"]),
@@ -186,6 +202,7 @@ def test_rows_that_fail_in_a_trial_are_shown(reward_file, tmp_path) -> None:
     outcome = rloo("reward-test", f"{reward_file}:odd", "--data", data)
     assert outcome.returncode == 1
     assert "1 of 3 rows failed, row 1 first: odd raised ValueError: an odd one" in outcome.stderr
+    assert "on_error and on_timeout of a reward say what a run does with such rows" in outcome.stderr
     assert "failed rows" in outcome.stdout
     for arguments, message in (
         (("--options", "{'a'"), "--options: not JSON"),

@@ -1,11 +1,14 @@
 """A trainer resumed from policy and state takes the same step as one that was not interrupted, to the last bit."""
 
+from pathlib import Path
+
 import model_folders
 import pytest
 import torch
 from trainers import trainer_settings
 
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.config import Lora
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.training import trainer_state
 from rloo_pipeline.training.engine import Engine
@@ -23,6 +26,10 @@ def settings(zero_stage: int, dtype: str) -> TrainerSettings:
 
 def step(engine: Engine, number: int) -> None:
     engine.step(STEPS[number], [0, 1], 100, lambda _, logps, mask, __: -(logps * mask).sum(), lambda _: None)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -55,12 +62,18 @@ def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, tiny_mode
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "dtype"),
-    [(0, "float32"), (1, "float32"), (2, "float32"), (0, "bfloat16"), (2, "bfloat16"), (0, "float16")],
+    ("zero_stage", "dtype", "lora"),
+    [
+        *((stage, "float32", None) for stage in (0, 1, 2)),
+        *((0, "bfloat16", None), (2, "bfloat16", None), (0, "float16", None), (0, "bfloat16", Lora(r=2))),
+    ],
 )
-def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tiny_model, zero_stage, dtype) -> None:
+def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(
+    tmp_path, tiny_model, zero_stage, dtype, lora
+) -> None:
     """On a CPU both places are host memory; storages are emptied and filled as on a GPU."""
-    unmoved, moved = (Engine(Policy(tiny_model), settings(zero_stage, dtype), 0) for _ in range(2))
+    of_both = settings(zero_stage, dtype)._replace(lora=lora)
+    unmoved, moved = (Engine(Policy(tiny_model), of_both, 0) for _ in range(2))
     if (zero_stage, dtype) == (0, "float32"):
         for weights in moved.model.parameters():
             weights.data = weights.data.clone()  # out of the file that they are mapped from
@@ -78,6 +91,11 @@ def test_a_trainer_that_left_the_gpu_and_returned_takes_the_same_steps(tiny_mode
     expected = dict(unmoved.weights())
     for name, values in moved.weights():
         assert torch.equal(values, expected[name]), name
+    here, away = (trainer_state.TrainerState(engine, {"number": 1}) for engine in (unmoved, moved))
+    moved.offload()
+    here.write(tmp_path / "here" / "1")
+    away.write(tmp_path / "away" / "1")  # from host memory
+    assert files_of(tmp_path / "here") == files_of(tmp_path / "away")
 
 
 def test_a_trainer_that_cannot_leave_says_so(tiny_model) -> None:

@@ -29,6 +29,12 @@ def test_a_name_inside_a_function_is_no_function_of_the_file(tmp_path) -> None:
         import_string.check(f"{tmp_path}/own.py:right")
 
 
+def test_a_value_that_is_not_a_function_is_not_suggested_for_itself(tmp_path) -> None:
+    (tmp_path / "own.py").write_text("right = 3\n")
+    with pytest.raises(UserError, match=r"own\.py has no function right$"):
+        import_string.load(f"{tmp_path}/own.py:right")
+
+
 def test_a_removed_reward_is_looked_up_in_the_changelog_and_not_installed() -> None:
     with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; CHANGELOG"):
         import_string.check("rloo_pipeline.rewards.thinking:thinking_reward")

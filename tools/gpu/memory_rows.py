@@ -55,7 +55,7 @@ def _one(cases: Any, folder: Path, size: str, device: str) -> tuple[float, float
     config = load(run.run / "config.yaml")
     dimensions = Policy(model).dimensions
     assert dimensions is not None
-    terms = memory.update(config, dimensions, device, first=True)
+    terms = memory.RunMemory(config, dimensions, device).update(first=True)
     arguments = run.write(1).update_arguments(1)
     if device == "cpu":
         return memory.total(terms), cases.peak_of(*arguments)

@@ -17,6 +17,8 @@ from rows import Figures
 from rloo_pipeline.config.section import merge
 
 CONFIGURATION = Path(__file__).with_name("round.yaml")
+MOVED = r"moved [\d.]+ GB \w+ host memory in [\d.]+ s"
+"""How the log says that an engine left its GPU or came back."""
 MICRO = 8
 """Completions of TRL's micro-batch."""
 TINY: dict[str, Any] = {
@@ -76,10 +78,16 @@ def parts(project: whole.Project, rounds: int) -> Figures:
     trained = [re.findall(r"trained in ([\d.]+) s", (logs / f"update/{name}.log").read_text()) for name in names]
     shares = [re.findall(r", ([\d.]+) of the peak", (logs / f"update/{name}.log").read_text()) for name in names]
     rest = [a - b for a, b in zip(project.seconds(rounds), project.worked(rounds), strict=True)]
+    lines = [line for file in logs.glob("*/*.log") for line in re.findall(MOVED, file.read_text())]
+    moves: Figures = {"slowest move": max(lines, key=lambda line: float(line.split()[-2]))} if lines else {}
     of_peak: Figures = {"share of peak": median(float(found[-1]) for found in shares)} if all(shares) else {}
-    return of_peak | {
-        "sampling s": median(float(found[-1][1]) for found in sampled),
-        "tokens/s": round(median(float(found[-1][0]) for found in sampled)),
-        "training s": median(float(found[-1]) for found in trained),
-        "neither s": round(median(rest), 1),
-    }
+    return (
+        of_peak
+        | moves
+        | {
+            "sampling s": median(float(found[-1][1]) for found in sampled),
+            "tokens/s": round(median(float(found[-1][0]) for found in sampled)),
+            "training s": median(float(found[-1]) for found in trained),
+            "neither s": round(median(rest), 1),
+        }
+    )

@@ -66,7 +66,11 @@ def test_the_vocabulary_is_that_of_the_configuration(folder) -> None:
     assert Policy(folder).vocabulary == 16
     (folder / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 8}}))
     assert Policy(folder).vocabulary == 8
-    for text, sentence in (("[]", "not an object with keys"), ("{}", "has no vocab_size")):
+    for text, sentence in (
+        ("[]", "not an object with keys"),
+        ("{}", "has no vocab_size"),
+        ("{", "config.json: not valid JSON.*fetch or write the model again"),
+    ):
         (folder / "config.json").write_text(text)
         with pytest.raises(UserError, match=sentence):
             Policy(folder).vocabulary

@@ -7,7 +7,9 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, cards, checkpointing, estimate, memory
+from rloo_pipeline.before_run import advice, cards, checkpointing, memory
+from rloo_pipeline.before_run.estimate import GpuEstimate
+from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import devices
@@ -22,8 +24,8 @@ def test_it_is_on_where_the_estimate_without_it_exceeds_the_room(sft, optimizer)
     other = {"warmstart": {"sft": {"optimizer": optimizer}}} if sft else {"update": {"optimizer": optimizer}}
     config = Config(**mini(deepspeed={"gradient_checkpointing": "auto", "max_tokens_per_micro_batch": 65536}, **other))
     without = advice.override(config, {"deepspeed.gradient_checkpointing": False, "update.optimizer": optimizer})
-    batch = memory.MicroBatch(65536, 65536, several=True) if sft else None
-    edge = memory.total(memory.update(without, SHAPE, "cuda", batch)) / memory.ROOM
+    batch = MicroBatch(65536, 65536, several=True) if sft else None
+    edge = memory.total(RunMemory(without, SHAPE, "cuda").update(batch)) / memory.ROOM
     for room, expected in ((edge * 0.999, True), (edge * 1.001, False)):
         resolved = checkpointing.resolve_for(config, SHAPE, "cuda", room, optimizer if sft else None)
         assert resolved.deepspeed.gradient_checkpointing is expected
@@ -60,8 +62,8 @@ def test_micro_batches_are_as_large_as_the_card_allows(optimizer, recomputed) ->
 
     def needed(tokens: int) -> float:
         plain = advice.override(config, {"update.optimizer": optimizer or config.update.optimizer})
-        batch = memory.MicroBatch(tokens, tokens, several=True)
-        return memory.total(memory.update(plain, SHAPE, "cuda", batch)) / memory.ROOM
+        batch = MicroBatch(tokens, tokens, several=True)
+        return memory.total(RunMemory(plain, SHAPE, "cuda").update(batch)) / memory.ROOM
 
     def chosen(room: float, device: str = "cuda") -> int | str:
         resolved = checkpointing.resolve_for(config, SHAPE, device, room, optimizer)
@@ -97,9 +99,9 @@ def test_70_billion_weights_fit_on_four_nodes_and_on_two_of_larger_cards(nodes, 
     config = advice.override(config, {"deepspeed.nodes": nodes, "deepspeed.processes": 8 * nodes})
     resolved = checkpointing.resolve_for(config, LLAMA_70B, "cuda", 80e9)
     assert resolved.deepspeed.gradient_checkpointing is True
-    by_stage = {fit.stage: fit for fit in estimate.fits(resolved, LLAMA_70B, cards.card_of(card))}
+    by_stage = {fit.stage: fit for fit in GpuEstimate(resolved, LLAMA_70B, cards.card_of(card)).fits()}
     assert by_stage["update"].fits is fits
     assert by_stage["reference"].fits, "log-probs are computed by all processes"
     assert by_stage["rollout"].fits
     offload = advice.override(resolved, {"deepspeed.offload": Offload(optimizer="cpu")})
-    assert next(iter(estimate.fits(offload, LLAMA_70B, cards.card_of(card)))).fits
+    assert next(iter(GpuEstimate(offload, LLAMA_70B, cards.card_of(card)).fits())).fits

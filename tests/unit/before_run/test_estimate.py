@@ -10,6 +10,8 @@ from helpers import ROOT, Project, mini, printed, rloo
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import advice, cards, estimate, memory, speeds
+from rloo_pipeline.before_run.estimate import GpuEstimate
+from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.commands import plan
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
@@ -79,7 +81,7 @@ def test_zero_splits_memory_over_processes(qwen) -> None:
     bytes_by_stage = {}
     for stage in range(4):
         config = gsm8k(**{"deepspeed.zero_stage": stage, "deepspeed.processes": 8})
-        terms = memory.update(config, qwen, "cuda", memory.MicroBatch(0, 0, several=True))
+        terms = RunMemory(config, qwen, "cuda").update(MicroBatch(0, 0, several=True))
         bytes_by_stage[stage] = (memory.total(terms) - terms["process"]) / qwen.parameters
     assert [bytes_by_stage[stage] for stage in range(4)] == pytest.approx([8 + 12 / 8, 8 + 12 / 8, 2 + 18 / 8, 20 / 8])
 
@@ -87,33 +89,33 @@ def test_zero_splits_memory_over_processes(qwen) -> None:
 def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
     card = cards.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
-    update = next(estimate.fits(config, qwen, card))
+    update = next(GpuEstimate(config, qwen, card).fits())
     assert not update.fits
     advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
     changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
     assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
-    assert next(estimate.fits(advice.override(config, changes), qwen, card)).fits
+    assert next(GpuEstimate(advice.override(config, changes), qwen, card).fits()).fits
     fewer = advice.override(config, changes | {"deepspeed.processes": 1})
-    assert not next(estimate.fits(fewer, qwen, card)).fits
+    assert not next(GpuEstimate(fewer, qwen, card).fits()).fits
 
 
 def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen) -> None:
     card = cards.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
-    update = next(estimate.fits(config, qwen, card))
+    update = next(GpuEstimate(config, qwen, card).fits())
     more, offload = update.advice.split("; or, without more GPUs, with ")
     assert "deepspeed.processes: 2" in more
     on_cpu = Offload(optimizer="cpu")
     changed = advice.override(config, {"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
-    assert next(estimate.fits(changed, qwen, card)).fits
-    host = memory.total(memory.offloaded(changed, qwen)) / 1e9
+    assert next(GpuEstimate(changed, qwen, card).fits()).fits
+    host = memory.total(RunMemory(changed, qwen).offloaded()) / 1e9
     assert host == pytest.approx(16 * qwen.parameters / 1e9)
     assert offload == (
         f"deepspeed.offload: {{optimizer: cpu}}, deepspeed.zero_stage: 2, which takes {host:.1f} GB of the node's "
         "memory for each process"
     )
     other = advice.override(config, {"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
-    text = next(estimate.fits(other, qwen._replace(parameters=9_000_000_000), card)).advice
+    text = next(GpuEstimate(other, qwen._replace(parameters=9_000_000_000), card).fits()).advice
     assert "offload" not in text, "only AdamW can"
     assert "zero_stage: 3" not in text
 
@@ -130,7 +132,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
 def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
     assert advice.is_allowed(config)
-    text = next(estimate.fits(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100"))).advice
+    text = next(GpuEstimate(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100")).fits()).advice
     advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
     assert advice.is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
     assert "deepspeed.processes" not in advised, "several processes are what they refuse"
@@ -148,7 +150,7 @@ def test_the_hours_of_an_update_count_the_passes_that_it_takes(qwen) -> None:
         parts = {"deepspeed.gradient_checkpointing": False, "deepspeed.processes": 1, **changes}
         algorithm = Algorithm.model_validate({"beta": 0, "steps_per_generation": parts.pop("steps", 1)})
         config = gsm8k(**parts).model_copy(update={"algorithm": algorithm})
-        work = estimate.hours(config, qwen, cards.card_of("h100"))["update"]
+        work = GpuEstimate(config, qwen, cards.card_of("h100")).hours()["update"]
         return work - speeds.BETWEEN.typical * config.rounds / 3600
 
     assert hours(steps=2) == pytest.approx(hours() * 4 / 3), "log-probs of the policy before the first step"
@@ -160,7 +162,7 @@ def test_the_hours_of_the_reference_count_what_is_sampled_and_every_gpu_that_sta
     def hours(**changes) -> tuple[float, float]:
         config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0, "rollout.shards": 2, **changes})
         jobs = config.rollout.shards * config.rounds
-        work = estimate.hours(config, qwen, cards.card_of("h100"), warm=False)["reference"]
+        work = GpuEstimate(config, qwen, cards.card_of("h100")).hours(warm=False)["reference"]
         gpus = config.deepspeed.forward_processes
         return work - gpus * jobs * speeds.STARTS["reference"].typical / 3600, gpus
 
@@ -174,9 +176,9 @@ def test_a_teacher_costs_what_a_reference_of_its_size_would(qwen) -> None:
     teacher = {"algorithm.teacher": Teacher(name_or_path="teacher"), "algorithm.beta": 0.0}
     teacher["algorithm.importance_sampling_level"] = "token"
     card, larger = cards.CARDS["h100"], qwen._replace(parameters=3 * qwen.parameters)
-    distilled = estimate.hours(gsm8k(**teacher), qwen, card, teacher=larger)
-    assert distilled["teacher"] == estimate.hours(gsm8k(**{"algorithm.beta": 0.1}), larger, card)["reference"]
-    fits = {fit.stage: fit for fit in estimate.fits(gsm8k(**teacher), qwen, card, teacher=larger)}
+    distilled = GpuEstimate(gsm8k(**teacher), qwen, card, larger).hours()
+    assert distilled["teacher"] == GpuEstimate(gsm8k(**{"algorithm.beta": 0.1}), larger, card).hours()["reference"]
+    fits = {fit.stage: fit for fit in GpuEstimate(gsm8k(**teacher), qwen, card, larger).fits()}
     assert fits["teacher"].terms["weights"] > 0
     assert "reference" not in fits
 
@@ -187,14 +189,14 @@ def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_pat
     card = cards.card_of("h100")
     for size, checkpoints in ((1e6, False), (1.0, True)):
         decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
-        expected = estimate.hours(decided, qwen, card._replace(gigabytes=size))
+        expected = GpuEstimate(decided, qwen, card._replace(gigabytes=size)).hours()
         assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
 
 
 def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
     large = qwen._replace(parameters=70_000_000_000)
     config = gsm8k(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3})
-    update = next(estimate.fits(config, large, cards.card_of("a40")))
+    update = next(GpuEstimate(config, large, cards.card_of("a40")).fits())
     assert update.advice.startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
         update.advice
     )
@@ -203,17 +205,17 @@ def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(q
 def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
     config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
-    update = next(estimate.fits(config, qwen._replace(vocabulary=16000), cards.card_of("h100")))
+    update = next(GpuEstimate(config, qwen._replace(vocabulary=16000), cards.card_of("h100")).fits())
     assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
 
 
 def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     large = qwen._replace(parameters=32_000_000_000, layers=64, hidden=5120)
     config = gsm8k(**{"vllm.tensor_parallel_size": 1})
-    rollout = list(estimate.fits(config, large, cards.card_of("l40s")))[-1]
+    rollout = list(GpuEstimate(config, large, cards.card_of("l40s")).fits())[-1]
     assert not rollout.fits
     assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
-    odd = list(estimate.fits(config, large._replace(query_heads=27), cards.card_of("l40s")))[-1]
+    odd = list(GpuEstimate(config, large._replace(query_heads=27), cards.card_of("l40s")).fits())[-1]
     assert odd.advice.startswith("no setting that was tried would fit"), "2 cards do not divide 27 heads"
 
 
@@ -260,7 +262,5 @@ def test_a_model_that_cannot_be_trained_has_no_plan(tmp_path) -> None:
 def test_float16_holds_all_logits_at_once(qwen) -> None:
     """Its loss scale is not known to the pieces."""
     configs = [gsm8k(**{"model.dtype": dtype}) for dtype in ("float16", "bfloat16")]
-    whole, pieces = (memory.update(config, qwen, "cpu")["logits"] for config in configs)
-    assert (
-        whole == memory.LOGITS * 4 * memory.micro_batch_of(configs[0]).completion_tokens * qwen.vocabulary > 10 * pieces
-    )
+    whole, pieces = (RunMemory(config, qwen, "cpu").update()["logits"] for config in configs)
+    assert whole == memory.LOGITS * 4 * MicroBatch.largest(configs[0]).completion_tokens * qwen.vocabulary > 10 * pieces

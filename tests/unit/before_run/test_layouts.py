@@ -8,7 +8,8 @@ import yaml
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts import manifest, model_dims
-from rloo_pipeline.before_run import advice, cards, estimate, exchange, layouts, queueing, speeds
+from rloo_pipeline.before_run import advice, cards, exchange, layouts, queueing, speeds
+from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -25,7 +26,7 @@ SEVENTY = model_dims.ModelDims(8192, 80, 8192, 1024, 28672, 128256, 70_553_706_4
 
 
 def hours(config: Config, pace: str = "typical") -> dict[str, float]:
-    return estimate.hours(config, FOUR, H100, pace)
+    return GpuEstimate(config, FOUR, H100).hours(pace)
 
 
 def output(config: Config, shape: model_dims.ModelDims, gpus: int) -> str:
@@ -43,7 +44,9 @@ def test_speeds_are_those_that_were_measured() -> None:
     config = load(ROOT / "tools" / "gpu" / "round.yaml")
     config = advice.override(config, {"deepspeed.gradient_checkpointing": False})
     shape = model_dims.ModelDims(2048, 28, 2048, 1024, 6144, 151936, 1_720_567_808)
-    slow, fast = (queueing.side_seconds(config, estimate.hours(config, shape, H200, pace)) for pace in ("slow", "fast"))
+    slow, fast = (
+        queueing.side_seconds(config, GpuEstimate(config, shape, H200).hours(pace)) for pace in ("slow", "fast")
+    )
     assert fast.sampling <= rows["round"]["figures"]["sampling s"] <= slow.sampling
     assert fast.training <= rows["round"]["figures"]["training s"] + speeds.BETWEEN.typical <= slow.training
 
@@ -100,7 +103,7 @@ def test_the_block_to_paste_is_a_configuration_that_fits(gpus) -> None:
     assert block["deepspeed"].keys() >= {"processes", "zero_stage", "max_tokens_per_micro_batch", "offload"}
     assert (block["rollout"].keys(), block["vllm"].keys()) == ({"shards", "lag"}, {"tensor_parallel_size"})
     pasted = Config.model_validate(merge(CONFIG.model_dump(mode="json"), block))
-    assert not layouts.problem(pasted, FOUR, H100)
+    assert not GpuEstimate(pasted, FOUR, H100).problem
     assert max(map(len, text.splitlines())) <= 80
 
 

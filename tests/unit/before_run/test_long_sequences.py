@@ -7,8 +7,10 @@ from helpers import ROOT, mini
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, cards, checkpointing, estimate, layouts, memory, model_trial
+from rloo_pipeline.before_run import advice, cards, checkpointing, layouts, memory, model_trial
+from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.before_run.findings import RunInputs
+from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.commands import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
@@ -60,12 +62,12 @@ def test_check_refuses_a_model_that_is_not_packed(tiny_model, monkeypatch) -> No
 def test_each_process_has_its_part_of_a_sequence() -> None:
     alone = Config(**mini(deepspeed={"max_tokens_per_micro_batch": 80}))
     shared = Config(**mini(deepspeed={**SHARED, "max_tokens_per_micro_batch": 80}))
-    assert memory.micro_batch_of(alone).tokens == 2 * memory.micro_batch_of(shared).tokens
-    whole, part = (memory.update(config, SMALL, "cuda") for config in (alone, shared))
+    assert MicroBatch.largest(alone).tokens == 2 * MicroBatch.largest(shared).tokens
+    whole, part = (RunMemory(config, SMALL, "cuda").update() for config in (alone, shared))
     assert part["activations"] == whole["activations"] / 2
     assert part["weights"] == whole["weights"]
-    assert memory.logits(shared, SMALL, memory.MicroBatch(10**6, 10**6, True), "cuda") == 4 * 2**28
-    whole, part = (memory.reference(config, SMALL, "cuda") for config in (alone, shared))
+    assert RunMemory(shared, SMALL).logits(MicroBatch(10**6, 10**6, True)) == 4 * 2**28
+    whole, part = (RunMemory(config, SMALL, "cuda").reference() for config in (alone, shared))
     assert part["activations"] == whole["activations"] / 2
     assert shared.deepspeed.forward_processes == 2
 
@@ -81,19 +83,19 @@ def test_automatic_micro_batches_are_those_of_all_processes_that_share_one() -> 
 
 def test_inputs_of_layers_in_host_memory_are_in_the_nodes_memory_of_a_plan() -> None:
     offloaded = advice.override(LONG, {"deepspeed.gradient_checkpointing": "offload"})
-    on_gpu, moved = (memory.update(config, QWQ, "cuda")["activations"] for config in (LONG, offloaded))
-    inputs = memory.micro_batch_of(LONG).tokens * 64 * 5120 * 2
+    on_gpu, moved = (RunMemory(config, QWQ, "cuda").update()["activations"] for config in (LONG, offloaded))
+    inputs = MicroBatch.largest(LONG).tokens * 64 * 5120 * 2
     assert on_gpu - moved == inputs
-    assert memory.offloaded(offloaded, QWQ) == {"inputs of layers": inputs}
-    assert memory.offloaded(LONG, QWQ) == {}
+    assert RunMemory(offloaded, QWQ).offloaded() == {"inputs of layers": inputs}
+    assert RunMemory(LONG, QWQ).offloaded() == {}
 
 
 def test_the_shipped_configuration_fits_only_with_sequences_that_gpus_share() -> None:
-    assert layouts.problem(LONG, QWQ, H100) == ""
+    assert GpuEstimate(LONG, QWQ, H100).problem == ""
     alone = advice.override(LONG, {"deepspeed.sequence_parallel": 1})
-    assert "update takes 112 GB a GPU" in layouts.problem(alone, QWQ, H100)
+    assert "update takes 112 GB a GPU" in GpuEstimate(alone, QWQ, H100).problem
     text = (ROOT / "config" / "long-context.yaml").read_text().replace("\n# ", " ")
-    terms, shared = (memory.update(config, QWQ, "cuda") for config in (alone, LONG))
+    terms, shared = (RunMemory(config, QWQ, "cuda").update() for config in (alone, LONG))
     assert f"{(terms['optimizer'] + 2 * terms['weights']) / 1e9:.0f} GB each" in text
     whole, part = (each["activations"] / 1e9 for each in (terms, shared))
     assert f"would take {whole:.0f} GB on one GPU, even recomputed" in text
@@ -117,6 +119,6 @@ def test_advice_is_to_share_sequences_before_more_gpus_are_taken() -> None:
 
 def test_the_hours_of_long_sequences_are_those_of_attention_too() -> None:
     """A token attends to 32,768 others on average, with 2 products of 5,120 numbers in each of 64 layers."""
-    hours, without = (estimate.hours(LONG, shape, H100, "fast")["update"] for shape in (QWQ, QWQ._replace(heads=0)))
+    hours, without = (GpuEstimate(LONG, shape, H100).hours("fast")["update"] for shape in (QWQ, QWQ._replace(heads=0)))
     products = 2 * 2 * 32768 * 5120 * 64 / (2 * QWQ.parameters)
     assert hours / without == pytest.approx(1 + products, rel=0.1)

@@ -5,6 +5,7 @@ from helpers import ROOT, mini, rloo
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import cards, estimate, queueing
+from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.config import Config
 
 
@@ -67,7 +68,9 @@ def test_gpus_of_environments_are_held_as_long_as_the_engine_works() -> None:
         for count in (0, 1)
     )
     card, shape = cards.Card("H100", 80, 990, 3.35), ModelDims(1024, 16, 1024, 512, 3072, 32000, 300_000_000)
-    hours = [estimate.hours(config, shape, card)["rollout"] for config in (without_environments, with_environments)]
+    hours = [
+        GpuEstimate(config, shape, card).hours()["rollout"] for config in (without_environments, with_environments)
+    ]
     assert hours[1] == pytest.approx(hours[0] * 3 / 2)
     walls = [
         queueing.wall_seconds(c, {"rollout": h})["rollout"]

@@ -15,6 +15,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.round_tables import RoundTables
 from rloo_pipeline.before_run import memory
+from rloo_pipeline.before_run.memory import MicroBatch, RunMemory
 from rloo_pipeline.config import Config
 from rloo_pipeline.training import round_data
 
@@ -76,9 +77,9 @@ def test_a_plan_has_about_what_a_likeliest_token_takes(function, planned) -> Non
 
 def test_a_plan_has_them_on_the_device_and_on_the_host_only_with_a_distribution() -> None:
     sampled, distribution = config(), config(top_k=K)
-    on_cpu, on_gpu = (memory.update(distribution, SHAPE, device) for device in ("cpu", "cuda"))
-    assert on_cpu["teacher's tables"] == memory.offloaded(distribution, SHAPE)["teacher's tables"] == 27 * VALUES
+    on_cpu, on_gpu = (RunMemory(distribution, SHAPE, device).update() for device in ("cpu", "cuda"))
+    assert on_cpu["teacher's tables"] == RunMemory(distribution, SHAPE).offloaded()["teacher's tables"] == 27 * VALUES
     assert "teacher's tables" not in on_gpu
-    assert on_gpu["teacher's tokens"] > K * memory.micro_batch_of(distribution).completion_tokens * 16
-    assert not {"teacher's tables", "teacher's tokens"} & {*memory.update(sampled, SHAPE, "cpu")}
-    assert not memory.offloaded(sampled, SHAPE)
+    assert on_gpu["teacher's tokens"] > K * MicroBatch.largest(distribution).completion_tokens * 16
+    assert not {"teacher's tables", "teacher's tokens"} & {*RunMemory(sampled, SHAPE, "cpu").update()}
+    assert not RunMemory(sampled, SHAPE).offloaded()

@@ -64,6 +64,14 @@ def test_a_limit_of_file_sizes_is_one_sentence() -> None:
     assert explain(of_safetensors).startswith("a file: over the limit on file sizes")
 
 
+def test_a_limit_on_open_files_is_a_sentence_whoever_meets_it() -> None:
+    for error in (
+        OSError(errno.EMFILE, "Too many open files", "a.log"),
+        RuntimeError("gloo: rv != -1. Too many open files"),
+    ):
+        assert explain(error) == "over the limit on open files; raise it (`ulimit -n 4096`)"
+
+
 def test_a_read_only_results_folder_is_one_sentence() -> None:
     denied = OSError(errno.EROFS, "Read-only file system", "results/mine")
     sentence = r"^results/mine: Read-only file system; change its permissions"

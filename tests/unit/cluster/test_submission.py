@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import MINI, ROOT, executable
+from helpers import MINI, ROOT, executable, has_ended, wait_until
 
 from rloo_pipeline.cli import main
-from rloo_pipeline.cluster import slurm, submission
+from rloo_pipeline.cluster import allocation, slurm, submission
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.snakemake_ext import failures
 
@@ -84,3 +84,44 @@ def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, 
         executable(tmp_path, name, f"echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (slurm.job("7") is not None) == waits
+
+
+def test_a_job_is_put_back_into_the_queue_when_slurms_controller_answers_again(tmp_path, monkeypatch, capsys) -> None:
+    """A run whose job ends while it is restarted would stop there."""
+    calls = tmp_path / "calls"
+    third = f'echo "$*" >>{calls}; [ $(wc -l <{calls}) = 3 ]'
+    executable(tmp_path, "scontrol", f"{third} || {{ echo no answer >&2; exit 1; }}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(allocation.time, "sleep", lambda _: None)
+    allocation._ask(slurm.requeue, "7")
+    assert calls.read_text().splitlines() == ["requeue 7"] * 3
+    assert "`scontrol requeue 7`: no answer; asking again" in capsys.readouterr().out
+
+
+SUBMITTED = """
+import sys
+from pathlib import Path
+from rloo_pipeline.cluster import allocation
+
+folder = Path(sys.argv[1])
+sys.executable = str(folder / "snakemake")
+allocation.work(allocation.Plan([], folder, folder, False, None))
+"""
+
+
+def test_a_job_that_slurm_has_ended_leaves_no_process_where_only_its_shell_was_killed(tmp_path, monkeypatch) -> None:
+    """Without cgroups, SLURM loses sight of it."""
+    executable(tmp_path, "squeue", "exit 0")
+    executable(
+        tmp_path,
+        "snakemake",
+        f"echo $PPID >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/number; kill -TERM $PPID; sleep 0.5; exit 1",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "job.py").write_text(SUBMITTED)
+    shell = subprocess.Popen(["sh", "-c", f"{sys.executable} {tmp_path}/job.py {tmp_path}; true"])
+    wait_until((tmp_path / "number").exists)
+    number = int((tmp_path / "number").read_text())
+    shell.kill()
+    shell.wait()
+    wait_until(lambda: has_ended(number), seconds=60)

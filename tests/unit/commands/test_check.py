@@ -115,6 +115,20 @@ FROM_FILES = {
     ),
     "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
     "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not expanded"}),
+    "a variable of the shell": ({"model": {"name_or_path": "$WORK/model"}}, {"model": "$WORK is not expanded"}),
+    "a file for a folder": ({"model": {"name_or_path": __file__}}, {"model": "is a file, and model.name_or_path"}),
+    "no such data folder": (
+        {"dataset": {"train": {"path": None, "name": "~/data"}}},
+        {"dataset.train": "~/data: no such folder (dataset.train.name, relative to"},
+    ),
+    "data in a home folder": (
+        {"dataset": {"train": {"path": "~/train.jsonl"}}},
+        {"dataset.train": "; ~ is not expanded, write out the path"},
+    ),
+    "a folder for a data file": (
+        {"dataset": {"train": {"path": "model"}}},
+        {"dataset.train": "write `name` instead of `path`"},
+    ),
     "no such data file": (
         {"dataset": {"train": {"path": "tran.jsonl"}}},
         {"dataset.train": "tran.jsonl: no such dataset file (dataset.train.path 'tran.jsonl', data_dir"},

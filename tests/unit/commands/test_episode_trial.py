@@ -127,3 +127,21 @@ def test_a_tokenizer_that_cannot_write_a_call_is_a_sentence(tmp_path) -> None:
     finding = finding_of_trial(config(tmp_path, model, rollout=rollout), model)
     assert not finding.ok
     assert finding.message.startswith("the model cannot call guess: the chat template writes ")
+
+
+@pytest.mark.parametrize("has_model", [False, True], ids=["a model on the Hub", "a template without calls"])
+def test_what_needs_episodes_is_not_a_problem_where_none_could_be_played(has_model, tmp_path) -> None:
+    folder = tmp_path / "model"
+    if has_model:
+        write_qwen3(folder, 0, character_tokenizer(512, (), "".join(map(chr, range(32, 127)))), **SIZE)
+    name = str(folder) if has_model else "org/not-fetched"
+    reward = {"function": "rloo_pipeline.rewards.from_environment:environment_reward", "name": "game"}
+    rollout = {"environment": GAME, "num_generations": 2, "generation_batch_size": 4, "shards": 1}
+    settings = config(tmp_path, name, rollout=rollout, rewards=[reward], correct={"threshold": 0.5})
+    (tmp_path / "scratch").mkdir()
+    results = list(findings(settings, tmp_path / "scratch"))
+    problems = {finding.subject: finding.message for finding in results if not finding.ok}
+    assert problems.keys() == ({"tools"} if has_model else set())
+    assert all("the chat template leaves out the call of a tool" in message for message in problems.values())
+    [game] = [finding.message for finding in results if finding.subject == "reward game"]
+    assert game.endswith("it was not called, because no episode could be played")

@@ -156,7 +156,9 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
     [
         ({"model": None}, "--model missing; on a terminal"),
         ({"model": "nowhere"}, "--model nowhere: neither a folder nor a Hub id"),
+        ({"model": "models/tinny"}, r"models/tinny: no such folder .*did you mean 'tiny'"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
+        ({"data": "mine.csv"}, r"mine\.csv: known dataset files are \.jsonl, \.json, \.parquet; convert it"),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),
@@ -170,7 +172,9 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
 )
 def test_what_is_missing_is_named_and_nothing_is_written(change, message, choices) -> None:
     write(Path("x.jsonl"), [{"x": "1", "answer": "1"}] * 4)
-    Path("mine.py").touch()
+    for name in ("mine.py", "mine.csv"):
+        Path(name).touch()
+    Path("models/tiny").mkdir(parents=True)
     with pytest.raises(UserError, match=message):
         new_project("project", choices._replace(**change))
     assert not Path("project").exists()

@@ -201,6 +201,7 @@ def test_the_agent_example_keeps_its_tool_and_the_options_that_it_is_called_with
         ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
         ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
+        ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
         ("max_steps=10, eval_strategy='steps', eval_steps=5", "evaluation.every", 5),
         ("**COMMON", "rollout.temperature", 0.7),

@@ -13,6 +13,7 @@ from rloo_pipeline.commands.launch import command_line
 from rloo_pipeline.config.loading import load, read_changes
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
+from rloo_pipeline.snakemake_ext import failures
 
 
 def configuration() -> None:
@@ -118,3 +119,15 @@ def test_a_configuration_beside_one_file_of_functions_is_enough(tmp_path, monkey
     outcome = forks.run("snakemake", command_line(["my-run.yaml", "-n"])[3:], environment, tmp_path)
     assert outcome.returncode == 0, outcome.stderr
     assert "rollout ×4" in outcome.stdout + outcome.stderr
+
+
+def test_snakemake_gets_a_cache_that_it_can_write_to(monkeypatch) -> None:
+    """It fails with a traceback else, as where HOME is read-only on a node."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    started = []
+    monkeypatch.setattr(launch.os, "execve", lambda *call: started.append(call))
+    launch.become_snakemake(["my-run.yaml"])
+    [(_, command, environment)] = started
+    assert command[1:3] == ["-m", "snakemake"]
+    assert os.access(Path(environment["XDG_CACHE_HOME"]).parent, os.W_OK)
+    assert environment[failures.COMMAND] == "rloo run my-run.yaml"

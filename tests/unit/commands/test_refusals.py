@@ -92,6 +92,11 @@ def edited(name: str, **keys: Any) -> Callable[[Path], object]:
     return edit
 
 
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
 def written(name: str, content: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(content)
 
@@ -185,6 +190,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "artifacts.policy.Policy.tokenizer": (
         Case("no tokenizer can be loaded", model=written("tokenizer.json", "{}"), checks=TOKENIZER),
+        Case("no tokenizer (no tokenizer.json)", model=without_tokenizer, checks=TOKENIZER),
         Case("no EOS token", model=edited("tokenizer_config.json", eos_token=None), checks=TOKENIZER),
     ),
     "artifacts.policy._object": (
@@ -252,7 +258,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("line 1: lists or objects are nested too deep", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
-    "data.json_rows._object": (Case("line 1: holds a list", "[1]"),),
+    "data.json_rows._object": (
+        Case("line 1: holds a list, not an object with columns; write one object a row", "[1]"),
+    ),
     "data.kinds._plain": (
         values("row 1: column 'extra' holds a set", None, {1}),
         values("row 0: column 'extra' has a number of 16,610 bits", 10**5000),
@@ -286,7 +294,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.prompting.check_column": (Case("no column 'question'", [{"qestion": "1"}]),),
     "data.prompting.prompt_of": (
         Case("row 0: column 'question' is null", [{"question": None}]),
-        Case("row 0: dataset.user_prompt does not fit", config={"dataset": {"user_prompt": "{question:d}"}}),
+        Case(
+            "row 0: dataset.user_prompt does not fit the row ('str' object has no attribute 'first'); correct one of "
+            "them (a value inside a column is {column[key]})",
+            config={"dataset": {"user_prompt": "{question.first}"}},
+        ),
         prompts("row 0: column 'prompt' holds 3", 3),
     ),
     "data.prompting.completion_messages": (

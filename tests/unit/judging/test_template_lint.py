@@ -74,6 +74,12 @@ def test_templates_of_models_have_no_fault(name) -> None:
         ),
         (PLAIN.replace("assistant\n", "assistant\n<|im_end|>"), TWO, {}, "ends the answer that it opens with .*im_end"),
         (
+            PLAIN.partition("{% if add_generation_prompt")[0],
+            TWO,
+            {},
+            r"ignores add_generation_prompt.* begin with '<.im_start.>assistant' itself",
+        ),
+        (
             PLAIN.replace("assistant\n", "assistant\n<think>\n"),
             TWO,
             {"rewards": ["rloo_pipeline.rewards.format:think_format_reward", "rloo_pipeline.rewards.math:math_reward"]},
@@ -86,12 +92,23 @@ def test_templates_of_models_have_no_fault(name) -> None:
             {},
             "1 of 3 prompts spell special tokens, such as '<.im_end.>', which are",
         ),
+        (
+            PLAIN,
+            [[*asked("1+1"), {"role": "assistant", "content": "2"}], *TWO],
+            {},
+            "1 of 3 prompts end with a message of the assistant",
+        ),
     ],
-    ids=("role", "system prompt", "variable", "closed", "thinking", "equal", "spelled"),
+    ids=("role", "system prompt", "variable", "closed", "unopened", "thinking", "equal", "spelled", "answered"),
 )
 def test_each_fault_is_one_sentence(template, chats, keys, message) -> None:
     [found] = findings(template, *chats, **keys)
     assert re.search(message, found), found
+
+
+def test_a_template_whose_answers_follow_the_prompt_at_once_needs_no_generation_prompt() -> None:
+    turns = "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }}</s>{% endif %}"
+    assert findings("{% for m in messages %}" + turns + "{% endfor %}", *TWO) == []
 
 
 def test_a_role_that_is_an_end_token_closes_no_answer() -> None:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_pipeline.runtime import caches
+from rloo_pipeline.runtime import caches, scratch
 
 COMPILES = """
 import sys, time
@@ -110,3 +111,16 @@ def test_inductor_writes_aside_and_renames(tmp_path) -> None:
         write_atomic(str(file), "new")
         assert reader.read() == "old", "who has it open reads it to its end"
     assert [entry.read_text() for entry in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("chosen", ["", None])
+def test_without_a_home_caches_are_in_the_temporary_folder_and_never_in_the_working_folder(monkeypatch, chosen) -> None:
+    """An empty XDG_CACHE_HOME counts as none."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", chosen)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user that a container does not know
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert caches.cache_folder() == scratch.user_folder() / f"rloo-{os.getuid()}"

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -249,6 +250,16 @@ def test_a_job_that_starts_after_the_user_has_edited_the_configuration_has_the_o
     assert {config.functions for config in read_runs(frozen).by_folder.values()} == {"keep"}
     assert described(read_runs(frozen)) == before
     assert described(runs_of(ConfigSettings(configfiles=[frozen]).overwrite_config, frozen, "")) == before
+
+
+def test_an_interrupt_while_snakemake_plans_is_one_line(monkeypatch, capsys) -> None:
+    others = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind))
+    early_stop.prepare_interrupt(SimpleNamespace(main=True))
+    for error in (KeyboardInterrupt(), ValueError()):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err.startswith("Interrupted; the same command continues from here")
+    assert others == [ValueError]
 
 
 def test_only_the_first_interrupt_is_raised() -> None:

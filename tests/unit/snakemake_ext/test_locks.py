@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -108,6 +109,24 @@ def test_a_run_that_another_process_works_on_is_left_to_it_and_to_what_it_starts
     living.wait()
 
 
+def test_a_run_that_is_linked_into_two_working_folders_has_one_process_at_a_time(tmp_path) -> None:
+    """Each would remove what the other's failed jobs leave, and wait for files that the other made."""
+    (tmp_path / "shared" / "a").mkdir(parents=True)
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results").symlink_to(tmp_path / "shared")
+    living, acquired = process(tmp_path / "one", "a", 600)
+    assert acquired
+    lock = locks.hold(tmp_path / "two", "a")
+    assert (lock.alone, lock.message.partition(";")[0]) == (
+        False,
+        "results/a: a process in another working folder is at work on it",
+    )
+    living.kill()
+    living.wait()
+    assert process(tmp_path / "three", "a", 0)[1]
+
+
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_without_locks_in_the_file_system_the_marks_of_a_living_process_stay(tmp_path, monkeypatch, run) -> None:
     def no_locks(*_: object) -> None:
@@ -128,3 +147,18 @@ def test_without_locks_in_the_file_system_the_marks_of_a_living_process_stay(tmp
         living.kill()
     assert locks.hold(tmp_path, "a").alone
     assert mark.exists() == (run == "b"), "of run b this process is the owner, and lives"
+
+
+def test_a_lock_of_a_user_without_a_name_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+    """As of a colleague who has left, or of another container."""
+    own = tmp_path / ".snakemake" / "rloo-a.lock"
+    own.parent.mkdir()
+    own.touch()
+    monkeypatch.setattr(locks.os, "open", denied)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(UserError, match=f"started by user {os.getuid()}, whose lock"):
+        locks.hold(tmp_path, "a")
+
+
+def denied(*_: object) -> int:
+    raise PermissionError(errno.EACCES, "Permission denied")

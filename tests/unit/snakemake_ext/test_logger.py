@@ -16,6 +16,7 @@ from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLogHandlerBase
 
+from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
 from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures
@@ -191,6 +192,22 @@ def test_an_interrupted_call_says_how_to_go_on(tmp_path, capfd) -> None:
     assert not any(line.startswith("failed:") for line in lines)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_call_that_was_told_to_start_no_more_jobs_says_how_to_go_on(tmp_path, capfd, jobs) -> None:
+    """Snakemake ends with an error even if all jobs are done by then."""
+    call = Call(tmp_path / "results" / "mini")
+    call.planned(jobs)
+    call.job(3, "score")
+    call.event("Will exit after finishing currently running jobs (scheduler).")
+    call.done(3, 1, jobs)
+    call.event("WorkflowError:\nAt least one job did not complete successfully.", level=logging.ERROR)
+    call.handler.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert not any("WorkflowError" in line for line in lines)
+    ending = "finished in " if jobs == 1 else "Stopped before all jobs were done; the same command continues from here."
+    assert lines[-1].startswith(ending)
+
+
 def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
@@ -280,6 +297,15 @@ def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     log.write_text("half way\n")
     killed = failures.message_of([str(log)], None, 137, since=0)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
+    """Python then ends with the status 120, and no error."""
+    monkeypatch.setattr(errors.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    log = tmp_path / "00001.log"
+    for text in ("", "loads the mod"):
+        log.write_text(text)
+        assert failures.message_of([str(log)], None, 120, since=0).startswith(f"no space left in {tmp_path}: free some")
 
 
 FILES = {

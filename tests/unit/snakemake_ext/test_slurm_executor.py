@@ -1,9 +1,11 @@
 """The executor's own decisions, without SLURM; tests/cluster runs it on one."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from helpers import executable
 from snakemake_interface_common.exceptions import WorkflowError
 
 from rloo_pipeline.snakemake_ext import slurm_executor
@@ -116,6 +118,46 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
     executor.run_jobs([ready("rollout", "a"), ready("update", "b"), ready("rollout", "c")])
     executor.run_jobs([ready("rollout", "d")])
     assert executor.calls == [("job", "b"), ("array", "a", "c"), ("job", "d")]
+
+
+@pytest.mark.parametrize("answer", ["Unable to contact slurm controller (connect failure)", "Socket timed out on recv"])
+def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
+    """Neither a single job nor an array counts as failed, so none asks for the resources of a second attempt."""
+    executor, waits = Jobs([]), []
+    monkeypatch.setattr(slurm_executor.time, "sleep", waits.append)
+    executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
+    executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
+    executor.logger.info = executor.note
+    monkeypatch.setattr(
+        Executor, "_report_job_submission_threadsafe", lambda self, info: self.note(info.external_jobid)
+    )
+    (tmp_path / "times").write_text("")
+    fails_twice = f"echo >>{tmp_path}/times; [ $(wc -l <{tmp_path}/times) = 3 ]"
+    sbatch = f"{fails_twice} && echo 7 || {{ echo '{answer}' >&2; false; }} #"
+    executor._submit_array(sbatch, [SimpleNamespace(name="rollout", jobid=index) for index in range(2)])
+    assert executor.calls[-2:] == [("7_1",), ("7_2",)]
+    assert waits == [10, 10]
+
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: self.note("submitted", job))
+    executor._report_job_error_threadsafe(SimpleNamespace(job="update"), f"SLURM sbatch failed: '{answer}'")
+    assert executor.calls[-1] == ("submitted", "update")
+    executor._report_job_error_threadsafe(SimpleNamespace(job="update", external_jobid=None), "Invalid partition")
+    assert executor.calls[-1] == ("error", None)
+
+
+def test_an_interrupt_also_cancels_a_job_that_is_being_submitted(monkeypatch, tmp_path) -> None:
+    """It is in the queue when sbatch ends, and Snakemake no longer hears of it."""
+    executor, ended = Jobs([]), tmp_path / "ended"
+    executor.run_uuid, executor._job_submission_executor = "uuid", ThreadPoolExecutor(1)
+    for command in (f"sleep 0.5; echo submitted >>{ended}", f"echo submitted again >>{ended}"):
+        executor._job_submission_executor.submit(slurm_executor.subprocess.run, command, shell=True, check=True)
+    monkeypatch.setattr(
+        slurm_executor.plugin.Executor, "cancel", lambda self: self._job_submission_executor.shutdown(), raising=False
+    )
+    executable(tmp_path, "scancel", f'echo "$*" >>{ended}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    executor.cancel()
+    assert ended.read_text().splitlines() == ["submitted", "--name=uuid"]
 
 
 @pytest.mark.parametrize(("seconds", "program"), [(300, "squeue"), (120, "sacct"), (None, "sacct")])

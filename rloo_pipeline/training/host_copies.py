@@ -1,0 +1,133 @@
+"""Tensors that leave a GPU between two stages, with their content in host memory.
+
+The host memory is mapped once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
+speed of its link. CUDA pins it here, since torch's own pinned memory has sizes that are powers of two. Storages are
+emptied and refilled and no tensor is replaced, because a model and an optimizer may hold views into the same buffers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import accumulate
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.utils import _pytree as pytree
+
+from rloo_pipeline.runtime.progress import say
+
+ALIGNED = 512
+"""Bytes; a copy begins at a multiple of it."""
+PORTABLE = 1
+"""CUDA's flag for memory that is pinned for all of its contexts."""
+TOLD = 1e9
+"""Bytes from which the log says how long a move took."""
+
+Storages = dict[int, UntypedStorage]
+"""Storages by `UntypedStorage._cdata`."""
+
+
+class HostCopies:
+    """Host memory for the storages of an engine's tensors."""
+
+    def __init__(self) -> None:
+        self._copies: Storages = {}
+        """The copy of each storage."""
+        self._pinned: list[int] = []
+        """Addresses that are pinned."""
+        weakref.finalize(self, _unpin, self._pinned).atexit = False  # the end of the process releases it too
+
+    def take(self, tensors: Iterable[Tensor], constants: Iterable[Tensor] = ()) -> Callable[[], None]:
+        """Copies the storages of tensors to host memory and empties them.
+
+        Args:
+            tensors: tensors that are not used until they are filled again.
+            constants: further ones, which never change, so that one copy serves for all times.
+
+        Returns:
+            A function that fills them again.
+        """
+        began = time.monotonic()
+        changing = storages(tensors)
+        taken = changing | storages(constants)
+        new = {key: storage for key, storage in taken.items() if not self._has(key, storage)}
+        memory = self._map(new)
+        for key, storage in (new | changing).items():
+            self._copies[key].copy_(storage)
+        if memory is not None and any(storage.is_cuda for storage in new.values()) and _pin(memory):
+            self._pinned.append(memory.data_ptr())
+        copies = [(storage, self._copies[key]) for key, storage in taken.items()]
+        for storage, _ in copies:
+            storage.resize_(0)
+        size = sum(copy.nbytes() for _, copy in copies)
+        _tell(size, "to", began)
+
+        def restore() -> None:
+            began = time.monotonic()
+            for storage, copy in copies:
+                storage.resize_(copy.nbytes())
+                storage.copy_(copy)
+            _tell(size, "from", began)
+
+        return restore
+
+    def _has(self, key: int, storage: UntypedStorage) -> bool:
+        copy = self._copies.get(key)
+        return copy is not None and copy.nbytes() == storage.nbytes()
+
+    def _map(self, new: Storages) -> Tensor | None:
+        """Maps one piece of memory for the copies of all these storages; None if they are empty."""
+        ends = [*accumulate(-(-storage.nbytes() // ALIGNED) * ALIGNED for storage in new.values())]
+        if not ends or not ends[-1]:
+            self._copies |= {key: UntypedStorage(0) for key in new}
+            return None
+        memory = mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for (key, storage), begin in zip(new.items(), [0, *ends], strict=False):
+            size = storage.nbytes()
+            piece = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin) if size else torch.empty(0)
+            self._copies[key] = piece.untyped_storage()
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def of(self, values: object) -> object:
+        """The same values, with the copies in place of tensors whose storages are empty."""
+
+        def copied(tensor: Tensor) -> Tensor:
+            copy = self._copies.get(tensor.untyped_storage()._cdata)
+            if copy is None or tensor.untyped_storage().nbytes():
+                return tensor
+            view = tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+            return view.requires_grad_(tensor.requires_grad)  # which torch.save writes too
+
+        return pytree.tree_map_only(Tensor, copied, values)
+
+
+def storages(tensors: Iterable[Tensor]) -> Storages:
+    """The storages of these tensors, each once."""
+    return {(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}
+
+
+def _tell(size: int, way: str, began: float) -> None:
+    if size > TOLD:
+        say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
+
+
+def _pin(memory: Tensor) -> bool:
+    """Pins host memory. False if CUDA refuses, and then copies are slower."""
+    failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE))
+    if failed:
+        say(f"CUDA cannot pin {memory.nbytes / 1e9:.1f} GB of host memory (error {failed}), so moves are slower")
+        with suppress(RuntimeError):  # of the next kernel, to which CUDA tells the error too
+            torch.zeros(1, device="cuda")
+    return not failed
+
+
+def _unpin(addresses: Iterable[int]) -> None:
+    """Releases pinned memory before it is freed."""
+    for address in addresses:
+        torch.cuda.cudart().cudaHostUnregister(address)
