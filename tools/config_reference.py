@@ -249,7 +249,8 @@ def _name(annotation: Any, places: dict[Model, list[str]]) -> str:
         return f"list of {' or '.join(_name(member, places) for member in _members(arguments[0]))}"
     if origin is tuple:
         names = [_name(member, places) for member in _members(arguments[0]) if member is not types.NoneType]
-        return f"list of {len(arguments)} {names[0]}s" + (
+        kind, *bounds = names[0].split(" ", 1)
+        return " ".join([f"list of {len(arguments)} {kind}s", *bounds]) + (
             " or nulls" if types.NoneType in _members(arguments[0]) else ""
         )
     if origin is dict:

@@ -39,6 +39,8 @@ def findings(config: Config) -> Iterator[Finding]:
         yield from problems
     if note := lag.note(config.rollout, config.algorithm):
         yield Finding("sampler", True, note, note=True)
+    if note := config.update.note(config.rounds):
+        yield Finding("update", True, note, note=True)
     for key, source in dataset_inputs.sources(config).items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

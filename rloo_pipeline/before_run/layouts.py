@@ -13,6 +13,8 @@ from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.before_run.memory import GB
 from rloo_pipeline.config import Algorithm, Config, Lora, Mismatch, Offload, Rollout
 from rloo_pipeline.config import lag as lags
+from rloo_pipeline.config.loading import validate
+from rloo_pipeline.errors import UserError
 
 PER_NODE = 8
 """GPUs of a node, over which one engine can be split."""
@@ -177,10 +179,19 @@ def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int 
     """The smallest power of 2 of GPUs, at most 128, with which the run fits as it is; None if there is none."""
     for count in (2, 4, 8, 16, 32, 64, 128):
         if count > more_than:
-            best = layouts(config, shape, card, count)[0]
-            if not best.problem and computes_the_same(best, config):
+            best = layouts(config, shape, card, count)[:1]
+            if best and not best[0].problem and computes_the_same(best[0], config):
                 return count
     return None
+
+
+def refusal(config: Config, gpus: int) -> str:
+    """Why the configuration cannot train on all GPUs, whatever their memory."""
+    try:
+        validate(advice.override(config, {"deepspeed.processes": gpus}).model_dump(mode="json"), "with all in training")
+    except UserError as error:
+        return str(error)
+    return f"{gpus} processes cannot be spread evenly over nodes of {PER_NODE} GPUs"
 
 
 def computes_the_same(layout: GpuLayout, config: Config) -> bool:

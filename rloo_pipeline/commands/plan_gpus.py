@@ -33,7 +33,8 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
     fitting, others = [layout for layout in found if not layout.problem], [layout for layout in found if layout.problem]
     machine = f"{gpus} × {card.name} ({card.gigabytes:g} GB)"
     if not fitting or not layouts.computes_the_same(fitting[0], config):
-        console.print(f"does not fit on {machine}: {others[0].problem}", style="red", soft_wrap=True)
+        problem = others[0].problem if others else layouts.refusal(config, gpus)
+        console.print(f"does not fit on {machine}: {problem}", style="red", soft_wrap=True)
         more = layouts.fewest(config, shape, card, gpus)
         console.print(
             f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."

@@ -112,11 +112,13 @@ def _generation(config: RunKeys) -> Iterator[str]:
             "rollout.generation_kwargs cannot be used with tools or an environment, whose turns end and continue as "
             "the chat template says; leave one of the two out"
         )
-    if kwargs.min_tokens > rollout.max_completion_length:
-        yield (
-            f"rollout.generation_kwargs.min_tokens ({kwargs.min_tokens}) exceeds rollout.max_completion_length "
-            f"({rollout.max_completion_length}); lower it"
-        )
+    for section in ("rollout", "evaluation"):
+        most = getattr(config, section).max_completion_length
+        if most is not None and kwargs.min_tokens > most:
+            yield (
+                f"rollout.generation_kwargs.min_tokens ({kwargs.min_tokens}) exceeds {section}.max_completion_length "
+                f"({most}); lower it"
+            )
     if (key := kwargs.masked_by) is None:
         return
     name = f"rollout.generation_kwargs.{key}"

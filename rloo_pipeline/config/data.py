@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
+from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
 
 
 class ModelSource(Section):
@@ -200,7 +200,7 @@ class Sft(Section):
     """Final learning rate as a fraction of the peak."""
     warmup_steps: int = Field(10, ge=0)
     """Optimizer steps of linear warm-up, fewer than `steps`; as `update.warmup_steps`."""
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's β₁ and β₂."""
     weight_decay: float = Field(0.0, ge=0)
     """As `update.weight_decay`."""

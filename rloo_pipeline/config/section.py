@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 JSON = dict[str, Any]
 
 

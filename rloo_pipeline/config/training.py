@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rloo_pipeline.config.section import JSON, OptimizerName, Section, flatten, nest
+from rloo_pipeline.config.section import JSON, Beta, OptimizerName, Section, flatten, nest
 
 OWNED = {
     "train_batch_size": "rollout.generation_batch_size and algorithm.steps_per_generation",
@@ -115,7 +115,7 @@ class Update(Section):
     """Optimizer steps of linear warm-up, fewer than `lr_horizon_rounds` has. The first has 1 / `warmup_steps` of the
     peak (0 in TRL), the last the peak.
     """
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's β₁ and β₂."""
     adam_epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
@@ -145,6 +145,16 @@ class Update(Section):
         for key, is_set in of_decay.items():
             if is_set and self.lr_scheduler_type == "constant":
                 yield f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out"
+
+    def note(self, rounds: int) -> str | None:
+        """A sentence if the last rounds of a run leave the policy as it is."""
+        horizon = self.lr_horizon_rounds
+        if horizon is None or self.min_lr_ratio or rounds <= horizon:
+            return None
+        return (
+            f"update.lr_horizon_rounds: {horizon} with min_lr_ratio: 0: after round {horizon} the learning rate is 0, "
+            f"so {rounds - horizon} of {rounds} rounds change nothing; raise one of the two, or lower rounds"
+        )
 
 
 class Offload(Section):

@@ -13,7 +13,7 @@ from rloo_pipeline.before_run.estimate import GpuEstimate
 from rloo_pipeline.commands import plan as plan_module
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
-from rloo_pipeline.config import Config, Lora, Offload
+from rloo_pipeline.config import Config, Lora, Mismatch, Offload
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
@@ -124,6 +124,20 @@ def test_what_does_not_fit_says_what_would(capsys) -> None:
     count = int(re.findall(r"It fits on (\d+) of these GPUs", lines[1])[0])
     assert not layouts.layouts(LARGE, SEVENTY, H100, count)[0].problem
     assert any(line.startswith("  sample, then train: update takes ") for line in lines)
+
+
+@pytest.mark.parametrize("cut", [1.0, 0.9])
+def test_an_optimizer_that_needs_one_process_is_why_a_run_fits_no_eight_gpus(capsys, cut) -> None:
+    """Samples of a cut distribution rule out a lag too, so that there is no layout at all."""
+    config = advice.override(CONFIG, {"update.optimizer": "muon", "update.lora": None, "rollout.top_p": cut})
+    config = advice.override(config, {"algorithm.mismatch": Mismatch(), "algorithm.old_logps": "trainer"})
+    with pytest.raises(UserError, match="does not fit on 8 × h100"):
+        plan_gpus(config, FOUR, H100, 8)
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert "update.optimizer: muon needs whole matrices" in first
+    assert "deepspeed.processes: 1" in first
+    assert second == "Nor on more of these GPUs."
+    assert any(layouts.BESIDE.split()[0] in line for line in rest) == (cut == 1)
 
 
 def test_engines_are_split_over_as_many_gpus_as_divide_the_attention_heads() -> None:

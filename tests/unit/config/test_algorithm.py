@@ -3,6 +3,7 @@
 import pytest
 from helpers import mini
 
+from rloo_pipeline.before_run import inputs
 from rloo_pipeline.config import STAGES, lag
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
@@ -231,6 +232,7 @@ RATES = {
         {"lr_scheduler_type": "constant", "lr_horizon_rounds": None, "min_lr_ratio": 0.1},
         ["update: min_lr_ratio", "set lr_scheduler_type"],
     ),
+    "a moment that forgets nothing": ({"adam_betas": [0.9, 1.0]}, ["update.adam_betas", "less than 1"]),
     "a warm-up to the horizon": ({"warmup_steps": 8}, ["update.warmup_steps (8)", "8 optimizer steps"]),
 }
 REFUSED |= {name: ({}, {"update": update}, parts) for name, (update, parts) in RATES.items()}
@@ -289,6 +291,14 @@ def test_samples_of_a_quantized_policy_are_weighted(algorithm, expected) -> None
     mismatch = config.algorithm.mismatch
     assert (mismatch.correction, mismatch.min, mismatch.max) == expected
     assert lag.note(config.rollout, config.algorithm) is None
+
+
+def test_who_trains_beyond_the_horizon_of_the_learning_rate_is_told() -> None:
+    config = validate(mini(rounds=6), "test.yaml")
+    assert "so 2 of 6 rounds change nothing" in config.update.note(config.rounds)
+    assert any("after round 4 the learning rate is 0" in finding.message for finding in inputs.findings(config))
+    assert config.update.note(4) is None
+    assert validate(mini(update={"min_lr_ratio": 0.1}), "test.yaml").update.note(6) is None
 
 
 def test_who_does_not_weight_them_is_told() -> None:

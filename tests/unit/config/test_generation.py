@@ -104,6 +104,13 @@ def test_what_an_update_could_not_account_for_is_refused(name) -> None:
     assert "\n" not in message
 
 
+def test_an_evaluation_has_as_many_tokens_as_a_completion_has_at_least() -> None:
+    run = mini(rollout={"generation_kwargs": {"min_tokens": 9}}, algorithm=WEIGHTED)
+    assert validate(run | {"evaluation": {"max_completion_length": 9}}, "test.yaml")
+    with pytest.raises(UserError, match=r"min_tokens \(9\) exceeds evaluation\.max_completion_length \(8\); lower it"):
+        validate(run | {"evaluation": {"max_completion_length": 8}}, "test.yaml")
+
+
 def test_stops_change_no_distribution_and_go_with_every_algorithm() -> None:
     repetition = {"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 3}
     stops = {"stop": "</answer>", "stop_token_ids": [5], "repetition_detection": repetition}
