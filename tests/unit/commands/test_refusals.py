@@ -194,7 +194,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("no EOS token", model=edited("tokenizer_config.json", eos_token=None), checks=TOKENIZER),
     ),
     "artifacts.policy._object": (
-        Case("holds [], not an object", model=written("generation_config.json", "[]"), checks=TOKENIZER),
+        Case(
+            "holds [], not an object with keys; fetch or write the model again",
+            model=written("generation_config.json", "[]"),
+            checks=TOKENIZER,
+        ),
     ),
     "artifacts.policy.Policy.generation_ends": (
         Case(
