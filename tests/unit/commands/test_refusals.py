@@ -428,11 +428,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             config={"deepspeed": {"processes": 3, "sequence_parallel": 3}},
             checks=MODEL,
         ),
-        Case(
-            "2 attention heads cannot be divided among the 3 GPUs of vllm.tensor_parallel_size",
-            config={"vllm": {"tensor_parallel_size": 3}},
-            checks=MODEL,
-        ),
     ),
     "training.model_support.check_run": (
         "`model_inputs.local_model` says it before",
