@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 
-from rloo_pipeline.commands.trl_script import PARSED, TrlScript, UnknownValueError, name_of
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_syntax import bound, name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
 """Functions of `datasets` that read rows; what depends on them stays inside a function."""
+OWN = {"train", "held_out", "rows", "_split"}
+"""Functions of data.py; in them, variables may have these names."""
 HELD_OUT = '''
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
 
@@ -66,6 +71,9 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         loading[name] = _loading(chosen)
         above += [statement for statement in chosen if statement not in loading[name] and statement not in above]
     above.sort(key=lambda statement: statement.lineno)
+    for statement in above:
+        if taken := OWN & {name for name, _, _ in bound(statement)}:
+            raise UserError(script.at(statement, f"data.py has a function {taken.pop()} of its own; rename this one"))
     text = _module(script, "Data", above)
     if held_out is None:
         text = text.replace('"""\n\n', '"""\n\nimport random\n', 1)
@@ -88,7 +96,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if isinstance(binding.value, ast.Call) and name_of(binding.value.func) in PARSED:
+            if binding.is_parameter or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
                 continue  # its values are written in their places
             is_above = statement.lineno < before or binding.value is None
             if is_above and id(statement) not in chosen:
@@ -119,17 +127,25 @@ def _changed(statement: ast.stmt) -> str | None:
 
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Assignments that read rows, or that depend on one that does."""
-    found, names = list[ast.stmt](), set[str]()
+    """Assignments that read rows, that depend on one that does, or whose name a function of data.py has."""
+    found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
+    functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
+    for _ in functions:  # one may call another one
+        loaders |= {function.name for function in functions if _calls(function, loaders)}
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
             continue
         parts = list(ast.walk(statement))
-        loads = any(isinstance(part, ast.Call) and name_of(part.func) in LOADERS for part in parts)
-        if loads or names & {part.id for part in parts if isinstance(part, ast.Name)}:
+        own = OWN & {name for name, _, _ in bound(statement)}
+        if own or _calls(statement, loaders) or names & {part.id for part in parts if isinstance(part, ast.Name)}:
             found.append(statement)
             names |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
     return found
+
+
+def _calls(statement: ast.stmt, functions: set[str]) -> bool:
+    """True if a statement calls one of these functions."""
+    return any(isinstance(part, ast.Call) and name_of(part.func) in functions for part in ast.walk(statement))
 
 
 def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
@@ -151,33 +167,72 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
     Raises:
         UserError: such an option has no value.
     """
-    asked = list(_asked(script, node))
-    if asked:
-        return ast.unparse(_Filled(script).visit(copy.deepcopy(node)))
-    if isinstance(node, ast.expr):
-        return ast.unparse(node)
+    filled = _Filled(script)
+    copied = filled.visit(copy.deepcopy(node))
+    if filled.has_changed or isinstance(node, ast.expr):
+        return ast.unparse(copied)
     first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", []))])
     return textwrap.dedent("\n".join(script.text.splitlines()[first - 1 : node.end_lineno]))
 
 
-def _asked(script: TrlScript, node: ast.AST) -> Iterator[ast.Attribute]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and script.is_parsed(part.value):
-            yield part
-
-
 class _Filled(ast.NodeTransformer):
-    """Writes the values of options in their places."""
+    """Writes in their places the values of options and of parameters of the function in which the trainer is made, and
+    the whole paths of files, since the project is in another folder than the script.
+    """
 
     def __init__(self, script: TrlScript) -> None:
         self.script = script
+        self.has_changed = False
+        self.own: set[str] = set()
+        """Arguments of functions in the copy."""
+
+    def visit_arguments(self, node: ast.arguments) -> ast.AST:
+        """Notes arguments, whose names are not those of options."""
+        self.own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+        return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """`arguments.dataset` → its value."""
-        if not self.script.is_parsed(node.value):
-            return self.generic_visit(node)
+        is_own = isinstance(node.value, ast.Name) and node.value.id in self.own
+        return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A parameter → its value."""
+        found = self.script.binding(node.id, node.lineno)
+        if node.id in self.own or not isinstance(node.ctx, ast.Load) or found is None:
+            return node
+        return self._written(node) if found.is_parameter or self.script.is_parsed(node) else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """Only the beginning of a text with values can begin a path."""
+        node.values = [self.visit(part) for part in node.values[:1]] + [
+            part if isinstance(part, ast.Constant) else self.visit(part) for part in node.values[1:]
+        ]
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """The path of a file, relative to where the script runs → the whole path."""
+        text = node.value
+        if (
+            not isinstance(text, str)
+            or not re.fullmatch(r"[^/\n][^\n]{0,250}", text)
+            or not re.search(r"[^./].*[./]", text)
+        ):
+            return node
+        path = Path(text)
+        if not (path.is_file() or ("/" in text and path.is_dir())):
+            return node
+        self.has_changed = True
+        return ast.Constant(str(path.resolve()) + "/" * text.endswith("/"))
+
+    def _written(self, node: ast.Attribute | ast.Name) -> ast.AST:
         try:
-            return ast.parse(repr(self.script.value(node)), mode="eval").body
+            value = self.script.value(node)
         except UnknownValueError:
-            problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
+            problem = "the text does not show its value; write it into the line"
+            if isinstance(node, ast.Attribute):
+                problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None
+        self.has_changed = True
+        filled: ast.AST = self.visit(ast.parse(repr(value), mode="eval").body)
+        return filled

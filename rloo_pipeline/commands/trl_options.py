@@ -5,7 +5,9 @@ An option that a script leaves out has TRL's default, which is written where it 
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +48,8 @@ class Translation:
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind, self.given = kind, options
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
+        if self.options.get("top_k") == -1:  # vLLM's way to turn it off
+            self.options["top_k"] = 0
         self.config: JSON = {}
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
@@ -85,9 +89,12 @@ class Translation:
             if name in self.options:
                 self._one(name, key)
 
-    def _one(self, name: str, key: str) -> None:
+        if self.options.get("max_prompt_length"):
+            self._one("max_prompt_length", "dataset.max_prompt_length", "longer prompts are dropped, not cut")
+
+    def _one(self, name: str, key: str, note: str = "") -> None:
         """Takes an option as it is; None is the default on both sides."""
-        self.add(name, key)
+        self.add(name, key, note)
         if self.options[name] is not None:
             self.put(key, self.options[name])
 
@@ -108,12 +115,13 @@ class Translation:
         self.steps = micro_steps // accumulated
         self.put("rollout.generation_batch_size", batch)
         self.put("algorithm.steps_per_generation", self.steps)
-        note = f"{size} × {micro_steps} on 1 process; with N processes, times N"
+        total, more = "generation_batch_size" in self.given, "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
+        note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add("steps_per_generation", "algorithm.steps_per_generation", note)
+        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
 
     def _length(self) -> None:
         """Rounds, from optimizer steps or epochs."""
@@ -127,16 +135,22 @@ class Translation:
         else:
             rounds = 100
             note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
-            self.add("num_train_epochs", "rounds", note)
+            decays = str(self.options["lr_scheduler_type"]) not in ("constant", "constant_with_warmup")
+            self.add("num_train_epochs", "rounds", note + ", in update.lr_horizon_rounds too" * decays)
         self.put("rounds", rounds)
         self.read.add("max_steps")
         if self.options.get("eval_strategy") == "steps":
-            every = math.ceil(self.options.get("eval_steps") or self.options.get("logging_steps", 10)) / per_round
+            every = self.options.get("eval_steps") or self.options.get("logging_steps", 10)
+            every = every * rounds if every < 1 else every / per_round  # below 1, a share of the run
             self.put("evaluation.every", max(1, round(every)))
 
     def _optimizer(self) -> None:
         total = self.config["rounds"] * self.steps * self.options["num_iterations"]
-        name = str(self.options["lr_scheduler_type"])
+        name, kwargs = str(self.options["lr_scheduler_type"]), self.options.get("lr_scheduler_kwargs") or {}
+        if name == "cosine_with_min_lr" and isinstance(kwargs, dict) and len(kwargs) == 1:
+            least = kwargs.get("min_lr_rate", kwargs.get("min_lr", 0) / self.options["learning_rate"])
+            self.put("update.min_lr_ratio", least)
+            self.add("lr_scheduler_kwargs", "update.min_lr_ratio", f"{least:g} of learning_rate")
         if name in tables.SCHEDULES:
             self.put("update.lr_scheduler_type", tables.SCHEDULES[name])
             decays = tables.SCHEDULES[name] != "constant"
@@ -146,7 +160,11 @@ class Translation:
         warmup = self.options.get("warmup_steps") or 0
         ratio = self.options.get("warmup_ratio") or (warmup if 0 < warmup < 1 else 0)
         self.read |= {"warmup_steps", "warmup_ratio"}
-        if steps := math.ceil(ratio * total) if ratio else int(warmup):
+        steps = math.ceil(ratio * total) if ratio else int(warmup)
+        if steps and name == "constant":
+            option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
+            self.add(option, "no key", "lr_scheduler_type constant has no warm-up; constant_with_warmup has")
+        elif steps:
             self.put("update.warmup_steps", steps)
             option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
             self.add(option, "update.warmup_steps", f"{steps} optimizer steps" if ratio else "")
@@ -166,6 +184,10 @@ class Translation:
         for option, default, table in (("loss_type", "dapo", tables.LOSSES), ("scale_rewards", "group", tables.SCALES)):
             value = self.options.setdefault(option, default)
             value = {True: "group", False: "none"}.get(value, value) if option == "scale_rewards" else value
+            if option == "scale_rewards" and self.options.get("multi_objective_aggregation") == "normalize_then_sum":
+                algorithm["advantage"] = "reinforce_pp"  # which divides by the spread of the batch, whatever the option
+                self.read.add(option)
+                continue
             if value not in table:
                 raise UserError(f"{option} {value}: has no counterpart; there are {', '.join(table)}")
             algorithm |= table[value]
@@ -190,10 +212,11 @@ class Translation:
             self.add("use_bias_correction_kl", "algorithm.kl.bias_correction", "with placement: loss, estimator: k3")
         self.read |= {"use_bias_correction_kl", "vllm_importance_sampling_correction"}
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "clip_min")]
-        self.read |= {*names}
+        cap = "vllm_importance_sampling_cap"  # the older name of clip_max
+        self.read |= {*names, cap}
         if self.options.get("use_vllm") and self.options.get("vllm_importance_sampling_correction", True):
-            mode, high = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[1], 3.0)
-            low = self.options.get(names[2])
+            mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
+            high = self.options.get(cap) or self.options.get(names[1], 3.0)
             cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
             if cut:  # log-probs of the sampler are those of the cut distribution
                 self.add(names[0], "", f"not with {' and '.join(cut)}")
@@ -207,6 +230,9 @@ class Translation:
                 algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
                 note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
                 self.add(names[0], "algorithm.mismatch", note)
+                if self.options.get("vllm_structured_outputs_regex"):  # which needs the correction
+                    key = "rollout.generation_kwargs.structured_outputs.regex"
+                    self._one("vllm_structured_outputs_regex", key)
         self.config["algorithm"] = {
             **algorithm,
             **self.config["algorithm"],
@@ -273,15 +299,23 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
             found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
     if file := found.pop("config", None):
         try:
-            found = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {}) | found
+            options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
+        found = {key: float(value) if _is_exponential(value) else value for key, value in options.items()} | found
     return found
+
+
+def _is_exponential(value: Any) -> bool:
+    """True for 1e-6, which is text in YAML."""
+    return isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) is not None
 
 
 def _number(word: str) -> Any:
     """A word of a command line as Python's number, boolean, dictionary or text."""
-    try:
-        return float(word) if "e" in word.lower() else yaml.safe_load(word)
-    except (ValueError, yaml.YAMLError):
-        return {"true": True, "false": False}.get(word.lower(), word)
+    for convert in (json.loads, float):
+        try:
+            return convert(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(word.lower(), word)

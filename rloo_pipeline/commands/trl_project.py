@@ -11,12 +11,15 @@ from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, lora_keys, shown
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError, name_of
+from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
+
+UNSHOWN = "the text does not show its value; set the key yourself"
 
 
 class TrlProject(NamedTuple):
@@ -55,7 +58,11 @@ class _Reader:
     def project(self, model: str | None) -> TrlProject:
         """The project."""
         options, unknown = self._known(self.script.config_options())
-        of_model, dataset = self._model(model, options), self._dataset()
+        given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
+        of_model, dataset = self._model(model, given), self._dataset()
+        if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
+            of_model["dtype"] = "float32"
+            self._row("bf16", "false", "model.dtype", "float32")
         translation = Translation(self.script.kind, options)
         config = translation.config
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
@@ -81,7 +88,7 @@ class _Reader:
         lines of the script.
         """
         for name, node in unknown.items():
-            self._row(name, ast.unparse(node), "", "the text does not show its value; set the key yourself")
+            self._row(name, ast.unparse(node), "", UNSHOWN)
         for name, node in self.script.arguments.items():
             if name == "processing_class":
                 self._row(name, ast.unparse(node), "model.name_or_path", "the tokenizer is that of the model")
@@ -105,8 +112,6 @@ class _Reader:
                 known[name] = self.script.value(value) if isinstance(value, ast.expr) else value
             except UnknownValueError:
                 unknown[name] = value
-        if isinstance(unknown.get("model_init_kwargs"), ast.expr):
-            del unknown["model_init_kwargs"]
         return known, unknown
 
     def _value(self, node: ast.expr | None, default: Any = None) -> Any:
@@ -116,34 +121,64 @@ class _Reader:
         except UnknownValueError:
             return default
 
-    def _model(self, named: str | None, options: Mapping[str, Any]) -> JSON:
+    def _init_kwargs(self, known: Any, node: ast.expr | None) -> dict[str, Any]:
+        """Arguments with which the model is loaded: values, or expressions where the text does not show all of them."""
+        if known is None and node is not None and (known := self.script.entries(node)) is None:
+            self._row("model_init_kwargs", ast.unparse(node), "", UNSHOWN)
+        if known is not None and not isinstance(known, dict):
+            raise UserError(f"{self.script.path}: model_init_kwargs {known}: give a JSON object")
+        return known or {}
+
+    def _model(self, named: str | None, given: Mapping[str, Any]) -> JSON:
         node, target = self.script.arguments.get("model"), self.script.argument("model")
-        keywords: dict[str, ast.expr] = {}
+        if isinstance(target, ast.Call) and name_of(target.func) == "get_peft_model" and len(target.args) == 2:
+            self.script.arguments["peft_config"] = target.args[1]
+            target = self.script.resolved(target.args[0])
         if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained" and target.args:
-            keywords, target = self.script.keywords(target), target.args[0]
-        name = named or self._value(target)
+            given, target = {**given, **self.script.keywords(target)}, target.args[0]
+        name = self._value(target)
+        if named and not isinstance(name, str) and isinstance(target, ast.Call):
+            self._row("model", ast.unparse(target), "", "only its name is, from --model")
+        name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
             raise UserError(f"{self.script.path}: the text does not show the model ({shown_as}); name it with --model")
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
-        given = options.get("model_init_kwargs") or {}
-        values = {**given, **{key: self._value(value) for key, value in keywords.items()}}
-        in_32_bits = options.get("bf16") is False and not options.get("fp16")  # TRL loads models in float32
-        dtype = values.get("dtype", values.get("torch_dtype", "float32" if in_32_bits else None))
-        if dtype in ("float32", "bfloat16", "float16"):
-            keys["dtype"] = dtype
-            self._row("dtype", dtype, "model.dtype")
-        for option in ("revision", "trust_remote_code"):
-            if values.get(option):
-                keys[option] = values[option]
-                self._row(option, shown(values[option]), f"model.{option}")
-        for where in (keywords.get("quantization_config"), self.script.arguments.get("quantization_config")):
-            call = self.script.resolved(where) if where is not None else None
-            if isinstance(call, ast.Call) and self._value(self.script.keywords(call).get("load_in_4bit")):
-                keys["quantization"] = "nf4"
-                self._row("quantization_config", "4 bits", "model.quantization", "nf4")
+        if "quantization_config" in self.script.arguments:
+            given = {**given, "quantization_config": self.script.arguments["quantization_config"]}
+        for option, value in given.items():
+            if option not in tables.LOADING:
+                self._init_kwarg(option, value, keys)
         return keys
+
+    def _init_kwarg(self, option: str, given: Any, keys: JSON) -> None:
+        """Adds an argument with which the model is loaded to the keys of `model`."""
+        if option == "quantization_config":
+            given = self._quantization(given)
+        value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
+        text = ast.unparse(given) if isinstance(given, ast.expr) else shown(value)
+        if value is UNSHOWN:
+            self._row(option, text, "", "only 4 bits are" if option == "quantization_config" else UNSHOWN)
+        elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):
+            keys["dtype"] = value
+            self._row("dtype", value, "model.dtype")
+        elif option in ("revision", "trust_remote_code", "quantization_config") and value not in (None, False, "main"):
+            key = option.removesuffix("_config")
+            keys[key] = value
+            self._row(option, text, f"model.{key}")
+        elif value not in (None, False, "auto", "main"):
+            self._row(option, text, "")
+
+    def _quantization(self, node: Any) -> Any:
+        """`nf4`, None if the weights are not quantized, or the expression if it is another way."""
+        call = self.script.chosen(node) if isinstance(node, ast.expr) else node
+        if not isinstance(call, ast.Call):
+            return call
+        if name_of(call.func) == "get_quantization_config":
+            given = self.script.options
+            return "nf4" if given.get("load_in_4bit") else call if given.get("load_in_8bit") else None
+        return "nf4" if self._value(self.script.keywords(call).get("load_in_4bit")) else call
 
     def _dataset(self) -> JSON:
         """The section `dataset`."""
@@ -156,6 +191,10 @@ class _Reader:
             held_out = None
         elif isinstance(shown_eval, ast.IfExp):
             held_out = shown_eval.body
+        if isinstance(shown_eval, ast.Dict):
+            raise UserError(
+                self.script.at(shown_eval, "eval_dataset: a project has one held-out set; name one of these")
+            )
         sources = [self._source(train), self._source(held_out) if held_out is not None else None]
         if all(sources):
             for option, source in zip(("train_dataset", "eval_dataset"), sources, strict=True):
@@ -193,9 +232,13 @@ class _Reader:
         source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 
-    def _rewards(self, weights: Sequence[float] | None) -> list[JSON]:
+    def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
+        weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
         nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
+        if weights and len(weights) != len(nodes):
+            problem = f"reward_weights has {len(weights)} numbers, and the text shows {len(nodes)} reward functions"
+            raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
         rewards, copied = list[JSON](), list[str]()
         for number, part in enumerate(nodes):
             function = self._function(part, "rewards.py", copied)
@@ -269,23 +312,28 @@ class _Reader:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
 
     def _lora(self) -> JSON | None:
-        call = self.script.argument("peft_config")
-        if not isinstance(call, ast.Call):
+        node = self.script.arguments.get("peft_config")
+        call = None if node is None else self.script.chosen(node)
+        if call is None or (isinstance(call, ast.Constant) and call.value is None):
             return None
-        options = self.script.keywords(call)
-        if name_of(call.func) == "get_peft_config":
-            given = self.script.options
-            if not given.get("use_peft"):
+        if isinstance(call, ast.Call) and name_of(call.func) == "get_peft_config":
+            values = {**tables.OF_MODEL, **self.script.options}
+            if not values["use_peft"]:
                 return None
-            lora = {"r": given.get("lora_r", 16), "lora_alpha": given.get("lora_alpha", 32)}
-            lora["target_modules"] = given.get("lora_target_modules", "all-linear")
-            self._row("peft_config", "use_peft", "update.lora")
-            return lora
+            known = {argument: values[option] for option, argument in tables.OF_LORA.items() if values[option]}
+            options = {argument: ast.parse(repr(value), mode="eval").body for argument, value in known.items()}
+        elif isinstance(call, ast.Call) and name_of(call.func) == "LoraConfig":
+            options = self.script.keywords(call)
+        else:
+            text = ast.unparse(self.script.arguments["peft_config"])
+            self._row("peft_config", text, "", "the text does not show a LoraConfig; set update.lora")
+            return None
         lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
         self._row("peft_config", ast.unparse(call), "update.lora", note)
-        for name in options.keys() - {*lora, "task_type", "bias"}:
-            self._row(f"peft_config.{name}", ast.unparse(options[name]), "")
+        hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
+        for name in sorted((options.keys() - lora.keys() | hidden) - {"task_type", "bias"}):
+            self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
         return lora
 
 

@@ -11,10 +11,11 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from rloo_pipeline.commands.trl_options import option_values
-from rloo_pipeline.commands.trl_tables import POSITIONAL
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, name_of, parameters
+from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
@@ -27,24 +28,11 @@ OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Pow: lambda a, b: a**b,
 }
-
-
-UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
-"""An expression whose value the text does not show."""
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class UnknownValueError(Exception):
     """The text does not show the value of an expression."""
-
-
-class Binding(NamedTuple):
-    """A statement that gives a name its value."""
-
-    statement: ast.stmt
-    value: ast.expr | None
-    """None for a function, a class or an import."""
-    place: int | None = None
-    """Position in a tuple that is unpacked."""
 
 
 class TrlScript:
@@ -69,11 +57,15 @@ class TrlScript:
             raise UserError(f"--from-trl {name}: not valid Python ({error})") from error
         self.options = option_values(words)
         self.trainer = self._trainer()
+        self.calls = self._calls()
         self.statements = list(self._flat(self.tree.body))
         self.bindings: dict[str, list[Binding]] = {}
+        for function in self._makers():
+            for name, passed in parameters(function, self.calls).items():
+                self.bindings.setdefault(name, []).append(Binding(function, passed))
         for statement in self.statements:
-            for bound, value, place in _bound(statement):
-                self.bindings.setdefault(bound, []).append(Binding(statement, value, place))
+            for name, value, place in bound(statement):
+                self.bindings.setdefault(name, []).append(Binding(statement, value, place))
         self.taken: set[int] = set()
         """Lines at which a statement begins that the project takes over."""
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
@@ -92,10 +84,21 @@ class TrlScript:
         seen = f"; it has {', '.join(sorted(others))}" if others else ""
         raise UserError(f"{self.path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
 
+    def _makers(self) -> list[ast.FunctionDef]:
+        """The functions in which the trainer is made, the outermost first."""
+        functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+        return [function for function in functions if self.trainer in ast.walk(function)]
+
+    def _calls(self) -> list[ast.Call]:
+        """The call of the trainer, and those of the functions in which it is made."""
+        makers = {function.name for function in self._makers()}
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return [self.trainer, *(call for call in calls if isinstance(call.func, ast.Name) and call.func.id in makers)]
+
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements in order, with those of the blocks and of the function in which the trainer is made."""
+        """Statements in order, with those of the blocks and of the functions in which the trainer is made."""
         for statement in body:
-            if hasattr(statement, "body") and any(node is self.trainer for node in ast.walk(statement)):
+            if hasattr(statement, "body") and any(node in self.calls for node in ast.walk(statement)):
                 yield from self._flat(statement.body)
             else:
                 yield statement
@@ -111,15 +114,21 @@ class TrlScript:
             if keyword.arg is not None:
                 found[keyword.arg] = keyword.value
                 continue
-            value = self.resolved(keyword.value)
-            if isinstance(value, ast.Call) and name_of(value.func) == "dict":
-                found |= self.keywords(value)
-            elif isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
-                names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
-                found |= dict(zip(names, value.values, strict=True))
-            else:
+            entries = self.entries(keyword.value)
+            if entries is None:
                 raise UserError(self.at(keyword.value, "write the arguments out; the text does not show them"))
+            found |= entries
         return found
+
+    def entries(self, node: ast.expr) -> dict[str, ast.expr] | None:
+        """The values of a dictionary by key; None if the text does not show its keys."""
+        value = self.resolved(node)
+        if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
+            return self.keywords(value)
+        if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
+            names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+            return dict(zip(names, value.values, strict=True))
+        return None
 
     def at(self, node: ast.AST, problem: str) -> str:
         """A problem with its place in the script."""
@@ -128,19 +137,30 @@ class TrlScript:
     def binding(self, name: str, before: int) -> Binding | None:
         """The last statement above a line that binds a name; for a function, class or import also one below."""
         known = self.bindings.get(name, [])
-        above = [binding for binding in known if binding.statement.lineno < before]
+        above = [binding for binding in known if binding.is_seen(before)]
         usable = above or [binding for binding in known if binding.value is None]
         return usable[-1] if usable else None
 
-    def resolved(self, node: ast.expr) -> ast.expr:
-        """The expression that a name stands for."""
+    def resolved(self, node: ast.expr, take: bool = True) -> ast.expr:
+        """The expression that a name stands for; with `take`, the project takes the lines over that show it."""
         if isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.value is not None:
-            self.taken.add(found.statement.lineno)
+            if take:
+                self.taken.add(found.statement.lineno)
             if found.place is None:
-                return self.resolved(found.value)
+                return self.resolved(found.value, take)
             if isinstance(found.value, ast.Tuple | ast.List):
-                return self.resolved(found.value.elts[found.place])
+                return self.resolved(found.value.elts[found.place], take)
         return node
+
+    def chosen(self, node: ast.expr) -> ast.expr:
+        """The branch of `a if condition else b` that is used, if the text shows the condition."""
+        target = self.resolved(node)
+        if not isinstance(target, ast.IfExp):
+            return target
+        try:
+            return self.chosen(target.body if self.value(target.test) else target.orelse)
+        except UnknownValueError:
+            return target
 
     def argument(self, name: str) -> ast.expr | None:
         """The expression that a script passes as an argument of the trainer; None if it passes none, or None."""
@@ -163,7 +183,7 @@ class TrlScript:
                 raise UnknownValueError
             keys = [self.value(key) for key in node.keys if key is not None]
             return dict(zip(keys, map(self.value, node.values), strict=True))
-        if isinstance(node, ast.Name) and (target := self.resolved(node)) is not node:
+        if isinstance(node, ast.Name | ast.IfExp) and (target := self.chosen(node)) is not node:
             return self.value(target)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand)
@@ -186,21 +206,67 @@ class TrlScript:
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         if self.is_parsed(node.value):
-            if node.attr in self.options:
-                return self.options[node.attr]
-            for statement in ast.walk(self.tree):
-                if isinstance(statement, ast.Call) and name_of(statement.func) == "add_argument":
-                    flags = [str(flag.value) for flag in statement.args if isinstance(flag, ast.Constant)]
-                    keywords = self.keywords(statement)
-                    if node.attr in {flag.lstrip("-").replace("-", "_") for flag in flags} and "default" in keywords:
-                        return self.value(keywords["default"])
+            return self._option(node.attr)
         raise UnknownValueError
+
+    def _option(self, name: str) -> Any:
+        """The value of an option: that with which the script is called, or its default."""
+        if name in self.options:
+            return self.options[name]
+        for call in self._all(ast.Call):
+            if name_of(call.func) == "add_argument":
+                flags = [str(flag.value) for flag in call.args if isinstance(flag, ast.Constant)]
+                names, keywords = {flag.lstrip("-").replace("-", "_") for flag in flags}, self.keywords(call)
+                if name == self.value(keywords["dest"]) if "dest" in keywords else name in names:
+                    given = [self.options[flag] for flag in names & self.options.keys()]
+                    return given[0] if given else self._default(keywords)
+        for one in self._all(ast.ClassDef):
+            if (default := self.fields(one).get(name)) is not None:
+                return self.value(default)
+        if name in OF_MODEL:
+            return OF_MODEL[name]
+        raise UnknownValueError
+
+    def _default(self, keywords: Mapping[str, ast.expr]) -> Any:
+        """The default of an option of argparse."""
+        action = self.value(keywords.get("action", ast.Constant("store")))
+        if "default" in keywords:
+            return self.value(keywords["default"])
+        if "required" in keywords and self.value(keywords["required"]):
+            raise UnknownValueError
+        return {"store_true": False, "store_false": True}.get(action)
+
+    def fields(self, one: ast.ClassDef) -> dict[str, ast.expr]:
+        """The defaults of a dataclass, by field."""
+        found: dict[str, ast.expr] = {}
+        for statement in one.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+                value = statement.value
+                if isinstance(value, ast.Call) and name_of(value.func) == "field":
+                    keywords = self.keywords(value)
+                    made = keywords.get("default_factory")
+                    value = keywords.get("default", made.body if isinstance(made, ast.Lambda) else UNSHOWN)
+                found[statement.target.id] = value
+        return found
+
+    def _all(self, kind: type[Node]) -> Iterator[Node]:
+        """All nodes of a kind."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
 
     def is_parsed(self, node: ast.expr) -> bool:
         """True if a name holds the options that the script is called with."""
-        if not isinstance(node, ast.Name) or (found := self.binding(node.id, node.lineno)) is None:
-            return False
-        return isinstance(found.value, ast.Call) and name_of(found.value.func) in PARSED
+        target: ast.expr | None = self.resolved(node, take=False) if isinstance(node, ast.Name) else None
+        if isinstance(target, ast.Name):  # one of several that are unpacked
+            found = self.binding(target.id, target.lineno)
+            target = found.value if found else None
+        return isinstance(target, ast.Call) and self.parses(target)
+
+    def parses(self, call: ast.Call) -> bool:
+        """True if a call returns the options that the script is called with, also if by a function of the script."""
+        found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
+        if found is None or not isinstance(found.statement, ast.FunctionDef):
+            return name in PARSED
+        return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
 
     def _called(self, node: ast.Call) -> Any:
         """`dict(a=1)`, `textwrap.dedent(text)`, `text.strip()`."""
@@ -219,10 +285,18 @@ class TrlScript:
         if node is None:
             return {}
         target, found = self.resolved(node), dict[str, ast.expr | Any]()
+        for one in self._all(ast.ClassDef):
+            if any(name_of(base) == f"{self.kind}Config" for base in one.bases):
+                found |= self.fields(one)
         if isinstance(target, ast.Call) and name_of(target.func).endswith("Config"):
             found |= dict(zip(("output_dir",), target.args, strict=False)) | self.keywords(target)
         elif self.is_parsed(node):
-            found |= self.options
+            others = {
+                part.attr
+                for part in self._all(ast.Attribute)
+                if ast.unparse(part.value) != ast.unparse(node) and self.is_parsed(part.value)
+            }
+            found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
         for statement in self.statements:  # config.beta = 0.1
@@ -239,41 +313,21 @@ class TrlScript:
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
             text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
-            trains = names & about or "__name__" in names or self.trainer in ast.walk(statement)
-            if not (statement.lineno in self.taken or text or isinstance(statement, kinds) or trains):
+            trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
+            is_taken = statement.lineno in self.taken or text or isinstance(statement, kinds)
+            if not (is_taken or (trains and not self._sets(statement))):
                 yield statement
+
+    def _sets(self, statement: ast.stmt) -> bool:
+        """True if a statement sets an option or adds a callback."""
+        args = ast.unparse(self.arguments.get("args", UNSHOWN))
+        return any(
+            (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == args)
+            or (isinstance(part, ast.Call) and name_of(part.func) == "add_callback")
+            for part in ast.walk(statement)
+        )
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True for the value of a trainer, of its options, or of an argument parser."""
         name = name_of(value.func) if isinstance(value, ast.Call) else ""
-        return name.endswith(("Trainer", "Config", "Parser")) or name in PARSED
-
-
-def name_of(function: ast.expr) -> str:
-    """`RLOOConfig` of `trl.RLOOConfig`."""
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
-    """Names that a statement binds, with their value and its position in a tuple."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name, None, None
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        for alias in statement.names:
-            yield (alias.asname or alias.name).split(".")[0], None, None
-    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        yield statement.target.id, statement.value, None
-    elif isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            if isinstance(target, ast.Name):
-                yield target.id, statement.value, None
-            elif isinstance(target, ast.Tuple):
-                for index, part in enumerate(target.elts):
-                    if isinstance(part, ast.Name):
-                        yield part.id, statement.value, index
-    else:  # in a block, which may not be entered
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                yield inner.id, UNSHOWN, None
-            elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
-                yield from ((name, None, None) for name, _, _ in _bound(inner))
+        return name.endswith(("Trainer", "Config", "Parser")) or (isinstance(value, ast.Call) and self.parses(value))

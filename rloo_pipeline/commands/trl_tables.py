@@ -18,7 +18,7 @@ SAME = {
     ),
     "algorithm": (
         *("beta", "epsilon", "epsilon_high", "delta", "num_iterations", "normalize_advantages", "reward_clip_range"),
-        *("mask_truncated_completions", "top_entropy_quantile"),
+        *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
     ),
     "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),
     "dataset": ("chat_template_kwargs",),
@@ -36,7 +36,13 @@ OPTIMIZERS = {
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
     "adafactor": "adafactor",
 }
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
 LOSSES: Mapping[str, JSON] = {
     "grpo": {"loss_agg_mode": "sequence_mean_token_mean"},
     "bnpo": {"loss_agg_mode": "token_mean"},
@@ -62,12 +68,13 @@ HERE = {
     "use_vllm": "vLLM always samples, in jobs of its own",
     "gradient_checkpointing": "deepspeed.gradient_checkpointing: auto turns it on where it is needed",
     "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization is 0.9: no trainer shares the GPU",
-    "bf16": "model.dtype",
     "save_steps": "keep_every: every policy is kept",
     "report_to": "report_to: TensorBoard's files are always written; add wandb or mlflow",
     "log_completions": "all completions are in rounds/*/rollouts/*.parquet",
     "resume_from_checkpoint": "the same command again",
     "deepspeed": "deepspeed.zero_stage, deepspeed.processes, deepspeed.config",
+    "push_to_hub": "`rloo export` writes a folder to upload",
+    "load_best_model_at_end": "select, with rows in dataset.dev",
     "do_eval": "policy 0 and the last policy are always evaluated",
     "eval_strategy": "evaluation.every, in rounds",
     "per_device_eval_batch_size": "evaluations need no batch size",
@@ -80,20 +87,43 @@ SILENT = {
     *("vllm_mode", "vllm_enable_sleep_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_length", "vllm_model_impl", "use_liger_kernel"),
     *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "logging_strategy", "logging_first_step"),
-    *("save_strategy", "save_total_limit", "save_only_model", "push_to_hub", "hub_model_id", "hub_strategy"),
+    *("save_strategy", "save_total_limit", "save_only_model", "hub_model_id", "hub_strategy", "bf16"),
     *("dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters"),
     *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "torch_compile", "eval_steps"),
     *("use_transformers_paged", "use_transformers_continuous_batching", "disable_tqdm", "overwrite_output_dir"),
     *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train", "load_best_model_at_end"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train"),
 }
 """Options that change speed, logs or storage only, or that are read together with another one."""
-OF_MODEL = {
-    *("model_name_or_path", "model_revision", "dtype", "torch_dtype", "attn_implementation", "use_peft", "lora_r"),
-    *("lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "dataset_name", "dataset_config"),
-    *("dataset_train_split", "dataset_test_split"),
+LOADING = {"attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir"}
+"""Arguments with which a model is loaded that change speed only."""
+OF_LORA = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
 }
-"""Options of a command line that are not those of the trainer: they are read where the script uses them."""
+"""Options of a command line, and the arguments of LoraConfig that TRL's get_peft_config makes of them."""
+OF_MODEL: Mapping[str, Any] = {
+    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config")),
+    **dict.fromkeys(("lora_target_modules", "lora_modules_to_save", "lora_target_parameters")),
+    **dict.fromkeys(("use_peft", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "dataset_streaming"), False),
+    "model_revision": "main",
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_task_type": "CAUSAL_LM",
+    "dataset_train_split": "train",
+    "dataset_test_split": "test",
+    "trust_remote_code": False,
+}
+"""Defaults of TRL's ModelConfig and ScriptArguments: options of a command line that are not those of the trainer, and
+are read where the script uses them.
+"""
 OFF = {"repetition_penalty": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
 """Values at which an option without a counterpart does nothing; so do None and False."""
 REWARDS = {
@@ -106,6 +136,6 @@ REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """Arguments of the trainers that may be positional."""
-KNOWN = {*POSITIONAL, "peft_config", "tools", "environment_factory"}
+KNOWN = {*POSITIONAL, "peft_config", "quantization_config", "tools", "environment_factory"}
 """Arguments of the trainers that a project takes over."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.config.run_set import RunSet
@@ -46,6 +48,8 @@ def _file_errors_explained() -> Iterator[None]:
     except OSError as error:
         if error.errno not in OF_FILES:
             raise
+        error.filename = error.filename or str(Path.cwd())
+        logging.raiseExceptions = False  # else each line that Snakemake's log has no space for is a traceback
         raise UserError(explain(error)) from None
 
 

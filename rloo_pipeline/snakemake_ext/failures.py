@@ -28,12 +28,19 @@ RULES = {"update_transient": "update", "update_last": "update"}
 
 EXIT_STATUS = re.compile(
     r"RuleException:\nCalledProcessError in file .*--log=(?P<log>[^\s']+).*"
-    r" returned non-zero exit status (?P<status>\d+)\.$",
+    r" (?:returned non-zero exit status (?P<status>\d+)|died with <Signals\.(?P<signal>\w+): \d+>)\.$",
     re.DOTALL,
 )
 """Snakemake's message about a failed command, which it prints besides the job's error."""
 MOST = 5
 """Failed jobs that are named at the end."""
+
+
+def exit_status(text: str) -> tuple[str, int] | None:
+    """The log of a failed command and its exit status, as a shell gives it, if this is Snakemake's message about it."""
+    if match := EXIT_STATUS.match(text):
+        return match["log"], 128 + signal.Signals[match["signal"]] if match["signal"] else int(match["status"])
+    return None
 
 
 class Failure(NamedTuple):

@@ -121,8 +121,8 @@ class LogHandler(LogHandlerBase):
             display.interrupted()
         if text.startswith("Will exit after finishing currently running jobs"):
             display.stopping()
-        if status := failures.EXIT_STATUS.match(text):
-            display.exit_status(status["log"], int(status["status"]))
+        if status := failures.exit_status(text):
+            display.exit_status(*status)
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
         hidden = hidden or (display.is_interrupted and text.startswith("RuleException:\nCalledProcessError"))

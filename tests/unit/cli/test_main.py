@@ -3,10 +3,12 @@
 import errno
 import importlib
 import inspect
+import logging
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -79,6 +81,14 @@ def test_a_read_only_results_folder_is_one_sentence() -> None:
         raise denied
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+
+
+def test_a_full_working_folder_is_one_sentence_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    sentence = f"^no space left while writing {Path.cwd()}: free some disk"
+    with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not logging.raiseExceptions
 
 
 def test_ctrl_c_while_a_worker_runs_the_stage_prints_no_traceback(monkeypatch) -> None:

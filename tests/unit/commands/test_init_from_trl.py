@@ -130,6 +130,91 @@ if __name__ == "__main__":
 """In the shape of examples/scripts/grpo_agent.py."""
 
 
+RECIPE = """
+from dataclasses import dataclass, field
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+
+
+@dataclass
+class Arguments(ScriptArguments):
+    system_prompt: str = field(default=None)
+    column: str = field(default="problem", metadata={"help": "the column with the question"})
+
+
+def right(completions, solution, **kwargs):
+    return [float(one[-1]["content"] == answer) for one, answer in zip(completions, solution)]
+
+
+def short(completions, **kwargs):
+    return [-float(len(one[-1]["content"])) for one in completions]
+
+
+def main(script_args, training_args, model_args):
+    dataset = load_dataset("json", data_files=script_args.dataset_name)
+
+    def conversation(row, column: str = script_args.column):
+        system = {"role": "system", "content": script_args.system_prompt}
+        return {"prompt": [system, {"role": "user", "content": row[column]}]}
+
+    dataset = dataset.map(conversation)
+    training_args.model_init_kwargs = dict(
+        revision=model_args.model_revision,
+        attn_implementation=model_args.attn_implementation,
+        use_cache=False if training_args.gradient_checkpointing else True,
+        rope_scaling=make(),
+    )
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path,
+        reward_funcs=[right, short],
+        args=training_args,
+        train_dataset=dataset[script_args.dataset_train_split],
+        eval_dataset=dataset["train"] if training_args.eval_strategy != "no" else None,
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+
+
+if __name__ == "__main__":
+    parser = TrlParser((Arguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    main(script_args, training_args, model_args)
+"""
+"""In the shape of open-r1: the options are parsed outside of the function that makes the trainer."""
+
+ARGPARSE = """
+import argparse
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl import RLOOConfig, RLOOTrainer
+
+
+def length(completions, **kwargs): return [float(len(text)) for text in completions]
+
+
+def options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=3e-6, dest="learning_rate")
+    parser.add_argument("--normalize", action="store_true")
+    parser.add_argument("--file", default="train.jsonl")
+    return parser.parse_args()
+
+
+def train(name: str = "org/model", steps: int = 12):
+    args = options()
+    data = load_dataset("json", data_files=args.file, split="train").rename_column("question", "prompt")
+    model = AutoModelForCausalLM.from_pretrained(name)
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=RANK))
+    config = RLOOConfig("out", learning_rate=args.learning_rate, normalize_advantages=args.normalize, max_steps=steps,
+        model_init_kwargs={"quantization_config": BitsAndBytesConfig(load_in_4bit=True), "device_map": here()})
+    RLOOTrainer(model, length, config, data).train()
+
+
+train(steps=24)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -192,9 +277,93 @@ def test_the_agent_example_keeps_its_tool_and_the_options_that_it_is_called_with
     assert "sqlite3" not in Path("rewards.py").read_text(), "only what the function needs"
 
 
+def test_options_that_another_function_parses_are_those_of_the_command_line_or_their_defaults(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"problem": "{n}", "solution": "{n}"}}\n' for n in range(4)))
+    Path("recipe.yaml").write_text(
+        "model_name_or_path: org/model\nmodel_revision: abc\nuse_peft: true\nlora_r: 32\nuse_dora: true\n"
+        "dataset_name: train.jsonl\nsystem_prompt: Think.\nlearning_rate: 2e-5\nmax_prompt_length: 300\n"
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\nreward_weights: [1, 0.5]\n"
+        "push_to_hub: true\n"
+    )
+    config, output = project(RECIPE, "--config recipe.yaml --chat_template_kwargs '{\"enable_thinking\": false}'")
+    assert config["model"] == {"name_or_path": "org/model", "revision": "abc"}
+    assert (
+        config["dataset"].items()
+        >= {"max_prompt_length": 300, "chat_template_kwargs": {"enable_thinking": False}}.items()
+    )
+    rate = {"learning_rate": 2e-5, "min_lr_ratio": 0.1, "lr_scheduler_type": "cosine", "lr_horizon_rounds": 100}
+    assert config["update"].items() >= rate.items()
+    lora = {"r": 32, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
+    assert config["update"]["lora"] == lora, "the defaults of TRL's ModelConfig"
+    assert config["rewards"][1] == {"function": "rewards.py:short", "weight": 0.5}
+    assert "push_to_hub: true" in output
+    missing = output[output.index("Without a counterpart") : output.index("Next:")]
+    assert [line.split(":")[0] for line in missing.splitlines()[1:-1]] == ["rope_scaling", "peft_config.use_dora"]
+    monkeypatch.chdir("project")
+    system = {"role": "system", "content": "Think."}
+    assert load_function("data.py:train")()[3]["prompt"] == [system, {"role": "user", "content": "3"}]
+
+
+def test_argparse_parameters_adapter_and_relative_files_of_a_script_are_read(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"question": "{n}"}}\n' for n in range(5)))
+    config, output = project(ARGPARSE)
+    assert (config["model"], config["rounds"]) == ({"name_or_path": "org/model", "quantization": "nf4"}, 24)
+    assert config["algorithm"]["normalize_advantages"] is False
+    assert config["update"]["learning_rate"] == 3e-6
+    assert config["update"]["lora"] == {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    assert "peft_config.lora_alpha: RANK" in output[output.index("Without a counterpart") :]
+    config, _ = project(ARGPARSE, "--lr 1e-5 --normalize", "other")
+    assert (config["update"]["learning_rate"], config["algorithm"]["normalize_advantages"]) == (1e-5, True)
+    monkeypatch.chdir("project")
+    assert {row["prompt"] for row in load_function("data.py:train")()} < {"0", "1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "rank"), [("True", 8), ("False", None), ("cuda()", "the text does not show a LoraConfig")]
+)
+def test_an_adapter_under_a_condition_is_taken_left_out_or_listed(condition, rank) -> None:
+    script = SMALL.format(options="").replace(
+        'split="test"))', f'split="test"), peft_config=LoraConfig() if {condition} else None)'
+    )
+    config, output = project(script)
+    assert config["update"].get("lora", {}).get("r") == (rank if rank == 8 else None)
+    assert ("the text does not show a LoraConfig" in output) is isinstance(rank, str)
+
+
+def test_a_batch_of_all_processes_is_not_said_to_grow_with_them() -> None:
+    _, output = project(SMALL.format(options="generation_batch_size=64, gradient_accumulation_steps=2"))
+    assert "of all processes" in output
+    assert "4, in optimizer steps: 8 micro-steps / 2, on 1 process; with N processes, divided by N" in " ".join(
+        output.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("multi_objective_aggregation='normalize_then_sum'", {"advantage": "reinforce_pp"}),
+        ("vllm_importance_sampling_cap=2.5, use_vllm=True", {"mismatch": {"correction": "sequence_mis", "max": 2.5}}),
+    ],
+)
+def test_options_of_grpo_become_their_keys(options, expected) -> None:
+    config, output = project(GRPO.format(options=options))
+    assert expected.items() <= config["algorithm"].items()
+    assert options.partition("=")[0] not in output[output.index("Without a counterpart") :]
+
+
+def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
+    config, output = project(SMALL.format(options="lr_scheduler_type='constant', warmup_steps=5"))
+    assert "warmup_steps" not in config["update"]
+    assert "lr_scheduler_type constant has no warm-up" in output
+
+
 @pytest.mark.parametrize(
     ("options", "key", "value"),
     [
+        ("max_steps=100, eval_strategy='steps', eval_steps=0.1", "evaluation.every", 10),
+        ("top_k=-1", "rollout.top_k", 0),
+        ("reward_weights=[2.0]", "rewards", [{"function": "rewards.py:length", "weight": 2.0}]),
+        ("model_init_kwargs={'revision': 'abc', 'device_map': here()}", "model.revision", "abc"),
         ("max_steps=12, steps_per_generation=2", "rounds", 6),
         ("max_steps=12, num_iterations=3", "rounds", 4),
         ("max_steps=12, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
@@ -235,6 +404,29 @@ def test_what_changes_the_result_and_cannot_be_taken_is_listed() -> None:
     )
     assert "repetition_penalty: 1.2" in missing
     assert "sync_ref_model" not in output, "it is off on both sides"
+
+
+def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(5)))
+    loads = "rows = 'train.jsonl'\n"
+    loads += 'def loaded(file): return load_dataset("json", data_files=file, split="train")\ntrain = loaded(rows)\n'
+    script = SMALL.format(options="").replace('load_dataset("org/data", split="train")', "train")
+    project(
+        script.replace("RLOOTrainer(", loads + "RLOOTrainer(").replace(
+            'load_dataset("org/data", "main", split="test")', "None"
+        )
+    )
+    monkeypatch.chdir("project")
+    assert len(load_function("data.py:train")()) == 4
+
+
+def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
+    script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
+    script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")
+    _, output = project(script, "--model_name_or_path m --dataset_name facts.jsonl")
+    assert "if small(): training_args.beta = 0.1" in output
+    assert "trainer.add_callback(Stop())" in output
+    assert "trainer.train()" not in output
 
 
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
@@ -292,6 +484,18 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
         (AGENT, "sft", "'sft' does not belong to an option"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
         (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
+        (
+            SMALL.format(options="").replace('load_dataset("org/data", "main", split="test")', "{'a': DATA}"),
+            "",
+            "line 7: eval_dataset: a project has one held-out set",
+        ),
+        (
+            SMALL.format(options="").replace('load_dataset("org/data", split="train")', "rows()")
+            + "def rows(): return load_dataset('json', split='train')",
+            "",
+            "line 8: data.py has a function rows of its own; rename this one",
+        ),
+        (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, and the text shows 1 reward functions"),
     ],
 )
 def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script, words, message) -> None:

@@ -162,6 +162,30 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("returned non-zero exit status 137.", "killed by SIGKILL"),
+        ("died with <Signals.SIGKILL: 9>.", "killed by SIGKILL"),
+        ("returned non-zero exit status 120.", "ended with exit status 120"),
+    ],
+)
+def test_a_failure_without_a_sentence_has_what_ended_its_process(tmp_path, capfd, end, words) -> None:
+    """The shell of a stage may have become the stage itself, as where the kernel kills it for its memory."""
+    call = Call(tmp_path / "results" / "mini")
+    log = tmp_path / "score.log"
+    call.planned(1)
+    call.job(3, "score", log)
+    log.write_text("half way\n")
+    command = f"Command 'set -euo pipefail;  rloo score --log={log}' {end}"
+    call.event(f'RuleException:\nCalledProcessError in file "r.smk", line 2:\n{command}', logging.ERROR)
+    call.failed(3, "score", log)
+    call.handler.close()
+    out = capfd.readouterr().err
+    assert f"failed: score: {words}; the last line of its log is: half way" in out
+    assert "RuleException" not in out
+
+
 def test_a_job_that_worked_the_second_time_is_no_failure(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)

@@ -1,0 +1,73 @@
+"""The names of a Python text: which statement gives each its value."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
+"""An expression whose value the text does not show."""
+
+
+class Binding(NamedTuple):
+    """A statement that gives a name its value."""
+
+    statement: ast.stmt
+    value: ast.expr | None
+    """None for a function, a class or an import; the argument or default for a parameter of a function."""
+    place: int | None = None
+    """Position in a tuple that is unpacked."""
+
+    @property
+    def is_parameter(self) -> bool:
+        """True for a parameter of a function in which the trainer is made."""
+        return isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef) and self.value is not None
+
+    def is_seen(self, line: int) -> bool:
+        """True if a line is below the statement, and for a parameter inside of its function."""
+        return self.statement.lineno < line <= (self.statement.end_lineno or line if self.is_parameter else line)
+
+
+def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str, ast.expr]:
+    """The value of each parameter of a function: the argument, if `calls` has one call, else the default."""
+    arguments = function.args
+    names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    found: dict[str, ast.expr] = dict.fromkeys(names, UNSHOWN)
+    found |= dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
+    found |= {one.arg: node or UNSHOWN for one, node in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+    calls = [call for call in calls if name_of(call.func) == function.name]
+    if len(calls) == 1 and not any(isinstance(argument, ast.Starred) for argument in calls[0].args):
+        found |= dict(zip(names, calls[0].args, strict=False))
+        found |= {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg in found}
+    return found if len(calls) <= 1 else dict.fromkeys(found, UNSHOWN)
+
+
+def name_of(function: ast.expr) -> str:
+    """`RLOOConfig` of `trl.RLOOConfig`."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
+    """Names that a statement binds, with their value and its position in a tuple."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name, None, None
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield (alias.asname or alias.name).split(".")[0], None, None
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id, statement.value, None
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, statement.value, None
+            elif isinstance(target, ast.Tuple):
+                for index, part in enumerate(target.elts):
+                    if isinstance(part, ast.Name):
+                        yield part.id, statement.value, index
+    else:  # in a block, which may not be entered
+        for inner in ast.walk(statement):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id, UNSHOWN, None
+            elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
+                yield from ((name, None, None) for name, _, _ in bound(inner))
