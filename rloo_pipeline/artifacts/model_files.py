@@ -86,11 +86,15 @@ def _check_safetensors(file: Path) -> None:
     except (ValueError, KeyError, TypeError):
         end = size
     if size != 8 + length + end:
-        ours = file.parent.parent.name == POLICIES
-        remedy = f"delete {file.parent} and run again" if ours else "fetch or write the model again"
         raise UserError(
-            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); {remedy}"
+            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); "
+            f"{remedy(file.parent)}"
         )
+
+
+def remedy(folder: Path) -> str:
+    """The advice for a damaged file in the folder of a model, which may be a policy of a run."""
+    return f"delete {folder} and run again" if folder.parent.name == POLICIES else "fetch or write the model again"
 
 
 def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:

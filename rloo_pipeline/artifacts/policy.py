@@ -294,7 +294,7 @@ class Policy:
 
 def _object(file: Path) -> dict[str, Any]:
     """The content of a JSON file of a model."""
-    remedy = "fetch or write the model again"
+    remedy = model_files.remedy(file.parent)
     content = read_json(file, remedy)
     if not isinstance(content, dict):
         raise UserError(f"{file}: holds {content!r:.40}, not an object with keys; {remedy}")

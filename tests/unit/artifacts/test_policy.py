@@ -69,7 +69,7 @@ def test_the_vocabulary_is_that_of_the_configuration(folder) -> None:
     for text, sentence in (
         ("[]", "not an object with keys"),
         ("{}", "has no vocab_size"),
-        ("{", "config.json: not valid JSON.*fetch or write the model again"),
+        ("{", f"config.json: not valid JSON.*delete {folder} and run again"),
     ):
         (folder / "config.json").write_text(text)
         with pytest.raises(UserError, match=sentence):

@@ -115,6 +115,10 @@ FROM_FILES = {
     ),
     "no such model folder": ({"model": {"name_or_path": "./modle"}}, {"model": "no such folder (model.name_or_path"}),
     "a home folder": ({"model": {"name_or_path": "~/model"}}, {"model": "~ is not expanded"}),
+    "attention heads that the GPUs of a sampler cannot share": (
+        {"vllm": {"tensor_parallel_size": 3}},
+        {"model": "2 attention heads cannot be divided among the 3 GPUs of vllm.tensor_parallel_size"},
+    ),
     "a variable of the shell": ({"model": {"name_or_path": "$WORK/model"}}, {"model": "$WORK is not expanded"}),
     "a file for a folder": ({"model": {"name_or_path": __file__}}, {"model": "is a file, and model.name_or_path"}),
     "no such data folder": (
