@@ -44,9 +44,9 @@ def card_of(argument: str) -> Card:
     """
     name, _, size = argument.lower().partition(":")
     if name not in CARDS:
-        raise UserError(f"--cluster-gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
+        raise UserError(f"--gpu {argument}: unknown card; name one of {', '.join(CARDS)}, such as h100:80 (GB)")
     if not size:
         return CARDS[name]
     if not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
-        raise UserError(f"--cluster-gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
+        raise UserError(f"--gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
     return CARDS[name]._replace(gigabytes=float(size))

@@ -248,7 +248,7 @@ def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, 
     console.print(table)
     console.print(f"  advice: {queueing.advice(config, wait, work)}")
     if work is None:
-        console.print("  --cluster-gpu adds the wall-clock.")
+        console.print("  --gpu adds the wall-clock.")
 
 
 def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Terminal) -> None:
@@ -258,7 +258,7 @@ def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Te
     if teacher:
         _print_memory(console, "teacher on CPUs", run._replace(shape=teacher).reference())
     _print_memory(console, "rollout on CPUs", run.rollout())
-    console.print("Name a GPU to see what fits on it and the GPU-hours: --cluster-gpu h100:80")
+    console.print("Name a GPU to see what fits on it and the GPU-hours: --gpu h100:80")
 
 
 def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:

@@ -236,11 +236,11 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
         "optimizer",
     ):
         assert text in output
-    assert "--cluster-gpu" in printed_for(config, None)
-    with pytest.raises(UserError, match=r"--cluster-gpu h1000: unknown card; name one of v100, .*h100:80"):
+    assert "--gpu h100:80" in printed_for(config, None)
+    with pytest.raises(UserError, match=r"--gpu h1000: unknown card; name one of v100, .*h100:80"):
         printed_for(config, "h1000")
     for size in ("much", "0", "-80", "nan", "inf"):
-        with pytest.raises(UserError, match=f"--cluster-gpu h100:{size}: '{size}' is not a number of GB"):
+        with pytest.raises(UserError, match=f"--gpu h100:{size}: '{size}' is not a number of GB"):
             cards.card_of(f"h100:{size}")
 
 
