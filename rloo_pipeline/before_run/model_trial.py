@@ -1,9 +1,9 @@
-"""Checks of a run's model, and of a user's loss, for `rloo check`; they load both as the stages do."""
+"""Checks of a run's model, and of a user's loss and estimator, for `rloo check`; they load these as the stages do."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
-from rloo_pipeline.config import distillation
+from rloo_pipeline.config import Algorithm, distillation
 from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
@@ -30,6 +30,7 @@ READ = 4 << 30
 STEP, TOLERANCE = 1e-6, 1e-5
 """Step of finite differences in float64, and the largest error of a derivative that rounding can explain."""
 PROVEN = "its gradient is the derivative of its value, in float64"
+DETACHED = "its gradient is not the derivative of its value; this is right only if you detach a factor on purpose"
 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
@@ -154,23 +155,54 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     )
 
 
-def own_loss(inputs: RunInputs) -> Iterator[Finding]:
-    """Calls the user's loss on random numbers in float64; compares its gradient with the derivative of its value."""
-    name = inputs.config.algorithm.loss
-    if name is None:
-        return
-    with problems_of("loss") as problems:
+def own_functions(inputs: RunInputs) -> Iterator[Finding]:
+    """Calls the user's loss and advantage estimator with random numbers."""
+    algorithm = inputs.config.algorithm
+    if (loss := algorithm.loss) is not None:
         from rloo_pipeline.training import objective
 
+        yield from _tried("loss", loss, lambda: try_loss(loss, objective.own_loss(loss)))
+    if ":" in algorithm.advantage:
+        yield from _tried("advantage", algorithm.advantage, lambda: try_estimator(algorithm))
+
+
+def _tried(key: str, name: str, trial: Callable[[], str]) -> Iterator[Finding]:
+    with problems_of(key) as problems:
         try:
-            note = try_loss(name, objective.own_loss(name))
+            note = trial()
         except UserError:
             raise
         except Exception as error:
             message = one_line(f"{type(error).__name__}: {error}", 200)
-            raise UserError(f"algorithm.loss: {name} raised {message}; correct it") from error
-        yield Finding("loss", True, f"{name}: {note}", note=note != PROVEN)
+            raise UserError(f"algorithm.{key}: {name} raised {message}; correct it") from error
+        yield Finding(key, True, f"{name}: {note}", note=note == DETACHED)
     yield from problems
+
+
+def try_estimator(algorithm: Algorithm) -> str:
+    """Calls the estimator with the rewards of three prompts: of one group one is missing, and of another all are equal.
+
+    Returns:
+        A sentence about its advantages.
+
+    Raises:
+        UserError: they have another shape than the rewards, or are infinite.
+    """
+    import torch
+
+    from rloo_pipeline.training.batch import load_estimator
+
+    function = load_estimator(algorithm)
+    rewards = torch.rand((3, 4), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rewards = rewards.round() if function.of_success else rewards
+    rewards[0, 1], rewards[2] = torch.nan, 1.0
+    advantages = function(rewards)
+    if not bool((advantages.abs() < torch.finfo(torch.float32).max).all()):
+        raise UserError(
+            f"algorithm.advantage: {algorithm.advantage} returns infinite advantages for ordinary rewards or for equal "
+            "ones; correct it"
+        )
+    return "an advantage for each completion"
 
 
 def try_loss(name: str, function: OwnLoss) -> str:
@@ -213,4 +245,4 @@ def try_loss(name: str, function: OwnLoss) -> str:
     slopes = torch.stack([(loss(logps + step) - loss(logps - step)).sum() / (2 * STEP) for step in steps]).view(4, 5)
     if torch.allclose(slopes, gradient, rtol=TOLERANCE, atol=TOLERANCE):
         return PROVEN
-    return "its gradient is not the derivative of its value; this is right only if you detach a factor on purpose"
+    return DETACHED

@@ -87,7 +87,7 @@ def golds(inputs: RunInputs) -> Iterator[Finding]:
 
 CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     functions,
-    model_trial.own_loss,
+    model_trial.own_functions,
     model_trial.model,
     model_trial.weights,
     model_trial.machine,

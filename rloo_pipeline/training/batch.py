@@ -130,7 +130,7 @@ def make_batch(
     penalised = rewards
     if divergence is not None and algorithm.kl.placement == "reward":
         penalised = rewards - beta * divergence
-    function = _load_estimator(algorithm)
+    function = load_estimator(algorithm)
     if function.of_success:
         _check_success(algorithm, scores)
     if (algorithm.filter_zero_variance or rollout.oversample > 1) and has_batch_baseline(
@@ -220,7 +220,7 @@ def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor,
     return kl.estimate("k1", old, teacher, completions.mask & ~masked.unsqueeze(-1)).double()
 
 
-def _load_estimator(algorithm: Algorithm) -> Estimator:
+def load_estimator(algorithm: Algorithm) -> Estimator:
     """The estimator; a user's raises UserError in a call whose result is not an advantage for each completion."""
     function = import_string.load(estimator(algorithm.advantage))
     if isinstance(function, Estimator):

@@ -1,4 +1,4 @@
-"""`rloo check` tries a loss of the user in float64: shapes, gradient, and that completions do not mix."""
+"""`rloo check` tries the user's loss in float64 (shapes, gradient, that completions do not mix), and estimator."""
 
 from types import SimpleNamespace
 
@@ -31,8 +31,11 @@ BAD = {
 def findings(folder, text, name):
     file = folder / "mine.py"
     file.write_text(text)
-    keys = {"loss": f"{file}:{name}", "importance_sampling_level": "token"}
-    return list(model_trial.own_loss(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
+    return tried(loss=f"{file}:{name}", importance_sampling_level="token")
+
+
+def tried(**keys):
+    return list(model_trial.own_functions(SimpleNamespace(config=SimpleNamespace(algorithm=Algorithm(**keys)))))
 
 
 def test_a_gradient_that_is_the_derivative_is_proven_and_a_detached_factor_is_a_note(tmp_path) -> None:
@@ -52,6 +55,23 @@ def test_a_wrong_loss_is_refused_in_one_sentence(message, tmp_path) -> None:
     assert not problem.ok
     assert message in problem.message
     assert "\n" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("rewards - rewards.nanmean(1, keepdim=True)", ": an advantage for each completion"),
+        ("rewards.nanmean(1, keepdim=True)", "returned (3, 1) for rewards (3, 4)"),
+        ("1 / (rewards - rewards[:, :1])", "infinite advantages"),
+        ("rewards @ rewards", "raised RuntimeError"),
+    ],
+)
+def test_an_estimator_is_called_with_missing_and_with_equal_rewards(result, message, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine(rewards):\n    return {result}\n")
+    [finding] = tried(advantage=f"{tmp_path}/mine.py:mine")
+    assert message in finding.message
+    assert finding.ok == message.startswith(":")
+    assert not finding.note
 
 
 def test_a_step_refuses_a_loss_of_another_shape(tmp_path) -> None:
