@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from rloo_pipeline.config.loading import is_yaml_name
 from rloo_pipeline.errors import did_you_mean
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 from rloo_pipeline.version import __version__
@@ -166,6 +167,8 @@ class RlooParser(Parser):
         end = argv.index("--") if argv and argv[0] in rest and "--" in argv else len(argv)
         arguments, unknown = self.parse_known_args(argv[:end])
         arguments.unparsed = argv[end + 1 :]
+        if hasattr(arguments, "configuration"):
+            unknown = _without_changes(arguments, unknown)
         if unknown:
             parser = names[argv[0]]
             option = unknown[0].partition("=")[0]
@@ -185,3 +188,14 @@ class RlooParser(Parser):
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
+
+
+def _without_changes(arguments: argparse.Namespace, unknown: Sequence[str]) -> list[str]:
+    """Takes changes KEY=VALUE that stand without `--config`, as `rloo run` does; returns the other words."""
+    words = [*unknown]
+    if "=" in str(arguments.configuration) and not is_yaml_name(str(arguments.configuration)):
+        words.insert(0, str(arguments.configuration))
+        arguments.configuration = DEFAULT_CONFIG
+    others = [word for word in words if word.startswith("-") or "=" not in word]
+    arguments.config = [*arguments.config, *(word for word in words if word not in others)]
+    return others

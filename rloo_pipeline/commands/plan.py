@@ -65,17 +65,21 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     for arm, config in arms.items():
         row = [seeds * value for value in _costs(config, card, prompts[arm])]
         total = [before + value for before, value in zip(total, row, strict=True)]
-        table.add_row(arm, *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in row))
+        table.add_row(arm, *map(_short, row))
     total[0] += 1 - estimate.jobs_saved(runs)  # and the page of the experiment
     total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
     if runs.first.select:  # one choice, and for each seed of the arm that is chosen a test and its proof
         total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
-    table.add_row("all", *(f"{value:,.0f}" if value >= 100 else f"{value:,.1f}" for value in total), style="bold")
+    table.add_row("all", *map(_short, total), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
     for note in dict.fromkeys(note for config in arms.values() for note in inputs.require(config)):
         console.print(f"note: {note}", style="yellow")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.1f}"
 
 
 def _difficulty_prompts(config: Config) -> int | None:

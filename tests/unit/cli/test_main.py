@@ -51,6 +51,19 @@ def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("words", "file", "changes"),
+    [
+        ("my.yaml rounds=2 run=x", "my.yaml", ["rounds=2", "run=x"]),
+        ("rounds=2", "config/config.yaml", ["rounds=2"]),
+        ("lr=1.yaml --gpus 4 rounds=2 --config seed=1", "lr=1.yaml", ["seed=1", "rounds=2"]),
+    ],
+)
+def test_keys_are_changed_without_an_option_too_as_by_rloo_run(words, file, changes) -> None:
+    arguments = main.parser().parse(["plan", *words.split()])
+    assert (str(arguments.configuration), arguments.config) == (file, changes)
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_place_where_nothing_may_be_written_is_one_sentence(code) -> None:
     error = OSError(code, "Read-only file system", "there/config.yaml")
