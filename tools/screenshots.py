@@ -40,7 +40,7 @@ COMMANDS = (
     "rloo init my-project --model model --data sums.jsonl",
     "cd my-project",
     "rloo check",
-    "rloo run --config rounds=3",
+    "rloo run rounds=3",
     "rloo watch results/my-project --once",
 )
 
