@@ -59,7 +59,7 @@ def require_hub_name(name: str, folder: Path, key: str) -> None:
 
     Args:
         name: as the configuration has it.
-        folder: where the folder would be.
+        folder: the local folder that it could also mean.
         key: the key, for messages.
 
     Raises:

@@ -128,7 +128,7 @@ def test_what_does_not_fit_says_what_would(capsys) -> None:
 
 @pytest.mark.parametrize("cut", [1.0, 0.9])
 def test_an_optimizer_that_needs_one_process_is_why_a_run_fits_no_eight_gpus(capsys, cut) -> None:
-    """Samples of a cut distribution rule out a lag too, so that there is no layout at all."""
+    """Samples of a cut distribution rule out a lag too, so every layout is refused."""
     config = advice.override(CONFIG, {"update.optimizer": "muon", "update.lora": None, "rollout.top_p": cut})
     config = advice.override(config, {"algorithm.mismatch": Mismatch(), "algorithm.old_logps": "trainer"})
     with pytest.raises(UserError, match="does not fit on 8 × h100"):
