@@ -112,6 +112,7 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
     if scorer.rows is None:
         engine_cache.keep(kind, key, logprobs)
     else:
+        logprobs.discard()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
     return values, seconds

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training import batch_forms, model_support, sequence_group
+from rloo_pipeline.training import batch_forms, host_copies, model_support, sequence_group
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention, lm_head
 from rloo_pipeline.training.kernels.lm_head import Form, LossOf, Top, top_of
@@ -155,6 +155,13 @@ class TokenLogProbs(nn.Module):
             raise IncompatibleEngine("weights that ZeRO 3 has split")
         if self._restore is None:
             self._restore = self._copies.take((), [*self.parameters(), *self.buffers()])
+
+    def discard(self) -> None:
+        """Frees the memory of a model that is not used again: a reference cycle would keep it until it is collected."""
+        for storage in host_copies.storages([*self.parameters(), *self.buffers()]).values():
+            if storage.resizable():  # on a CPU weights may be mapped from a file
+                storage.resize_(0)
+        torch.cuda.empty_cache()  # for the other processes on the GPU
 
     def enter_gpu(self) -> None:
         """Moves the model back to its device."""

@@ -229,6 +229,7 @@ class RolloutProof:
         )
         devices.hold_gpu(logprobs)
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
+        logprobs.discard()
         del logprobs
         gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
         self._require_lists(chosen, logps)

@@ -90,10 +90,12 @@ def test_copies_are_pinned_once_where_cuda_can_and_released_with_their_owner(err
 
 
 def test_a_model_that_is_not_kept_frees_its_memory() -> None:
-    """The stages that load several, one after the other, delete each and collect."""
+    """The stages that load several, one after the other, discard each, delete it and collect."""
     logprobs = model()
     logps_of(logprobs)
     alive = weakref.ref(next(logprobs.parameters()))
+    logprobs.discard()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in [*logprobs.parameters(), *logprobs.buffers()])
     del logprobs
     gc.collect()
     assert alive() is None
