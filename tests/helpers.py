@@ -265,6 +265,8 @@ PARTS = (
     *("Snakefile", "workflow", "rloo_pipeline", "config", "profiles", "requirements", "containers"),
     *("snakemake_executor_plugin_rloo_slurm", "snakemake_logger_plugin_rloo"),
 )
+SECOND_ROUND = ("results/mini/policies/00002", "results/mini/rounds/00002/held_out.json")
+"""Targets that make all files of the rounds and policies of the run `mini`, and do not evaluate the last policy."""
 PLAIN = "--logger-rloo-plain"
 """Option of Snakemake that gives its own output, which tests read."""
 

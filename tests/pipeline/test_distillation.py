@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import Project, mini
+from helpers import AFTER_SFT, SECOND_ROUND, Project, mini
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ DISTILLED = {
     },
 }
 
-SECOND_ROUND = (
+AFTER_ROLLOUTS = (
     *("rounds/00002/teacher", "rounds/00002/[tm]*.*", "policies/00002", "trainer/00002", "tensorboard/00002*"),
     *("evaluation/final", "summary.json", "report.html"),
 )
@@ -46,8 +46,8 @@ def test_a_run_learns_from_its_teacher_alone_and_goes_on_to_the_same_bytes(tmp_p
     assert by_transformers(run, rollouts) == pytest.approx(teacher["teacher_logps"][0].as_py(), abs=1e-4)
     assert "Reverse KL to the teacher" in (run / "report.html").read_text()
     before = project.files("policies/**/*") | project.files("rounds/**/*")
-    again = Project(tmp_path / "again").take(project, *SECOND_ROUND)
-    outcome = again.snakemake("--cores", "2", **DISTILLED)
+    again = Project(tmp_path / "again").take(project, *AFTER_ROLLOUTS)
+    outcome = again.snakemake("--cores", "2", "--", *SECOND_ROUND, **DISTILLED)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
 
@@ -77,8 +77,8 @@ def test_a_run_with_a_teachers_likeliest_tokens_and_a_choice_of_tokens_goes_on_t
     assert metrics["clip_ratio/high_mean"] > 0
     assert metrics["grad_norm"] > 0
     before = project.files("policies/**/*") | project.files("rounds/**/*")
-    again = Project(tmp_path / "again").take(project, *SECOND_ROUND)
-    outcome = again.snakemake("--cores", "2", **SEVERAL)
+    again = Project(tmp_path / "again").take(project, *AFTER_ROLLOUTS)
+    outcome = again.snakemake("--cores", "2", "--", *SECOND_ROUND, **SEVERAL)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert again.files("policies/**/*") | again.files("rounds/**/*") == before
 
@@ -122,8 +122,8 @@ def by_transformers(run, rollouts) -> list[float]:
 
 
 @pytest.mark.long
-def test_two_rounds_of_gdpo_normalize_each_reward(tmp_path) -> None:
-    project = Project(tmp_path / "project")
+def test_two_rounds_of_gdpo_normalize_each_reward(finished, tmp_path) -> None:
+    project = Project(tmp_path / "project").take(finished, *AFTER_SFT[1:])
     outcome = project.snakemake("--cores", "2", algorithm={"preset": "gdpo", "beta": 0})
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     run = project.folder / "results" / "mini" / "rounds" / "00002"
