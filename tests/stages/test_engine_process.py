@@ -1,8 +1,7 @@
 """An engine in a process of its own, as on GPUs, samples the bytes of one in this process, after swaps too."""
 
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import forks
@@ -72,11 +71,13 @@ if __name__ == "__main__":
 def test_an_engine_ends_when_the_process_that_started_it_is_killed(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **SIZES)
     (tmp_path / "start.py").write_text(START)
-    command = [sys.executable, str(tmp_path / "start.py"), str(tmp_path / "model")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | forks.ENVIRONMENT) as process:
-        engine = next(int(line.split()[1]) for line in process.stdout if line.startswith("engine "))
-        process.kill()
-    wait_until(lambda: has_ended(engine))
+    log, started = tmp_path / "log", re.compile(r"^engine (\d+)$", re.MULTILINE)
+    process = forks.start(forks.Command(str(tmp_path / "start.py"), [str(tmp_path / "model")], os.environ), log)
+    wait_until(lambda: started.search(log.read_text()))
+    process.kill()
+    process.wait()
+    [engine] = started.findall(log.read_text())
+    wait_until(lambda: has_ended(int(engine)))
 
 
 def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:

@@ -50,11 +50,11 @@ def test_two_pairs_of_ranks_take_the_step_of_one_process(tmp_path) -> None:
 
 @pytest.mark.long
 def test_a_rank_takes_its_share_of_the_memory_of_one_process(tmp_path) -> None:
-    """32,768 tokens, beyond weights and inputs."""
+    """16,384 tokens, beyond weights and inputs."""
     peaks = {}
     for ranks in (1, 2, 4):
         output = tmp_path / str(ranks)
-        for outcome in forks.run_ranks(sequence_memory.__file__, [str(output), "32768"], ranks):
+        for outcome in forks.run_ranks(sequence_memory.__file__, [str(output), "16384"], ranks):
             assert outcome.returncode == 0, outcome.stderr[-3000:]
         peaks[ranks] = max(int(file.read_text()) for file in tmp_path.glob(f"{ranks}.*"))
     for ranks in (2, 4):
