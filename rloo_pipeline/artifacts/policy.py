@@ -243,9 +243,15 @@ class Policy:
         """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
         Raises:
-            UserError: as `tokenizer` and `generation_ends`.
+            UserError: as `tokenizer` and `generation_ends`, or the model has no row for one.
         """
-        return sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
+        ids = sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
+        if ids[-1] >= self.vocabulary:
+            raise UserError(
+                f"{self.base}: the end token {ids[-1]} has no row in the model's embedding ({self.vocabulary} rows); "
+                "correct eos_token_id, or use the tokenizer of the model"
+            )
+        return ids
 
     @cached_property
     def digest(self) -> str:

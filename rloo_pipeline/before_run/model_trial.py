@@ -106,6 +106,19 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
     yield from problems
 
 
+def sampling(inputs: RunInputs) -> Iterator[Finding]:
+    """vLLM takes the values of `rollout.generation_kwargs`."""
+    rollout = inputs.config.rollout
+    if inputs.model is None or rollout.generation_kwargs is None:
+        return
+    with problems_of("sampling") as problems:
+        from rloo_pipeline.rollout import groups, mask_trial
+
+        mask_trial.check(inputs.model, groups.sampling_config_of(rollout))
+        yield Finding("sampling", True, "vLLM takes rollout.generation_kwargs")
+    yield from problems
+
+
 def teacher(inputs: RunInputs) -> Iterator[Finding]:
     """Teachers can score the model's tokens. If a function builds one, it is only looked up: building takes long."""
     if inputs.model is None:
@@ -147,6 +160,8 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     context = found.context or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
     policy_model.check_adapter(found, config.update.lora)
+    if config.rollout.router_replay:
+        policy_model.check_replay(found, checked.form)
     if config.deepspeed.sequence_parallel > 1 and checked.slow:
         raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""

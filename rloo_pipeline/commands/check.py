@@ -92,6 +92,7 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     model_trial.weights,
     model_trial.machine,
     model_trial.tokenizer,
+    model_trial.sampling,
     model_trial.teacher,
     episode_trial.tools,
     data_trial.datasets,

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -202,17 +202,10 @@ class Sampler:
         """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
         if not (indexed_requests := list(requests)):
             return {}
-        from vllm.exceptions import VLLMClientError
-
         prompts = [request.for_vllm for _, request in indexed_requests]
-        try:
+        with refusals_told(any(request.sampling.kwargs for _, request in indexed_requests)):
             params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
             names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        except (ValueError, VLLMClientError) as error:
-            if not any(request.sampling.kwargs for _, request in indexed_requests):
-                raise
-            message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
-            raise UserError(message) from error
         return {
             name.partition("-")[0]: (*indexed, each)
             for name, indexed, each in zip(names, indexed_requests, params, strict=True)
@@ -226,6 +219,20 @@ class Sampler:
 
 def _on_gpu() -> bool:
     return devices.device_type() == "cuda"
+
+
+@contextlib.contextmanager
+def refusals_told(of_kwargs: bool) -> Iterator[None]:
+    """A block in which vLLM may refuse parameters; with `of_kwargs` such an error is a UserError."""
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        yield
+    except (ValueError, VLLMClientError) as error:
+        if not of_kwargs:
+            raise
+        message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
+        raise UserError(message) from error
 
 
 def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
@@ -267,8 +274,9 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
         output: a finished RequestOutput with one completion.
 
     Raises:
-        UserError: vLLM has made another prompt of the images than the model's processor.
-        RuntimeError: vLLM has given the completion up, such as one whose grammar it could not compile.
+        UserError: vLLM has made another prompt of the images than the model's processor, or has given up a completion
+            with structured outputs.
+        RuntimeError: vLLM has given up any other completion.
     """
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
         raise UserError(
@@ -278,7 +286,10 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
         )
     (sampled,) = output.outputs
     if sampled.finish_reason not in ("stop", "length", "repetition"):
-        raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
+        cause = f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause"
+        if params.structured_outputs is None:
+            raise RuntimeError(cause)
+        raise UserError(f"rollout.generation_kwargs: {cause}, such as masks that leave no token; correct them")
     new_ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == new_ids
     begun = request.begun or Begun([], [])

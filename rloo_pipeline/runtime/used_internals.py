@@ -105,6 +105,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         "vllm.model_executor.layers.vocab_parallel_embedding": {
             "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)"
         },
+        "vllm.sampling_params": {
+            "SamplingParams.update_from_tokenizer": "(self, tokenizer)",
+            "SamplingParams.verify": "(self, model_config, speculative_config, structured_outputs_config, tokenizer)",
+        },
+        "vllm.tokenizers.hf": {"get_cached_tokenizer": "(tokenizer)"},
         "vllm.v1.attention.backends.cpu_attn": {
             "CPUAttentionMetadataBuilder.build": "(self, common_prefix_len, common_attn_metadata, fast_build)"
         },
@@ -127,5 +132,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "LLMEngine.step": "(self)",
         },
         "vllm.v1.sample.sampler": {"batched_count_greater_than": "(x, values)"},
+        "vllm.v1.structured_output.backend_types": {
+            "StructuredOutputBackend.compile_grammar": "(self, request_type, grammar_spec, stop_token_ids)",
+            "StructuredOutputGrammar.accept_tokens": "(self, request_id, tokens)",
+            "StructuredOutputGrammar.fill_bitmask": "(self, bitmask, batch_index)",
+        },
+        "vllm.v1.structured_output.request": {"get_structured_output_key": "(params)"},
     },
 }

@@ -116,12 +116,9 @@ class TokenLogProbs(nn.Module):
                 f"covers at most {self.length_limit.tokens} tokens; shorten prompts, completions or demonstrations, or "
                 "use another model"
             )
+        if pack.experts is not None:
+            self.replay.require(self.form.name)
         if self.form.name != batch_forms.Packed.name:
-            if pack.experts is not None:
-                raise UserError(
-                    f"rollout.router_replay: {self.name} trains in {self.form.name} batches, but replay only supports "
-                    "packed ones; set it to false"
-                )
             yield
             return
         self.replay.use(pack.experts, pack.input_ids.device)

@@ -88,6 +88,8 @@ def check_run(config: Config, policy: Policy) -> None:
             f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
             "or use the model that they were made from"
         )
+    if config.rollout.router_replay and not policy.has_experts:
+        raise UserError(f"{policy.config_file}: the model has no experts; set rollout.router_replay: false")
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
     check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 

@@ -52,16 +52,11 @@ class RouterReplay:
             device: the pack's.
 
         Raises:
-            UserError: this model's routers cannot be replaced, or the experts do not fit this model.
+            UserError: the experts do not fit this model.
         """
         self.experts = None
         if experts is None:
             return
-        if not self.covers_all:
-            raise UserError(
-                f"rollout.router_replay: {self.name} has no routers that can be replaced (they must choose experts by "
-                "one topk, as in Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
-            )
         choices, most, largest = int(self.routers[0].top_k), int(self.routers[0].num_experts), int(experts.max())
         if experts.shape[1] != self.layers * choices or largest >= most:
             raise UserError(
@@ -70,6 +65,19 @@ class RouterReplay:
                 "sampled from another model; delete the round's rollouts and run again"
             )
         self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)
+
+    def require(self, form: str) -> None:
+        """Raises UserError if a model that trains in this form of batch, such as packed, cannot replay experts."""
+        if form != "packed":
+            raise UserError(
+                f"rollout.router_replay: {self.name} trains in {form} batches, but replay only supports packed ones; "
+                "set it to false"
+            )
+        if not self.covers_all:
+            raise UserError(
+                f"rollout.router_replay: {self.name} has no routers that can be replaced (they must choose experts by "
+                "one topk, as in Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
+            )
 
     def _replaying(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replaying(*args: Any, **named: Any) -> Any:

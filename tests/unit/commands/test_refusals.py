@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import model_folders
 import pytest
 from helpers import ROOT, merged, mini
 
@@ -27,8 +28,12 @@ from rloo_pipeline.config import Config
 
 PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training", "transformers_internals")
 DATA = (data_trial.datasets, data_trial.enough)
-MODEL, WEIGHTS, TOKENIZER, MACHINE = (
-    (function,) for function in (model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine)
+MODEL, WEIGHTS, TOKENIZER, MACHINE, SAMPLING = (
+    (function,)
+    for function in (
+        *(model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine),
+        model_trial.sampling,
+    )
 )
 ROWS = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(20)]
 DEMONSTRATIONS = {"demonstrations": {"path": "train.jsonl"}, "completion_column": "answer"}
@@ -39,6 +44,7 @@ PIXEL = {
     "path": None,
 }
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 96}
+REPLAY = {"rollout": {"router_replay": True}}
 LORA = {"target_modules": ["q_proj"]}
 
 
@@ -92,6 +98,11 @@ def edited(name: str, **keys: Any) -> Callable[[Path], object]:
     return edit
 
 
+def of_kind(kind: str) -> Callable[[Path], object]:
+    """Writes a model of another class."""
+    return lambda folder: model_folders.build(folder, 0, kind)
+
+
 def without_tokenizer(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -134,6 +145,12 @@ def raising() -> list[dict[str, Any]]:
 def machine(message: str, dtype: str = "float32", **keys: Any) -> Case:
     """What the sampler refuses on CPUs; a note, as stages may run on a machine with a GPU."""
     return Case(message, config={"model": {"dtype": dtype}}, model=edited("config.json", **keys), checks=MACHINE)
+
+
+def sampling(message: str, **keys: Any) -> Case:
+    """Keys of `rollout.generation_kwargs`."""
+    config = {"rollout": {"generation_kwargs": keys}, "algorithm": {"mismatch": {"correction": "sequence_tis"}}}
+    return Case(f"rollout.generation_kwargs: {message}", config=config, checks=SAMPLING)
 
 
 STAGES_FILE = "about a file that a stage wrote"
@@ -204,6 +221,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case(
             "eos_token_id has 1e+308, which is not a token id",
             model=edited("generation_config.json", eos_token_id=[2, 1e308]),
+            checks=TOKENIZER,
+        ),
+    ),
+    "artifacts.policy.Policy.stop_ids": (
+        Case(
+            "the end token 9999 has no row in the model's embedding",
+            model=edited("generation_config.json", eos_token_id=[2, 9999]),
             checks=TOKENIZER,
         ),
     ),
@@ -360,7 +384,12 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.partial": BY_HAND,
     "rollout.parallel_sampler": NODE,
     "rollout.resets": TOOLS,
-    "rollout.sampler": NODE,
+    "rollout.sampler.refusals_told": (
+        sampling("vLLM refuses a value (token_id(s) [10000] in stop_token_ids", stop_token_ids=[10_000]),
+    ),
+    "rollout.mask_trial.check": (
+        sampling("no token may follow '4-' (token 2): its masks", structured_outputs={"choice": ["4-x", "4-q"]}),
+    ),
     "rollout.sampler._experts_of": SAMPLED,
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
@@ -437,6 +466,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             model=edited("config.json", quantization_config={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
             checks=MODEL,
         ),
+        Case("the model has no experts; set rollout.router_replay: false", config=REPLAY, checks=MODEL),
     ),
     "training.model_support.check_model": (
         Case(
@@ -478,7 +508,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.retraining": STAGES_FILE,
     "training.reward_engine": WEIGHTS_IN_MEMORY,
     "training.round_data": STAGES_FILE,
-    "transformers_internals.router_replay": "counts the routers of the loaded model",
+    "transformers_internals.router_replay.RouterReplay.use": STAGES_FILE,
+    "transformers_internals.router_replay.RouterReplay.require": (
+        Case("trains in padded batches, but replay", config=REPLAY, model=of_kind("granitemoehybrid"), checks=MODEL),
+        Case("has no routers that can be replaced", config=REPLAY, model=of_kind("deepseek_v3"), checks=MODEL),
+    ),
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.run": (
