@@ -118,10 +118,18 @@ def check_model(config: Config, model: Policy) -> None:
 
 
 def check_sampler(config: Config, model: Policy) -> None:
-    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs."""
+    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs, or the model's context is
+    shorter than that of `evaluation.harness`.
+    """
     parts = config.vllm.tensor_parallel_size
     heads = int(model.text_config.get("num_attention_heads") or parts)
     model_support.check_heads(heads, parts, model.config_file, "GPUs of vllm.tensor_parallel_size")
+    longest = config.evaluation.harness.max_model_len if config.evaluation.harness else None
+    if longest is not None and model.context is not None and longest > model.context:
+        raise UserError(
+            f"{model}: the model's context is {model.context} tokens; lower evaluation.harness.max_model_len "
+            f"({longest}), or leave it out"
+        )
 
 
 def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:

@@ -39,7 +39,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     load_tasks(section)
     import lm_eval
 
-    manager = _manager(section)
+    manager, seed = _manager(section), config.seed & 0x7FFFFFFF  # NumPy takes at most 32 bits
 
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
@@ -51,10 +51,10 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
         fewshot_as_multiturn=section.apply_chat_template,
         gen_kwargs=dict(section.gen_kwargs) or None,
         task_manager=manager,
-        random_seed=config.seed,
-        numpy_random_seed=config.seed,
-        torch_random_seed=config.seed,
-        fewshot_random_seed=config.seed,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        torch_random_seed=seed,
+        fewshot_random_seed=seed,
         log_samples=False,
     )
     results = {key: evaluation[key] for key in RESULT_KEYS if evaluation.get(key)}
