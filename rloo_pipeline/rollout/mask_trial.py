@@ -18,6 +18,8 @@ from rloo_pipeline.rollout import sampler, vllm_internals
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
+    from torch import Tensor
     from vllm import SamplingParams
 
 COMPLETIONS, TOKENS = 16, 64
@@ -47,8 +49,8 @@ def check(policy: Policy, sampling: SamplingConfig) -> None:
             ids = _draw(params, structure, policy.vocabulary, seed)
             if ids is not None:
                 raise UserError(
-                    f"rollout.generation_kwargs: no token may follow {policy.tokenizer.decode(ids)!r:.80} (token "
-                    f"{len(ids)}): its masks leave none, or no token of the model spells what comes next; correct them"
+                    f"rollout.generation_kwargs: no token may follow {policy.tokenizer.decode(ids)!r:.80}: masks leave "
+                    "none, or none spells what comes next; correct them"
                 )
 
 
@@ -80,11 +82,12 @@ class Structure:
         except RuntimeError as error:
             raise ValueError(str(error)) from error
 
-    def allowed(self) -> set[int]:
-        """The tokens that may come next."""
-        self.grammar.fill_bitmask(self.bits, 0)
-        words = self.bits[0].tolist()
-        return {32 * place + bit for place, word in enumerate(words) if word for bit in range(32) if word >> bit & 1}
+    def allowed(self) -> Bool[Tensor, " vocabulary"]:
+        """True for the tokens that may come next."""
+        import torch
+
+        self.grammar.fill_bitmask(self.bits, 0)  # 32 tokens in each integer
+        return ((self.bits[0, :, None] >> torch.arange(32)) & 1).flatten().bool()[: self.backend.vocab_size]
 
     def take(self, token: int) -> bool:
         """Takes the next token; False if the completion cannot have it."""
@@ -93,24 +96,24 @@ class Structure:
 
 def _draw(params: SamplingParams, structure: Structure | None, vocabulary: int, seed: int) -> list[int] | None:
     """Draws a completion; returns the tokens that no other may follow, or None if there are no such tokens."""
-    import random
+    import torch
 
-    draw, ids = random.Random(seed), list[int]()
+    draw, ids, ends = torch.Generator().manual_seed(seed), list[int](), [*params.all_stop_token_ids]
     if structure is not None:
         structure.begin()
     for _ in range(min(params.max_tokens or TOKENS, TOKENS)):
-        tokens = set(params.allowed_token_ids or range(vocabulary))
-        if structure is not None:
-            tokens &= structure.allowed()
-        tokens -= {*_bad(params, ids), *(params.logit_bias or ())}
-        if len(ids) < params.min_tokens:
-            tokens -= params.all_stop_token_ids
-        if not tokens:
+        allowed = torch.ones(vocabulary, dtype=torch.bool) if structure is None else structure.allowed()
+        if params.allowed_token_ids:
+            allowed &= torch.zeros_like(allowed).index_fill(0, torch.tensor(params.allowed_token_ids), value=True)
+        early = ends if len(ids) < params.min_tokens else []
+        allowed[[*_bad(params, ids), *(params.logit_bias or ()), *early]] = False
+        tokens = allowed.nonzero().flatten()
+        if not len(tokens):
             return ids
-        ids.append(draw.choice(sorted(tokens)))
+        ids.append(int(tokens[torch.randint(len(tokens), (1,), generator=draw)]))
         if structure is not None and not structure.take(ids[-1]):
             return ids[:-1]
-        if ids[-1] in params.all_stop_token_ids:
+        if ids[-1] in ends:
             return None
     return None
 
