@@ -80,13 +80,13 @@ def machine(inputs: RunInputs) -> Iterator[Finding]:
         yield finding._replace(ok=True, note=not finding.ok)
     if inputs.model is None:
         return
-    dtype = inputs.config.model.dtype
+    dtype, rollout = inputs.config.model.dtype, inputs.config.rollout
     with problems_of("sampling") as problems:
         if devices.has_gpu():
             if inputs.config.update.lora is not None:
                 model_support.check_dtype_on_gpu(dtype)
         else:
-            engine_arguments.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
+            engine_arguments.check_on_cpu(inputs.model, dtype, rollout.quantization, rollout.router_replay)
             engine_arguments.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)

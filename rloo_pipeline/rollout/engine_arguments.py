@@ -91,13 +91,8 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     on_gpu = devices.device_type() == "cuda"
     if on_gpu and policy.is_adapter:
         model_support.check_dtype_on_gpu(engine.dtype)
-    if not on_gpu and engine.router_replay:
-        raise UserError(
-            "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "
-            "a GPU"
-        )
     if not on_gpu:
-        check_on_cpu(policy, engine.dtype, engine.quantization)
+        check_on_cpu(policy, engine.dtype, engine.quantization, engine.router_replay)
     longest = context_length(policy, needed)
     given: dict[str, Any] = {
         "model": str(policy.base),
@@ -130,17 +125,23 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     return given | gpu_arguments(policy, engine, visible_gpu(engine.tensor_parallel_size), longest)
 
 
-def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
+def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None, router_replay: bool) -> None:
     """Checks a policy by its config.json for a sampler on CPUs.
 
     Args:
         policy: the policy.
         dtype: number format of the sampler.
         quantization: the scheme of `rollout.quantization`, if any.
+        router_replay: `rollout.router_replay`.
 
     Raises:
         UserError: vLLM cannot sample it.
     """
+    if router_replay:
+        raise UserError(
+            "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "
+            "a GPU"
+        )
     if quantization not in (None, QUANTIZATION):
         raise UserError(
             f"rollout.quantization: {quantization} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out"

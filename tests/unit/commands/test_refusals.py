@@ -369,6 +369,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         machine("attention heads of 32, 64", head_dim=48),
     ),
     "rollout.engine_arguments.check_on_cpu": (
+        Case("rollout.router_replay: vLLM returns the experts", config=REPLAY, checks=MACHINE),
         Case(
             "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
