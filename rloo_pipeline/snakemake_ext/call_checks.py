@@ -9,7 +9,7 @@ from snakemake.logging import logger
 from rloo_pipeline.before_run import inputs, slurm_checks
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import early_stop
+from rloo_pipeline.snakemake_ext import early_stop, run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 from rloo_pipeline.trackers import trackers
 
@@ -31,7 +31,14 @@ def require_packages(call: SnakemakeCall) -> None:
 
 
 def require_inputs(call: SnakemakeCall) -> None:
-    """Checks the inputs of each run; identical inputs are checked once."""
+    """Checks the inputs of each run; identical inputs are checked once.
+
+    Raises:
+        UserError: an input is missing, or cannot be used as configured.
+    """
+    for run, config in call.runs.by_folder.items():
+        if lost := run_sources.lost(config, call.run_folder(run) / "assets"):
+            raise UserError(lost)
     alike = {config.arm_json: config for config in call.runs.configs.values()}
     for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
         logger.warning(note)
