@@ -63,7 +63,7 @@ def replaced(folder: Path) -> str | None:
 
 
 def _is_replaced(path: Path, entry: dict[str, Any], written: float, is_model: bool) -> bool:
-    """Whether a file is another one than that of the entry; `mv`, `cp -p` and `rsync -a` give it an older time."""
+    """True if a file is not the one of the entry; `mv`, `cp -p` and `rsync -a` may give the new one an older time."""
     status = path.stat()
     if status.st_mtime > written:
         return is_model
