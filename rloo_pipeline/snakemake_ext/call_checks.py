@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from snakemake.logging import logger
 
@@ -45,8 +46,18 @@ def require_inputs(call: SnakemakeCall) -> None:
 
 
 def warn_in_dry_run(call: SnakemakeCall) -> None:
-    """Prints in a dry run the errors that a run would end with."""
+    """Prints in a dry run the errors that a run would end with.
+
+    Raises:
+        UserError: an input is missing, or Snakemake cannot write its records.
+    """
     if call.dry_run:
+        records = Path(".snakemake")
+        if not os.access(records if records.exists() else ".", os.W_OK):
+            raise UserError(
+                f"{records.absolute()}: this user cannot write there, which Snakemake does even in a dry run; `rloo "
+                "watch` shows a run and only reads it"
+            )
         require_inputs(call)
         for warning in (*early_stop.longer_runs(call), call.functions.notice()):
             if warning:

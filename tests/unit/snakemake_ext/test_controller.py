@@ -274,3 +274,15 @@ def test_only_the_first_interrupt_is_raised() -> None:
         assert signal.getsignal(signal.SIGINT) is handler, "the handler of someone else stays"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_dry_run_of_someone_who_may_only_read_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+    """Snakemake ends with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, _: str(path) != ".snakemake")
+    call = SimpleNamespace(dry_run=True, runs=SimpleNamespace(by_folder={}, configs={}), functions=MagicMock())
+    call.functions.notice.return_value = None
+    call_checks.warn_in_dry_run(call)
+    (tmp_path / ".snakemake").mkdir()
+    with pytest.raises(UserError, match="this user cannot write there"):
+        call_checks.warn_in_dry_run(call)
