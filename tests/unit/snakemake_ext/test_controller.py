@@ -280,8 +280,9 @@ def test_a_dry_run_of_someone_who_may_only_read_is_refused_in_one_sentence(tmp_p
     """Snakemake ends with a traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.access", lambda path, _: str(path) != ".snakemake")
-    call = SimpleNamespace(dry_run=True, runs=SimpleNamespace(by_folder={}, configs={}), functions=MagicMock())
-    call.functions.notice.return_value = None
+    monkeypatch.setattr(call_checks, "require_inputs", lambda _: None)
+    monkeypatch.setattr(early_stop, "longer_runs", lambda _: [])
+    call = SimpleNamespace(dry_run=True, functions=SimpleNamespace(notice=lambda: None))
     call_checks.warn_in_dry_run(call)
     (tmp_path / ".snakemake").mkdir()
     with pytest.raises(UserError, match="this user cannot write there"):
