@@ -176,6 +176,11 @@ def test_another_limit_of_a_check_reruns_the_verdict_and_trains_nothing(finished
     assert planned == {"warmstart/checks.json"} | REPORT
 
 
+def test_another_meaning_of_right_judges_policy_0_and_the_evaluations_again_and_trains_nothing(finished) -> None:
+    planned = finished.planned(correct={"reward": "format"})
+    assert planned == {"warmstart/checks.json"} | WARM | FINAL | measured() | REPORT
+
+
 def test_a_finished_run_is_sent_to_a_new_tracker_and_nothing_else_runs(finished) -> None:
     assert finished.planned(report_to="tensorboard") == set()
     assert finished.planned(report_to=["wandb", "mlflow"]) == {"tracking/00001.json", "tracking/00002.json"}
