@@ -287,3 +287,16 @@ def test_a_dry_run_of_someone_who_may_only_read_is_refused_in_one_sentence(tmp_p
     (tmp_path / ".snakemake").mkdir()
     with pytest.raises(UserError, match="this user cannot write there"):
         call_checks.warn_in_dry_run(call)
+
+
+def test_tables_of_shards_that_a_run_no_longer_has_are_removed_where_the_others_are_made_again(starting) -> None:
+    first, second = (Path("results/mini/rounds") / name / "rollouts" for name in ("00001", "00002"))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        for shard in range(4):
+            (folder / f"{shard:03d}.parquet").touch()
+    job = SimpleNamespace(output=[first / "001.parquet"])
+    starting.workflow.dag.needrun_jobs = lambda: [job]
+    run_folders.remove_lost_shards(starting)
+    assert sorted(file.name for file in first.iterdir()) == ["000.parquet", "001.parquet"]
+    assert len(list(second.iterdir())) == 4
