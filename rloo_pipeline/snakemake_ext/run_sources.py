@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -49,34 +51,37 @@ def replaced(folder: Path) -> str | None:
         sources = _local_sources(folder)
     except (OSError, ValueError, KeyError):  # what reads them says it
         return None
-    for name, source in sources.items():
-        top = Path(source["path"])
-        is_model = name in ("model", "reward_model") or name.startswith("teacher")
-        for file, entry in source["files"].items():
-            path = (top.parent if top.is_file() else top) / file
-            if path.exists() and _is_replaced(path, entry, written, is_model):
-                return (
-                    f"{path} was replaced after the run began, and nothing would run again for it: delete {folder} to "
-                    "begin again with the new one, give the run another name, or put the old one back with its old time"
-                )
+    if file := next(_replaced(sources, written), None):
+        return (
+            f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to begin "
+            "again with the new one, give the run another name, or put the old one back with its old time"
+        )
     return None
 
 
-def _is_replaced(path: Path, entry: dict[str, Any], written: float, is_model: bool) -> bool:
-    """True if a file is not the one of the entry; `mv`, `cp -p` and `rsync -a` may give the new one an older time."""
-    status = path.stat()
-    if status.st_mtime > written:
-        return is_model
-    if status.st_size != entry["bytes"]:
-        return True
-    if (
-        status.st_ctime <= written or status.st_size > manifest.LARGE
-    ):  # of a larger one, the stage that reads it says so
-        return False
-    try:
-        return manifest.digest(path) != str(entry[manifest.DIGEST])
-    except ImportError:  # a controller without blake3
-        return False
+def _replaced(sources: dict[str, Any], written: float) -> Iterator[Path]:
+    """Files that are not those of the entries. Another one may have an older time, by `mv`, `cp -p` or `rsync -a`, and
+    the same size: only then are contents compared, of at most a GiB in all.
+    """
+    moved = []
+    for name, source in sources.items():
+        top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
+        for inner, entry in source["files"].items():
+            file = (top.parent if top.is_file() else top) / inner
+            if not file.exists():
+                continue
+            status = file.stat()
+            if status.st_mtime > written:
+                yield from [file] if is_model else []
+            elif status.st_size != entry["bytes"]:
+                yield file
+            elif status.st_ctime > written:
+                moved.append((status.st_size, file, entry[manifest.DIGEST]))
+    sizes = accumulate(size for size, *_ in sorted(moved))
+    with suppress(ImportError):  # a controller without blake3
+        for total, (_, file, digest) in zip(sizes, sorted(moved), strict=True):
+            if total <= manifest.LARGE and manifest.digest(file) != digest:
+                yield file
 
 
 def lost(config: Config, folder: Path) -> str | None:
