@@ -128,12 +128,20 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
     """
     completion = row[column]
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    if isinstance(messages, list):
+        messages = [*map(_with_text, messages)]
     if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
             f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list "
             "with one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
         )
     return messages
+
+
+def _with_text(message: Any) -> Any:
+    """A message whose text is empty if it has calls alone, as in TRL's data."""
+    silent = isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None
+    return message | {"content": ""} if silent else message
 
 
 def _is_turn(message: Any) -> bool:

@@ -77,6 +77,13 @@ def test_a_text_and_an_episode_are_completions(messages) -> None:
     assert completion_messages({"completion": messages}, "completion", "x.jsonl")[-1] == ANSWER
 
 
+def test_a_message_with_calls_may_lack_a_text() -> None:
+    silent = {key: value for key, value in CALL.items() if key != "content"}
+    for call in (silent, silent | {"content": None}):
+        read = completion_messages({"completion": [call, TOLD, ANSWER]}, "completion", "x.jsonl")
+        assert read == [CALL | {"content": ""}, TOLD, ANSWER]
+
+
 @pytest.mark.parametrize(
     "messages", [6, [], ["6"], [TOLD], [CALL], [CALL, ANSWER], [CALL, TOLD], [ANSWER, ANSWER], [CALL, TOLD, TOLD]]
 )
