@@ -294,6 +294,12 @@ def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
 
 
+def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    user = {"role": "user", "content": "1"}
+    assert prompt_of({"prompt": [user, call]}, dataset(), "x") == [user, {**call, "content": ""}]
+
+
 def test_reserved_column_names_are_refused() -> None:
     check_columns(["prompt", "seconds"], dataset(), "x")
     with pytest.raises(UserError, match="column 'seconds' is a name of the run's own tables; rename it"):

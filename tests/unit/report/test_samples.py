@@ -37,6 +37,12 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     ]
 
 
+def test_a_prompt_shows_the_calls_of_its_history() -> None:
+    calls = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"name": "stop", "arguments": '{"b": 2}'}]
+    [shown] = _messages({"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]})
+    assert shown["content"] == '→ add(a=1)\n→ stop({"b": 2})'
+
+
 def test_a_completion_without_tools_is_one_turn_and_messages_share_the_characters() -> None:
     assert turns_of({"completion": "x"}) == [ShownTurn("assistant", "x")]
     long = "x" * (2 * MAX_CHARACTERS)
