@@ -86,7 +86,19 @@ def test_a_message_with_calls_may_lack_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages", [6, [], ["6"], [TOLD], [CALL], [CALL, ANSWER], [CALL, TOLD], [ANSWER, ANSWER], [CALL, TOLD, TOLD], [BARE, TOLD, ANSWER]]
+    "messages",
+    [
+        6,
+        [],
+        ["6"],
+        [TOLD],
+        [CALL],
+        [CALL, ANSWER],
+        [CALL, TOLD],
+        [ANSWER, ANSWER],
+        [CALL, TOLD, TOLD],
+        [BARE, TOLD, ANSWER],
+    ],
 )
 def test_calls_without_answers_are_refused(messages) -> None:
     with pytest.raises(UserError, match="column 'completion'"):

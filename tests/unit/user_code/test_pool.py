@@ -85,7 +85,9 @@ def test_an_answer_that_is_not_text_is_an_error(shared_pool) -> None:
     assert answer.texts == (shown, str({"error": "division by zero"})) * 2
     assert (answer.errors, answer.lost) == ((True,) * 4, None)
     finished(shared_pool, 1)
-    assert str(begun(shared_pool, 2, kind="image")[0].lost).endswith("an image was returned, and only text can be shown here")
+    assert str(begun(shared_pool, 2, kind="image")[0].lost).endswith(
+        "an image was returned, and only text can be shown here"
+    )
     finished(shared_pool, 2)
 
 
