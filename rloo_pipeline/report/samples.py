@@ -175,7 +175,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
             bool(correct[index, 0]),
             {name: row[tables.score_column(name)] for name in score_names(config.rewards)},
             row["finish_reason"],
-            len(row["completion_ids"]),
+            len(row["sampling_logps"]),
             row.get("advantage"),
         )
         for index, row in enumerate(rows.to_pylist())
