@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -98,7 +97,7 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    adapted = _with_adapter(_without_weights(policy), lora, low_cpu_mem_usage=True)
+    adapted = _with_adapter(plain_model.without_weights(policy), lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
         model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
@@ -106,17 +105,8 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
 
 def check_replay(policy: Policy, form: str) -> None:
     """Raises UserError if a full model, which trains in this form of batch, cannot replay the sampler's experts."""
-    model = _without_weights(policy)
+    model = plain_model.without_weights(policy)
     RouterReplay(model, model.config.get_text_config().num_hidden_layers).require(form)
-
-
-def _without_weights(policy: Policy) -> Any:
-    """A full model with empty weights."""
-    from accelerate import init_empty_weights
-
-    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
-    with init_empty_weights(include_buffers=False):
-        return plain_model.auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
