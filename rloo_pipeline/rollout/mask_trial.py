@@ -105,8 +105,11 @@ def _draw(params: SamplingParams, structure: Structure | None, vocabulary: int, 
         allowed = torch.ones(vocabulary, dtype=torch.bool) if structure is None else structure.allowed()
         if params.allowed_token_ids:
             allowed &= torch.zeros_like(allowed).index_fill(0, torch.tensor(params.allowed_token_ids), value=True)
-        early = ends if len(ids) < params.min_tokens else []
-        allowed[[*_bad(params, ids), *(params.logit_bias or ()), *early]] = False
+        allowed[[*_bad(params, ids), *(params.logit_bias or ())]] = False
+        if len(ids) < params.min_tokens:
+            longer = allowed.index_fill(0, torch.tensor(ends), value=False)
+            if structure is None or longer.any():  # vLLM lets a form end that cannot go on
+                allowed = longer
         tokens = allowed.nonzero().flatten()
         if not len(tokens):
             return ids
