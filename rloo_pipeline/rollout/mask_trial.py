@@ -87,7 +87,8 @@ class Structure:
         import torch
 
         self.grammar.fill_bitmask(self.bits, 0)  # 32 tokens in each integer
-        return ((self.bits[0, :, None] >> torch.arange(32)) & 1).flatten().bool()[: self.backend.vocab_size]
+        allowed: Tensor = ((self.bits[0, :, None] >> torch.arange(32)) & 1).flatten().bool()
+        return allowed[: self.backend.vocab_size]
 
     def take(self, token: int) -> bool:
         """Takes the next token; False if the completion cannot have it."""
