@@ -38,7 +38,8 @@ def check(policy: Policy, sampling: SamplingConfig) -> None:
     from vllm.config import StructuredOutputsConfig
     from vllm.tokenizers.hf import get_cached_tokenizer
 
-    tokenizer: Any = get_cached_tokenizer(policy.tokenizer)
+    own: Any = policy.tokenizer
+    tokenizer: Any = get_cached_tokenizer(own)
     model: Any = SimpleNamespace(max_logprobs=0, get_vocab_size=lambda: policy.vocabulary, is_diffusion=False)
     with sampler.refusals_told(of_kwargs=True):
         params = sampler.params_of(Request([], 0, sampling), policy.stop_ids, policy.placeholder_ids)
