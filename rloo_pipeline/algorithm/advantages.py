@@ -62,7 +62,7 @@ def divided(formula: Formula) -> Estimator:
 
 
 def batch_baseline(formula: Formula) -> Formula:
-    """Marks an estimator whose baseline is the batch's; goes below another mark.
+    """Marks an estimator whose baseline is the batch's; place it below another mark.
 
     Groups of equal rewards then have a signal, so the configuration refuses to filter or replace them. Only the
     configuration reads this mark.

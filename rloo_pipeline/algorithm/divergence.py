@@ -30,7 +30,8 @@ def of_top(
     """The divergence at each position in nats, with its gradient with respect to the student's log-probs.
 
     Args:
-        logps: the student's log-probs of the teacher's likeliest tokens. Any that it never samples belong to the rest.
+        logps: the student's log-probs of the teacher's likeliest tokens. Tokens that it never samples belong to the
+            rest.
         teacher_logps: the teacher's log-probs. Tokens that it never samples, and those that the student lacks (−inf),
             belong to the rest too.
         beta: β, the kind of divergence, as above.

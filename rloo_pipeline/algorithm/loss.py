@@ -34,7 +34,7 @@ Level = Literal["sequence", "sequence_mean", "token"]
 Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"]
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
-and tokens outside of the mask may have no effect on others, since steps are split into micro-batches.
+and tokens outside of the mask must not affect others, since steps are split into micro-batches.
 """
 AggMode = Literal[
     "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
@@ -90,9 +90,9 @@ def log_ratio(
     """log ρ of each action, bounded by ±20: an infinite ratio times an advantage of 0 would be NaN.
 
     Args:
-        logps: under the policy being trained.
-        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
-        mask: true on completion tokens.
+        logps: log-probs under the policy being trained.
+        old_logps: log-probs under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
+        mask: True for completion tokens.
         level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071,
             equation 7), `token` makes each token an action (PPO, GRPO).
     """
@@ -117,10 +117,10 @@ def losses(
     """The loss of each action.
 
     Args:
-        logps: under the policy being trained.
-        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
+        logps: log-probs under the policy being trained.
+        old_logps: log-probs under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
         advantages: per completion, or per token if tokens are actions.
-        mask: true on completion tokens.
+        mask: True for completion tokens.
         level: kind of action, see `log_ratio`.
         clip: one of the losses above, or a user's; all but `ppo` have a term for each token.
         bounds: clip range of the ratio.
@@ -208,7 +208,7 @@ def aggregate(
     Args:
         action_losses: 0 outside the mask. If a completion is one action, modes that sum over tokens count its loss once
             per token.
-        mask: true on completion tokens.
+        mask: True for completion tokens.
         mode: one of the five above.
         totals: N, ΣT and L of the optimizer step.
     """

@@ -1,6 +1,6 @@
 """Mismatch between the sampler's log-probs and the trainer's: importance weights, and the size of the gap.
 
-Sampler and trainer differ in kernels and rounding; with `rollout.lag` the sampler holds an older policy too, and the
+Sampler and trainer differ in kernels and rounding. With `rollout.lag` the sampler also holds an older policy, and the
 trainer's is π_old, around which the loss clips (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641). With w =
 π_trainer/π_sampler of a token or a whole completion, losses are weighted by truncated w (tis) or dropped outside
 thresholds (mis): Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al.
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
     weight: Float[Tensor, "completions actions"]
     """Factor of its loss, without gradient; 0 outside the mask where tokens have weights of their own."""
     outside: Bool[Tensor, "completions actions"]
-    """The weight is beyond a threshold and therefore truncated or dropped."""
+    """True if the weight is beyond a threshold, and is therefore truncated or dropped."""
 
 
 def weights(
@@ -61,9 +61,9 @@ def weights(
     """The importance weight of each action, bounded as the ratios of losses are.
 
     Args:
-        logps: under the trainer, with the policy before the update.
-        sampling_logps: under the sampler.
-        mask: true on completion tokens.
+        logps: log-probs under the trainer, with the policy before the update.
+        sampling_logps: log-probs under the sampler.
+        mask: True for completion tokens.
         correction: the kind of correction.
         low: lower threshold of the weight; None for no threshold.
         high: upper threshold of the weight; None for no threshold.
@@ -83,7 +83,7 @@ def weights(
 def _corrected(
     logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Weights of one correction, also outside of the mask, and where they are beyond a threshold."""
+    """Weights of one correction, also outside of the mask; and True where they are beyond a threshold."""
     level: Level = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
     weight = log_ratio(logps.detach(), sampling_logps, mask, level).exp()
     outside = _is_outside(weight, low, high)

@@ -1,6 +1,6 @@
 """Tokens that a round's losses leave out or hold back, chosen over all tokens of the round before its first step.
 
-N is their number, H_t the entropy of π_old at token t, A_t its advantage, r and q shares:
+N is their number, H_t the entropy of π_old at token t, A_t its advantage, and r and q are shares:
 
     top entropy   keeps H_t ≥ the (1 − q) quantile of H    (Wang et al. 2025, arXiv 2506.01939; TRL's
                                                             top_entropy_quantile)
@@ -27,11 +27,11 @@ from torch import Tensor
 def top_entropy(
     entropies: Float[Tensor, "completions tokens"], mask: Bool[Tensor, "completions tokens"], share: float
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are kept. A quantile between two entropies is interpolated linearly.
+    """True for tokens that are kept. A quantile between two entropies is interpolated linearly.
 
     Args:
         entropies: entropies of π_old, in nats.
-        mask: true on the tokens to choose from.
+        mask: True for tokens to choose from.
         share: q, the share of tokens to keep.
     """
     values = entropies.double().numpy()[mask.numpy()]
@@ -48,15 +48,15 @@ def clip_cov(
     high: float,
     seed: int,
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are dropped.
+    """True for tokens that are dropped.
 
     Args:
         advantages: advantages of completions or tokens.
         old_logps: log π_old.
-        mask: true on the tokens to choose from.
+        mask: True for tokens to choose from.
         share: r, the share of tokens to drop.
         low: covariance above which tokens can be dropped.
-        high: covariance below which they can.
+        high: covariance below which tokens can be dropped.
         seed: seed of the draw.
     """
     values = _covariances(advantages, old_logps, mask)
@@ -71,7 +71,7 @@ def kl_cov(
     mask: Bool[Tensor, "completions tokens"],
     share: float,
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are held near π_old; on ties, the first. The arguments are those of `clip_cov`."""
+    """True for tokens that are held near π_old; on ties, the first. The arguments are those of `clip_cov`."""
     values = _covariances(advantages, old_logps, mask)
     return _at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
 

@@ -1,6 +1,6 @@
-"""assets.json: where the model and the datasets of a run are, as the stage `stage-assets` wrote it.
+"""assets.json: the locations of the model and the datasets of a run, written by the stage `stage-assets`.
 
-Files that lie elsewhere, such as a model of the user, have their digests in it, which readers check.
+It holds digests of files that lie elsewhere, such as the user's own model, for readers to check.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def write(
 
 
 def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
-    """Path and revision of each source.
+    """Reads the path and revision of each source.
 
     Args:
         folder: the assets folder.
-        keys: sources that the caller reads, whose files are checked.
+        keys: sources that the caller reads; their files are checked.
         weights: True if it reads weights.
 
     Raises:

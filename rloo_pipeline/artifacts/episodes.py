@@ -2,7 +2,7 @@
 
 `completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
 and of the chat template between them. `loss_mask` is true on the sampled ones, and only they have a value in
-`sampling_logps`. A turn with the role `assistant` is exactly the tokens that were sampled in it.
+`sampling_logps`. A turn with the role `assistant` consists of exactly the tokens that were sampled in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check(path: Path, table: pa.Table) -> None:
         raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {REMEDY}")
     others = sorted({*table["finish_reason"].unique().to_pylist()} - {*FINISHED})
     if others:
-        raise UserError(f"{path}: finish_reason '{others[0]}' is none of {', '.join(FINISHED)}; {REMEDY}")
+        raise UserError(f"{path}: finish_reason '{others[0]}' is not one of {', '.join(FINISHED)}; {REMEDY}")
     for row, turns in enumerate(table["turns"].to_pylist()):
         begin, end = int(bounds[row]), int(bounds[row + 1])
         if not _turns_fit(turns, mask[begin:end]):
@@ -51,7 +51,7 @@ def check(path: Path, table: pa.Table) -> None:
 
 
 def _turns_fit(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
-    """True if turns follow each other within the completion, and those of the model are the tokens of the mask."""
+    """True if turns follow each other within the completion, and the model's turns are exactly the masked tokens."""
     bounds = [bound for turn in turns for bound in (turn["start"], turn["end"])]
     if any(before > after for before, after in pairwise([0, *bounds, len(mask)])):  # type: ignore[operator]
         return False

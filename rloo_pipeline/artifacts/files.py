@@ -20,10 +20,10 @@ from rloo_pipeline.artifacts import fence
 from rloo_pipeline.errors import UserError, translate_disk_full
 
 SEAL = "blake2b"
-"""Key of a JSON file with the digest of the other keys, which the controller too can compute: it has no blake3."""
+"""Key of a JSON file that holds the digest of the other keys; not BLAKE3, which the controller lacks."""
 REMEDY = "delete it and run again"
 OUTPUT_CACHE = "SNAKEMAKE_OUTPUT_CACHE"
-"""Variable with the folder that `snakemake --cache` keeps files in."""
+"""Variable that names the folder in which `snakemake --cache` keeps files."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -44,7 +44,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_temporary(folder: Path, name: str) -> None:
-    """Removes the temporary files in a folder for files or folders whose names match a pattern."""
+    """Removes a folder's temporary files for files or folders whose names match a pattern."""
     for stale in folder.glob(f".{name}.*.tmp"):
         if stale.is_dir() and not stale.is_symlink():
             shutil.rmtree(stale, ignore_errors=True)
@@ -142,7 +142,7 @@ def _seal(name: str, value: Mapping[str, object]) -> str:
 
 
 def read_json(path: Path, remedy: str = REMEDY) -> Any:
-    """The content of any JSON file; one that `write_json` wrote is checked and comes without its digest.
+    """The content of any JSON file. One that `write_json` wrote is checked, and returned without its digest.
 
     Args:
         path: the file.
@@ -173,7 +173,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
 
 
 def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
-    """The content of a JSON file without its digest, and whether it had one."""
+    """The content of a JSON file without its digest, and True if it had one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -188,15 +188,15 @@ def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
 
 
 def check_facts(path: Path, facts: Mapping[str, object], expected: Mapping[str, object], remedy: str = REMEDY) -> None:
-    """Checks what a file says about itself, such as its run, its round and its policy.
+    """Checks the facts that a file states about itself, such as its run, its round and its policy.
 
     Raises:
-        UserError: it is of another one.
+        UserError: a fact differs from the expected one.
     """
     for key, value in expected.items():
         if facts.get(key) != value:
             actual, required = (str(fact)[:16] for fact in (facts.get(key), value))
-            raise UserError(f"{path}: its {key} is {actual}, and {required} belongs here; {remedy}")
+            raise UserError(f"{path}: its {key} is {actual}, but {required} is expected here; {remedy}")
 
 
 def sha256(path: Path) -> str:

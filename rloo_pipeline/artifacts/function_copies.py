@@ -33,9 +33,9 @@ def use(run: Path) -> None:
 
 
 def restore(folder: Path) -> None:
-    """Puts copies back that a kill left under a temporary name, between the two renames that replace the folder."""
+    """Restores copies that a kill left under a temporary name, between the two renames that replace the folder."""
     for left in sorted(folder.parent.glob(f".{folder.name}.*.tmp")):
-        if not folder.exists() and (left / INDEX).exists():  # which is written last
+        if not folder.exists() and (left / INDEX).exists():  # the index is written last
             left.rename(folder)
 
 
@@ -55,7 +55,7 @@ def verify(folder: Path) -> None:
 def write(folder: Path, configs: Iterable[Config]) -> None:
     """Copies the files of all functions that these configurations name; rewrites only what changed.
 
-    If a copy of a file is in use, it is the source. Writes nothing if the user has no functions.
+    A file that is used through a copy is copied from there. Writes nothing if the user has no functions.
 
     Raises:
         UserError: a configuration names a function that does not exist.

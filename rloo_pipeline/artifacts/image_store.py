@@ -26,9 +26,9 @@ FOLDER, ABOUT = "images", "images.json"
 IDS, PLACEHOLDERS = "image_ids", "placeholder_ids"
 """Columns of prompts with images: digests, and the prompt's token ids with one placeholder for each image."""
 CACHE_SIZE = 256
-"""Decoded images that an `ImageStore` keeps."""
+"""Number of decoded images that an `ImageStore` keeps."""
 PIXELS = "\0decoded"
-"""Key of a row in memory with its decoded images, beside the column of the dataset; no column has such a name."""
+"""Key under which a row in memory has its decoded images, beside the dataset's columns; no column has such a name."""
 
 
 class About(NamedTuple):
@@ -65,10 +65,10 @@ def digest(file: bytes) -> str:
 
 
 def decode(file: bytes, location: str) -> Image:
-    """The pixels of an image file in RGB, turned as a camera noted it (EXIF); of an animation, its first frame.
+    """The pixels of an image file in RGB, rotated as its EXIF data say; for an animation, the first frame.
 
     Raises:
-        UserError: PIL cannot read it, or it has more pixels than PIL takes for harmless.
+        UserError: PIL cannot read it, or it has more pixels than PIL considers safe.
     """
     from PIL import Image, ImageOps
 

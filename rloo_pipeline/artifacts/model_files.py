@@ -29,7 +29,7 @@ GENERATION = "generation_config.json"
 SELF_CHECK = "self_check.json"
 """Result of `training/self_check`."""
 NF4 = "nf4.json"
-"""Patterns of the layers that stay in 16 bits, in a policy that was made from a checkpoint in NF4."""
+"""Patterns of the layers that stay in 16 bits, in a policy made from an NF4 checkpoint."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
@@ -98,13 +98,13 @@ def remedy(folder: Path) -> str:
 
 
 def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
-    """Checks that weights and model have the same tensors, by the `output_loading_info` of transformers.
+    """Checks that weights and model have the same tensors, from the `output_loading_info` of transformers.
 
     A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
     not count as missing.
 
     Raises:
-        UserError: they have not.
+        UserError: they do not.
     """
     problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     problems += [
@@ -139,7 +139,7 @@ def adapter_modules(folder: Path) -> list[str]:
 
 
 def module_counts(modules: Iterable[str]) -> str:
-    """Lists modules by the last part of their names, with the number of each."""
+    """Lists modules by the last part of their names, with the count of each."""
     last = [name.rpartition(".")[2] for name in modules]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))
 

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DECIDING = (".safetensors", "config.json")
-"""Ends of the names of files that a policy's digest covers."""
+"""Suffixes of the files that a policy's digest covers."""
 IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
-"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
+"""Keys of a model's configuration that make no difference to an engine, which gets its dtype as an option."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy in a folder. What it has is read when it is first asked for, and only once."""
+    """A policy in a folder. Its files are read when they are first needed, and only once."""
 
     folder: Path
     trust_remote_code: bool = False
-    """Allow code in the folder to run."""
+    """Allows code in the folder to run."""
 
     def __reduce__(self) -> tuple[type[Policy], tuple[Path, bool]]:
         """Pickles only the two fields, not what was read from the folder."""
@@ -81,19 +81,19 @@ class Policy:
 
     @cached_property
     def self_check(self) -> dict[str, Any] | None:
-        """The result of `training/self_check` that a stage wrote beside the full model; None without it."""
+        """The result of `training/self_check` that a stage wrote beside the full model; None if there is none."""
         file = self.base / model_files.SELF_CHECK
         return _object(file) if file.exists() else None
 
     @cached_property
     def layers_in_16_bits(self) -> list[str] | None:
-        """Patterns of the layers that the checkpoint in NF4 had in 16 bits; None if there was no such checkpoint."""
+        """Patterns of the layers that an NF4 checkpoint had in 16 bits; None if there was no such checkpoint."""
         file = self.base / model_files.NF4
         return _object(file)["in_16_bits"] if file.exists() else None
 
     @cached_property
     def transformers_config(self) -> Any:
-        """The configuration as transformers read it, without that of a quantized checkpoint; do not change it.
+        """The configuration as read by transformers, without a checkpoint's quantization; do not change it.
 
         Raises:
             UserError: transformers cannot read it.
@@ -109,7 +109,7 @@ class Policy:
                 f"{self.config_file}: transformers cannot read this configuration "
                 f"({type(error).__name__}: {one_line(error)})"
             ) from error
-        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
+        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits; policy 0 itself is in 16 bits
         return config
 
     @cached_property
@@ -127,7 +127,7 @@ class Policy:
 
     @cached_property
     def dimensions(self) -> ModelDims | None:
-        """The dimensions of the full model; None where config.json does not give them."""
+        """The dimensions of the full model; None if config.json does not give them."""
         try:
             return model_dims.read(self.base, self.config)
         except UserError:
@@ -145,7 +145,7 @@ class Policy:
 
     @property
     def context(self) -> int | None:
-        """The context length in tokens that config.json declares; None where it declares none."""
+        """The context length in tokens that config.json declares; None if it declares none."""
         return model_dims.context(self.config)
 
     @property
@@ -155,17 +155,17 @@ class Policy:
 
     @property
     def image_kind(self) -> ImageKind | None:
-        """The way in which the model takes images; None if it takes none."""
+        """The way the model takes images; None if it takes none."""
         return vision.kind_of(self.config) if vision.takes_images(self.config) else None
 
     @property
     def image_tokens(self) -> ImageTokens:
-        """The tokens of images of a model that takes them."""
+        """The image tokens of a model that takes images."""
         return vision.tokens_of(self.config)
 
     @property
     def placeholder_ids(self) -> list[int]:
-        """Ids that stand for a part of an image or video, which no model samples."""
+        """Ids that stand for a part of an image or video; no model samples them."""
         return vision.placeholder_ids(self.config)
 
     @cached_property
@@ -273,7 +273,7 @@ class Policy:
         return sorted(self.base.glob("*.safetensors"))
 
     def verify(self, chosen: Callable[[str], object] = bool) -> Manifest | None:
-        """Checks files that a stage wrote against their manifest. Does nothing for a model of the user.
+        """Checks files that a stage wrote against their manifest. Does nothing for the user's own model.
 
         Args:
             chosen: returns True for files to check; by default all.

@@ -1,6 +1,6 @@
 """Storage of templated prompts: the stage `prompts` writes them, other stages read them.
 
-Arrow gives every object of a column the keys of all of them, and has no integers beyond 64 bits. Columns that hold
+Arrow gives every object of a column the union of their keys, and has no integers beyond 64 bits. Columns that hold
 objects with different keys, or such integers, are stored as JSON, so their rows come back unchanged.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OBSERVATION = "environment_observation"
-"""Column with what `reset` of an environment returned, which is the end of the prompt."""
+"""Column with the text that `reset` of an environment returned, which ends the prompt."""
 TOOLS = "tools.json"
-"""Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
+"""File beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 DEEPEST = 32
 """Maximum nesting of lists and objects in Arrow; `pyarrow.ipc` reads 64 levels, and an object takes two."""
 TYPES = {
@@ -38,7 +38,7 @@ TYPES = {
 }
 """Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Exceptions that values which Arrow cannot hold raise."""
+"""Exceptions for values that Arrow cannot hold."""
 
 
 class PromptSet:
@@ -75,7 +75,7 @@ class PromptSet:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns of the dataset, with that of the images, and of those that `prompts` added."""
+        """Names of the columns: those of the dataset, including its images, and those that `prompts` added."""
         own = {image_store.IDS, image_store.PLACEHOLDERS} if self.about_images else set()
         names = [name for name in self.table.column_names if name not in own]
         return [*names, self.about_images.column] if self.about_images else names
@@ -85,7 +85,7 @@ class PromptSet:
         return [self._with_images(row) for row in rows_of(self.table.take(pa.array(indices, pa.int64())))]
 
     def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with the pixels of its images in the column of the dataset that had them."""
+        """A row with its images decoded, in the dataset's own column for them."""
         if self.about_images is None or self.images is None:
             return row
         images = [self.images.image(digest) for digest in row[image_store.IDS]]
@@ -125,7 +125,7 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") ->
 
     Args:
         rows: prompts with their columns.
-        place: file that they come from, for messages.
+        place: file that the rows come from, for messages.
 
     Raises:
         UserError: a column cannot be stored.
@@ -177,7 +177,7 @@ def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.A
 
 
 def _keys_differ(values: Iterable[Any]) -> bool:
-    """True if objects have different keys, among these values or at one place within them."""
+    """True if objects among these values, or at one position within them, have different keys."""
     given = (value for value in values if value is not None)
     first = next(given, None)
     if isinstance(first, list | tuple):
@@ -216,7 +216,7 @@ def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
 
 
 def held_out_part(prompts: Path) -> Path:
-    """The folder of the prompts that a run measures itself on: `dev` where there are rows to choose by, else `eval`."""
+    """The folder of the prompts that a run measures itself on: `dev` if there are rows to choose by, else `eval`."""
     return prompts / ("dev" if (prompts / "dev").exists() else "eval")
 
 

@@ -16,7 +16,7 @@ from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 
 REFILL = "refill"
-"""Folder in that of a round with the tables of what the refill sampled."""
+"""Subfolder of a round with the tables of the completions that the refill sampled."""
 
 
 class RoundFiles(NamedTuple):
@@ -37,7 +37,7 @@ class RoundFiles(NamedTuple):
         if config.algorithm.teacher is None:
             return used._replace(teacher=())
         if not self.teacher:
-            raise UserError("--teacher: no tables, and the run has algorithm.teacher; name one for each of rollouts")
+            raise UserError("--teacher: no tables, but the run has algorithm.teacher; name one for each of rollouts")
         return used
 
 
@@ -60,7 +60,7 @@ class RoundTables(NamedTuple):
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
-    """Files of one table of a round that are there: those of the shards in order, then that of the refill.
+    """Existing files of one table of a round: the shards in order, then the refill's.
 
     Args:
         folder: results/<run>/rounds/<round>.
@@ -115,7 +115,7 @@ def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], k
 
 
 def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:
-    """The held-out completions of a round, all of one policy, and their scores; no rows where a shard was sampled at
+    """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
     another temperature. The errors are those of `read`.
     """
     rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
@@ -126,7 +126,7 @@ def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTa
 
 
 def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
-    """The held-out completions that the job of a shard of rollouts also drew; the errors are those of `read`."""
+    """The held-out completions that the job of a shard also sampled; the errors are those of `read`."""
     facts = tables.footer(rollouts)
     table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
@@ -141,7 +141,7 @@ def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object)
         limits = pc.min_max(pc.list_flatten(table[name])).as_py()
         if vocabulary and limits["max"] is not None and not 0 <= limits["min"] <= limits["max"] < vocabulary:
             raise UserError(
-                f"{path}: {name} from {limits['min']} to {limits['max']}, and the policy's vocabulary has {vocabulary} "
+                f"{path}: {name} from {limits['min']} to {limits['max']}, but the policy's vocabulary has {vocabulary} "
                 f"tokens; {REMEDY}"
             )
     return table

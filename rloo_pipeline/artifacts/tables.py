@@ -30,7 +30,7 @@ import_shims.prepare_arrow()
 
 SCHEMA_VERSION = "4"
 DIGEST = "digest"
-"""Key of the footer with the hex BLAKE3 of the file, in which this digest itself counts as zeros."""
+"""Footer key with the hex BLAKE3 of the file, which is computed with zeros in place of this digest."""
 MARK, ZEROS = b"blake3:", b"0" * 64
 """Prefix of the digest in the file, and the placeholder that the digest replaces."""
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
@@ -62,9 +62,9 @@ EPISODES = pa.schema(
         pa.field("tool_failures", pa.int32(), nullable=False),
     ]
 )
-"""Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
-completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON.
-`tool_failures` counts those of `tool_calls` that an error answered."""
+"""Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns fit together. `turns` index
+completion_ids; `messages` is a JSON list of the messages after the prompt, in TRL's form; `environment_state` is JSON.
+`tool_failures` counts those of `tool_calls` that were answered by an error."""
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
 """Rollouts of prompts with images, which they name by digest."""
 EXPERTS = "routed_experts"
@@ -81,9 +81,9 @@ IN_SEGMENTS = pa.schema(
         pa.field(CARRIED, pa.bool_()),
     ]
 )
-"""Rollouts with `rollout.token_budget`. `segments` has, in the order of completion_ids, where each ends and the number
-of the policy that sampled it. `carried` is true for groups with a completion that has not ended: `read` leaves them
-out, and the next round goes on with them (`read_carried`)."""
+"""Rollouts with `rollout.token_budget`. `segments` tells, in the order of completion_ids, where each segment ends and
+which policy sampled it. `carried` is true for groups with an unfinished completion: `read` leaves them out, and the
+next round continues them (`read_carried`)."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
 TOP_IDS, TOP_LOGPS = "top_ids", "top_logps"
@@ -204,7 +204,7 @@ def save(path: Path, table: pa.Table) -> None:
 
 
 def _digest(content: bytes, start: int) -> bytes:
-    """Hex BLAKE3 of a file with zeros in the place of its digest, which begins at `start`."""
+    """Hex BLAKE3 of a file, computed with zeros in place of its digest, which begins at `start`."""
     import blake3
 
     hasher = blake3.blake3(memoryview(content)[:start])
@@ -214,7 +214,7 @@ def _digest(content: bytes, start: int) -> bytes:
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
-    """Reads a table, or some of its columns, without the groups that the next round goes on with (`carried`).
+    """Reads a table, or some of its columns, without the groups that the next round continues (`carried`).
 
     Args:
         path: Parquet file.
@@ -238,7 +238,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 
 
 def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
-    """The rows of a table of rollouts that the next round goes on with; the errors are those of `read`."""
+    """The rows of a table of rollouts that the next round continues; the errors are those of `read`."""
     table = _read(path, "rollouts", None, **expected)
     rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
     return rows
@@ -363,7 +363,7 @@ def check_aligned(
     """Checks that two tables have the same (prompt_id, sample) in the same order.
 
     Raises:
-        UserError: they have not: the rows in `path` are not those of `others`; `remedy` says what to delete.
+        UserError: they do not: the rows in `path` are not those of `others`; `remedy` says what to delete.
     """
     keys = [field.name for field in KEYS]
     if not left.select(keys).equals(right.select(keys)):

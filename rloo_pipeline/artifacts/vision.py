@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNREAD = "num_crops"
-"""Output of Gemma's image processor that the model's forward does not take: 0, as an image is not cut into crops."""
+"""Output of Gemma's image processor that the model's forward does not accept; 0, since images are not cropped."""
 
 
 class ImageKind(NamedTuple):
-    """The way in which a type of model takes images. Tokens are named by their keys in config.json."""
+    """The way in which a type of model takes images. Tokens are given by their keys in config.json."""
 
     begin: str
     """Token before the parts of an image."""
     end: str
     """Token after them."""
     whole: str
-    """Token that stands for an image in a prompt as vLLM takes it, which expands it."""
+    """Placeholder for a whole image in a prompt for vLLM, which expands it."""
     types: str
-    """Argument of the model's forward with 1 at tokens that stand for a part of an image."""
+    """Argument of the model's forward that is 1 at tokens that stand for a part of an image."""
     modules: tuple[str, ...]
     """Attributes of the model beside its language model: the vision encoder, and a projector outside of it."""
     part: str = "image_token_id"
@@ -43,7 +43,7 @@ QWEN_VL = ImageKind(
     modules=("visual",),
     video="video_token_id",
 )
-"""Qwen2.5-VL and Qwen3-VL; by `types` they find positions (M-RoPE)."""
+"""Qwen2.5-VL and Qwen3-VL; `types` gives them the positions (M-RoPE)."""
 GEMMA = ImageKind(
     begin="boi_token_id",
     end="eoi_token_id",
@@ -51,7 +51,7 @@ GEMMA = ImageKind(
     types="token_type_ids",
     modules=("vision_tower", "multi_modal_projector"),
 )
-"""Gemma 3; by `types` it finds the tokens of an image, which attend to each other in both directions."""
+"""Gemma 3; `types` tells it the tokens of an image, which attend to each other in both directions."""
 KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}
 """Kinds by `model_type` in config.json."""
 IMAGE_MODELS = tuple(KINDS)
@@ -64,9 +64,9 @@ class ImageTokens(NamedTuple):
     part: int
     """Id of the tokens that stand for a part of an image."""
     whole: int
-    """Id of the token that stands for an image in a prompt as vLLM takes it."""
+    """Id of the placeholder for a whole image in a prompt for vLLM."""
     types: str
-    """As in ImageKind."""
+    """Argument of the model's forward, as in ImageKind."""
 
     def marked(self, input_ids: Tensor) -> dict[str, Tensor]:
         """The argument `types` of the model's forward for these ids, of the same shape."""
@@ -74,17 +74,17 @@ class ImageTokens(NamedTuple):
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:
-    """True if a config.json is that of a model in IMAGE_MODELS."""
+    """True if a config.json belongs to a model in IMAGE_MODELS."""
     return hf_config.get("model_type") in KINDS
 
 
 def kind_of(hf_config: Mapping[str, Any]) -> ImageKind:
-    """The image kind of a config.json, whose model must take images."""
+    """The kind of images that the model of a config.json takes; it must take some."""
     return KINDS[hf_config["model_type"]]
 
 
 def tokens_of(hf_config: Mapping[str, Any]) -> ImageTokens:
-    """The tokens of images of a model in IMAGE_MODELS, by its config.json."""
+    """The image tokens of a model in IMAGE_MODELS, from its config.json."""
     kind = kind_of(hf_config)
     return ImageTokens(_id(hf_config, kind.part), _id(hf_config, kind.whole), kind.types)
 
@@ -98,7 +98,7 @@ def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
 
 
 def _id(hf_config: Mapping[str, Any], key: str) -> int:
-    """A token id; some config.json have `image_token_index` for `image_token_id`."""
+    """A token id; some config.json files have `image_token_index` for `image_token_id`."""
     other = key.replace("_id", "_index")
     return int(hf_config[key if key in hf_config else other])
 
@@ -143,7 +143,7 @@ def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
         )
     if processor.image_seq_length != parts:
         return (
-            f"the processor makes {processor.image_seq_length} tokens of an image, and mm_tokens_per_image in "
+            f"the processor makes {processor.image_seq_length} tokens of an image, but mm_tokens_per_image in "
             f"config.json is {parts}; set image_seq_length: {parts} in processor_config.json"
         )
     window = hf_config["text_config"].get("sliding_window") or parts

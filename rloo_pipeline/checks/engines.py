@@ -1,4 +1,4 @@
-"""Checks that sampler and trainer compute the same policy, and of the log-probs that it gives."""
+"""Checks that sampler and trainer compute the same policy, and checks of the policy's log-probs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
         evidence.packed,
         f"{evidence.packed:.2g} nats at most, on a small copy in float32",
         "Packed sequences get the same log-probs and gradients as each sequence alone in plain transformers.",
-        "Packed sequences get other log-probs than each sequence alone; if that is only rounding, accept it.",
+        "Packed sequences get different log-probs than each sequence alone; if that is only rounding, accept it.",
     )
 
 
@@ -73,7 +73,7 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
         value,
         f"{value:.2g} nats, {evidence.dtype}",
         f"Few tokens differ more between vLLM and the trainer than the precision of {evidence.dtype} explains.",
-        "Some tokens have other log-probs in vLLM than in the trainer: see whether they come after some length, after "
+        "Some tokens have different log-probs in vLLM and the trainer: see whether they come after some length, after "
         "some token, or in long completions; try float32 to see whether it is rounding.",
     )
 
@@ -99,7 +99,7 @@ def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         _perplexity(evidence.held_out),
         f"{_perplexity(evidence.held_out):.3g}",
-        "The policy finds demonstrations likely that it was not trained on.",
+        "Demonstrations that the policy was not trained on are likely, too.",
         "The policy finds held-out demonstrations unlikely: add more demonstrations, or train on them longer.",
     )
 

@@ -23,7 +23,7 @@ class TokenFacts:
     double_bos: int
     """Prompts that begin with two BOS tokens."""
     chats: int
-    """Prompts that are messages, for the chat template."""
+    """Prompts in the form of messages, which go through the chat template."""
     opened: int
     """Chats whose ids end with `generation_prompt`."""
     generation_prompt: str

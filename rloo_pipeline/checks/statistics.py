@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
     value: float
     ci95: tuple[float, float] | None
-    """None for a mean of equal values, which say nothing about the spread on other prompts."""
+    """None if all values are equal, which says nothing about the spread on other prompts."""
 
 
 class Gain(NamedTuple):
@@ -78,8 +78,8 @@ def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
 
 
 def informative(rewards: Array) -> float:
-    """Share of groups with at least two different rewards, of [prompts, samples] with NaN for none. Rewards that differ
-    by rounding are equal.
+    """Share of groups with at least two different rewards, given [prompts, samples] with NaN for none. Rewards that
+    differ only by rounding count as equal.
     """
     scored = [group[~np.isnan(group)] for group in rewards]
     return float(np.mean([len(group) > 0 and np.ptp(group) > ROUNDING * np.abs(group).max() for group in scored]))

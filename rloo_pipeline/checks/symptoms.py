@@ -16,11 +16,11 @@ from rloo_pipeline.checks.history import START, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule, symptom
 
 JUMPS, SPAN = 2, 5
-"""Jumps of the gradient norm within `SPAN` rounds that count as instability; a single jump is a bad batch."""
+"""Number of jumps of the gradient norm within `SPAN` rounds that is instability; a single jump is a bad batch."""
 MANY_EQUAL = 0.5
-"""Share of groups with identical rewards from which a low entropy is a collapse."""
+"""Share of groups with identical rewards at which a low entropy counts as a collapse."""
 NOTHING_TO_LEARN = 0.9
-"""Share of groups with identical rewards from which no learning rate would move the policy."""
+"""Share of groups with identical rewards at which no learning rate would move the policy."""
 LENGTH, ZERO_STD = "completions/mean_length", "frac_reward_zero_std"
 
 Positive = Annotated[float, Field(gt=0)]
@@ -250,7 +250,7 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    return f"sampled {lag:.2g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
+    return f"tokens sampled {lag:.2g} rounds earlier count as {share:.0%} of their number from the latest policy"
 
 
 @symptom(

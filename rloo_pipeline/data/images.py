@@ -1,4 +1,4 @@
-"""Images in the rows of a dataset: their files, and their places in the messages of a prompt."""
+"""Images in the rows of a dataset: their files, and their positions in the messages of a prompt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _bytes_of(image: Any, location: str) -> bytes:
         from PIL import ImageOps
 
         buffer = io.BytesIO()
-        ImageOps.exif_transpose(image).convert("RGB").save(buffer, "PNG")  # Pillow does not store its EXIF
+        ImageOps.exif_transpose(image).convert("RGB").save(buffer, "PNG")  # Pillow would drop the rotation in its EXIF
         return buffer.getvalue()
     if image["bytes"] is not None:
         return bytes(image["bytes"])
@@ -82,19 +82,19 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
             raise UserError(f"{location}: a prompt with images needs a message of the user; add one")
         user["content"] = [*({"type": "image"} for _ in range(count)), *user["content"]]
     elif placed != count:
-        raise UserError(f"{location}: the messages have places for {placed} images and the row has {count}; correct it")
+        raise UserError(f"{location}: the messages have places for {placed} images but the row has {count}; correct it")
     return messages
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """Content as a list of parts; keys that a row of a table lacks are None there and left out here."""
+    """Content as a list of parts, without the keys that are None because a row of a table lacks them."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [{key: value for key, value in part.items() if value is not None} for part in content or ()]
 
 
 def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Checks that rows for a model of images have none, as the configuration names no column of them.
+    """Checks that data for a model with images have none, if the configuration names no column of images.
 
     Raises:
         UserError: a column of COLUMNS has one.
@@ -136,7 +136,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     shown = ids.count(processor.image_token_id)
     if shown != len(pixels):
         raise UserError(
-            f"{location}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
+            f"{location}: the chat template shows {shown} images but the row has {len(pixels)}; use the template that "
             f"belongs to the model, and remove '{processor.image_token}' from texts"
         )
     if stray := ({*processor.image_token_ids} - {processor.image_token_id}) & {*ids}:

@@ -16,7 +16,7 @@ SUFFIXES = (".jsonl", ".json")
 
 
 def read(path: Path, most: int | None = None) -> list[Row]:
-    """All rows, as `kinds.uniform` gives them.
+    """All rows, as returned by `kinds.uniform`.
 
     Args:
         path: JSON Lines, or one list of objects.
@@ -46,7 +46,7 @@ def objects(path: Path) -> Iterator[LocatedRow]:
             for number, row in enumerate(rows):
                 yield LocatedRow(str(path), f"row {number}", _object(row, f"{path}, row {number}"))
             return
-        for number, line in enumerate(file, 1):  # only at line feeds: strings may contain other line separators
+        for number, line in enumerate(file, 1):  # splits only at line feeds: strings may contain other line separators
             if line.strip():
                 row = _parsed(_decoded(line.rstrip(b"\r\n"), path, number), path, number)
                 yield LocatedRow(str(path), f"line {number}", _object(row, f"{path}, line {number}"))
@@ -82,7 +82,7 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         raise UserError(f"{message}; {hint}") from error
     except RecursionError as error:
         raise UserError(f"{path}, line {line}: lists or objects are nested too deep; flatten them") from error
-    except ValueError as error:  # Python's limit of digits
+    except ValueError as error:  # Python limits the digits of integers
         digits = sys.get_int_max_str_digits()
         raise UserError(f"{path}, line {line}: a number has more than {digits:,} digits; write it as text") from error
 

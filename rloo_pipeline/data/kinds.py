@@ -44,7 +44,7 @@ class LocatedRow(NamedTuple):
 
 
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:
-    """Returns the rows with all columns, in order of appearance; None if a row lacks a column.
+    """Gives all rows the same columns, in order of appearance; a missing value becomes None.
 
     NumPy numbers and arrays become Python's, tuples become lists, and columns with integers and floats become floats.
 
@@ -134,7 +134,7 @@ def _float(value: Any, location: str) -> float | None:
         converted = float("inf")
     if isinstance(value, int) and converted != value:
         raise UserError(
-            f"{location} holds the integer {value!s:.40}, which a column that has fractions too would round; write the "
-            "column as text"
+            f"{location} holds the integer {value!s:.40}, which would be rounded, since the column also has fractions; "
+            "write the column as text"
         )
     return converted

@@ -42,7 +42,7 @@ class PlainText:
 
         Args:
             tokenizer: the model's tokenizer; not changed.
-            meant: text from the configuration; special tokens that it spells, except end tokens, stay special
+            meant: text from the configuration; special tokens spelled in it, except end tokens, stay special
                 everywhere.
         """
         self.tokenizer = tokenizer
@@ -152,7 +152,7 @@ class PlainText:
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
         try:
             copy = Tokenizer.from_str(json.dumps(spec))
-        except Exception as error:  # the library raises this class; such as merges that make a special token
+        except Exception as error:  # the library raises this class, for example if merges make a special token
             raise UnwritableTextError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
         if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
             raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))

@@ -78,7 +78,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
 
     Args:
         row: all columns of the row.
-        dataset: section of the configuration.
+        dataset: the section `dataset`.
         path: file and row, for messages.
 
     Raises:
@@ -121,7 +121,7 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:
-    """The messages of a demonstration: one of the assistant, or an episode whose calls of tools are answered.
+    """The messages of a demonstration: one of the assistant, or an episode whose tool calls are answered.
 
     Raises:
         UserError: the column holds neither a text nor such a list.
@@ -137,14 +137,14 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
 
 
 def _is_turn(message: Any) -> bool:
-    """True if a message is a text or calls of the assistant, or the answer of a tool."""
+    """True if a message is a text or tool calls of the assistant, or the answer of a tool."""
     if not isinstance(message, dict):
         return False
     return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
 
 
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
-    """True if each message of the assistant but the last one has calls, and each call an answer."""
+    """True if each message of the assistant, except the last one, has calls, and each call has an answer."""
     waiting = 0
     for number, message in enumerate(messages):
         if (message["role"] == "tool") != (waiting > 0):
@@ -259,8 +259,8 @@ def _embedded(folder: str) -> int | None:
 def _check_length(text: str, path: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise UserError(
-            f"{path}: a prompt has {len(text):,} characters, and {MOST_CHARACTERS:,} can be tokenized; shorten the "
-            "row, or correct the chat template"
+            f"{path}: a prompt has {len(text):,} characters, but at most {MOST_CHARACTERS:,} can be tokenized; shorten "
+            "the row, or correct the chat template"
         )
 
 
@@ -282,7 +282,7 @@ def render(
         with _deadline(TEMPLATE_SECONDS):
             text = tokenizer.apply_chat_template(
                 messages,
-                tools=list(tools) or None,  # some templates write a frame around an empty list
+                tools=list(tools) or None,  # some templates write a header even for an empty list
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **dataset.chat_template_kwargs,

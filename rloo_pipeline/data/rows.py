@@ -26,7 +26,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
 
     Args:
         source: section of the configuration.
-        path: place of the source according to assets.json.
+        path: path of the source in assets.json.
 
     Raises:
         UserError: the source cannot be read, or has no rows; the message names the file and, where possible, line and
@@ -124,7 +124,7 @@ def _unpacked(file: str) -> Iterator[Path]:
 
 
 def _texts(builder: DatasetBuilder) -> Any:
-    """Features that make all columns of CSV files text."""
+    """Features that read all columns of CSV files as text."""
     import datasets
     import pandas as pd
 
@@ -160,7 +160,7 @@ def check_file(path: Path) -> None:
 
 
 def _damaged(path: Path) -> str | None:
-    """The first damaged file in a folder, or the file itself, for a message; None where no file is damaged."""
+    """The first damaged file in a folder, or the file itself, for a message; None if no file is damaged."""
     import csv
 
     import pyarrow.parquet

@@ -33,11 +33,11 @@ from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
 START_SECONDS = 300.0
 """Time limit for the start of a server."""
 CAPACITY_SECONDS = 10.0
-"""How long an episode waits for a session; the server frees those of ended episodes within milliseconds."""
+"""Seconds that an episode waits for a session; the server frees those of ended episodes within milliseconds."""
 MOST_BYTES = 100 << 20
-"""Maximum size of a message, as in OpenEnv's own client."""
+"""Maximum size of a message in bytes, as in OpenEnv's own client."""
 MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of the action's schema in environments whose actions are calls of MCP tools."""
+"""Titles of the action's schema in environments whose actions are MCP tool calls."""
 STEP = "step"
 """Name of the only tool of an environment whose actions are not tool calls."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
@@ -61,7 +61,7 @@ class OpenEnvSession:
         """Opens a session and resets its environment.
 
         Args:
-            row: the columns.
+            row: the columns of the prompt's row.
 
         Raises:
             UserError: the server has no session left, or does not answer like an OpenEnv server.

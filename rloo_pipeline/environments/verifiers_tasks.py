@@ -35,7 +35,7 @@ class VerifiersEpisode:
 
     _id = ""
     _taskset: Any = None
-    _tasks: dict[str, Any] = {}  # noqa: RUF012 - of the class, read by all
+    _tasks: dict[str, Any] = {}  # noqa: RUF012 - of the class: all episodes read it
 
     def __init__(self) -> None:
         self.rewards: dict[str, float] = {}
@@ -167,7 +167,7 @@ def environment(argument: str) -> type:
 
 
 def _needed(kind: Any, task: Any, single: bool) -> str | None:
-    """The first thing that tasks need and that is not supported here."""
+    """The first thing that tasks need but that is not supported here."""
     from verifiers.v1.utils.decorators import discover_decorated
 
     needs = {

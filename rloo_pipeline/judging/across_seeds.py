@@ -1,9 +1,10 @@
 """Accuracy over several trainings: compares arms of an experiment, not single policies.
 
 The values of an arm are a table [seeds, prompts]: each seed is one training, and all are evaluated on the same prompts.
-Seeds are a sample of trainings, and prompts a sample of prompts of the kind.
+Seeds are a sample of trainings, and prompts a sample of prompts of their kind.
 
-- The squared margin of a mean is the sum of those of seeds and of prompts, each with its own Student's quantile.
+- The squared margin of a mean is the sum of the squared margins of seeds and of prompts, each with its own Student's
+  quantile.
   Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too narrow.
 - A share has the interval of Clopper and Pearson (1934) for the number of independent answers that would have this
   margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and keeps a width at
@@ -30,9 +31,9 @@ import numpy as np
 from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, share_interval, sign_flip_p
 
 FEWEST = 3
-"""Seeds from which something is said about training."""
+"""Minimum number of seeds to say something about training."""
 FEWEST_FOR_IQM = 5
-"""Fewest seeds with which an interquartile mean leaves out the best and the worst seed and keeps at least three."""
+"""Minimum number of seeds of which an interquartile mean drops the best and the worst and keeps at least three."""
 
 
 class Summary(NamedTuple):
@@ -44,7 +45,7 @@ class Summary(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """An arm less another one, over the seeds of both; None with fewer than `FEWEST` seeds."""
+    """The difference between two arms, over their seeds; intervals and p are None with fewer than `FEWEST` seeds."""
 
     value: float
     ci95: tuple[float, float] | None
@@ -109,14 +110,14 @@ def smallest_p(seeds: int) -> float:
 
 
 def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
-    """Newcombe's 95% interval of the chance that a training of one arm is better than one of another.
+    """Newcombe's 95% interval of the chance that a training of one arm is better than one of the other.
 
-    It holds the chances that are at most a quantile of standard errors away from the one that was seen, by Hanley and
-    McNeil's formula at that chance. The quantile is Student's with the freedom of two samples.
+    It contains the chances that are at most a quantile of standard errors away from the observed one, by Hanley and
+    McNeil's formula at that chance. The quantile is Student's, with the degrees of freedom of two samples.
 
     Args:
-        chance: share of pairs in which it is, ties counted half.
-        seeds: trainings of either arm.
+        chance: share of pairs in which it is better; ties count half.
+        seeds: number of trainings of either arm.
     """
     from scipy.optimize import brentq
     from scipy.special import stdtrit

@@ -23,7 +23,7 @@ class Change(NamedTuple):
     """Groups that both rewards rank."""
     kendall: float | None
     reward: tuple[float | None, float | None]
-    """Mean."""
+    """Mean reward."""
     unscorable: tuple[int, int]
     """Completions without a reward."""
     informative: tuple[float, float]
@@ -46,7 +46,7 @@ def change(
     Args:
         old: rewards [prompts, samples], NaN for unscorable completions.
         new: the new rewards, likewise.
-        old_advantages: [prompts, samples].
+        old_advantages: advantages from the old rewards, [prompts, samples].
         new_advantages: likewise.
     """
     before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)

@@ -1,4 +1,4 @@
-"""The symptoms of a run, from the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
+"""The symptoms of a run, found in the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
 
 Pure: the same metrics and thresholds give the same list, whether the run is finished, stopped or in flight.
 
@@ -64,7 +64,7 @@ def diagnose(
     since: int = 0,
     only: Collection[str] | None = None,
 ) -> list[Symptom]:
-    """Finds the symptoms that rounds showed. A symptom whose action is `off` is skipped.
+    """Finds the symptoms of a run. A symptom whose action is `off` is skipped.
 
     Args:
         rounds: metrics.json of rounds 1, 2, … without a gap.
@@ -72,7 +72,7 @@ def diagnose(
         monitors: reward functions that should not fall (see `monitors_of`).
         evaluations: summary.json of evaluated policies by the policy's number (0 is the warm start), with
             distance.json, if any, under `distance`.
-        out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 is what comes before the first.
+        out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 stands for all before round 1.
         planned: the run's last round.
         since: the first round that is judged.
         only: names of symptoms to look for; None for all.
@@ -107,5 +107,5 @@ def showing(symptoms: Sequence[Symptom], number: int) -> list[Symptom]:
 
 
 def monitors_of(rewards: Sequence[Reward]) -> list[str]:
-    """Reward functions of weight 0, which are measured and do not train."""
+    """Reward functions of weight 0, which are measured but not trained on."""
     return [reward.column for reward in rewards if reward.weight == 0]

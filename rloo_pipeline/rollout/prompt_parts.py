@@ -1,4 +1,4 @@
-"""The prompts of a run from the rows of its data: templated, within their limit, and none of them twice."""
+"""Makes the prompts of a run from the rows of its data: templated, within their limit, without duplicates."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 NEVER = -100.0
-"""Logit bias of a token that is never sampled: vLLM's smallest, and in float32 a probability of 0."""
+"""Logit bias of a token that is never sampled: the smallest that vLLM allows, for a probability of 0 in float32."""
 BROKEN = "\ufffd"
-"""Replaces bytes that are not a whole character."""
+"""Character that replaces bytes that are not a whole character."""
 
 
 class Sampler:
@@ -59,7 +59,7 @@ class Sampler:
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
-        """True if a swap of this engine's weights has passed `swap_check`."""
+        """True after a swap of this engine's weights has passed `swap_check`."""
         self.lora: LoRARequest | None = None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
@@ -95,9 +95,9 @@ class Sampler:
         return caches.compiling(folder / "torch_compile_cache", hashlib.sha256(facts.encode()).hexdigest()[:16])
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
-        """Loads another policy; completions equal those of a new engine.
+        """Loads another policy; completions are the same as from a new engine.
 
-        If its digest is the current policy's, nothing is read again.
+        If its digest equals the current policy's, nothing is loaded.
 
         Args:
             policy: the policy.
@@ -199,7 +199,7 @@ class Sampler:
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]]
     ) -> dict[str, tuple[int, Request, SamplingParams]]:
-        """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
+        """Queues requests in the engine; returns their indices and parameters, by the names of the outputs."""
         if not (indexed_requests := list(requests)):
             return {}
         from vllm.exceptions import VLLMClientError
@@ -261,19 +261,19 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
 
     Args:
-        tokenizer: vLLM's.
+        tokenizer: vLLM's tokenizer.
         request: the request.
         params: parameters of the request; its seed is not read.
         output: a finished RequestOutput with one completion.
 
     Raises:
         UserError: vLLM has made another prompt of the images than the model's processor.
-        RuntimeError: vLLM has given the completion up, such as one whose grammar it could not compile.
+        RuntimeError: vLLM gave up on the completion, for example because it could not compile its grammar.
     """
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
         raise UserError(
-            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images and the model's processor "
-            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
+            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images, but the model's processor "
+            f"makes {len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
             "newlines beside images"
         )
     (sampled,) = output.outputs
@@ -300,7 +300,7 @@ def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
-    """The text of `policy.shown_ids`; without special tokens, identical to vLLM's own text (detokenize=True)."""
+    """The text of `policy.shown_ids`; if special tokens are left out, equal to vLLM's own text (detokenize=True)."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     shown = shown_ids(tokenizer, params.stop_token_ids or (), ids)
@@ -319,8 +319,8 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: li
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
     """The text that vLLM's detokenizer would make token by token, from one call of a tokenizer whose tokens are bytes.
 
-    Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
-    a prompt that ends within a character.
+    Like vLLM, it leaves out the last tokens if the text ends within a character. Returns None for other tokenizers, and
+    after a prompt that ends within a character.
     """
     from tokenizers.decoders import ByteLevel
 

@@ -1,8 +1,9 @@
-"""Checks an engine after a swap of weights: its log-probs of a few fixed prompts against those of transformers.
+"""Checks an engine after a weight swap, by comparing its log-probs of a few fixed prompts with those of transformers.
 
-vLLM's layers may keep copies of their weights in other layouts, all of which a reload must renew. If one copy is stale,
-the engine samples from no policy at all, and nothing else would show it. transformers read the policy's files
-independently. The longest prompt fills more than one block of the KV cache and is sent before the swap as well, so a
+vLLM's layers may keep copies of their weights in other layouts, and a reload must renew all of them. If one copy is
+stale, the engine samples from a mixture of two policies, and nothing else would show it. transformers reads the
+policy's files independently. The longest prompt fills more than one block of the KV cache and is also sent before the
+swap, so that a
 cache that was not emptied shows too.
 """
 
@@ -32,13 +33,13 @@ LIMITS: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05
 difference between two models.
 """
 ALWAYS_CHECKED_BYTES = 2**30
-"""Bytes of weights up to which every swap is checked. Above, only the first swap of an engine is, since transformers
-take seconds to load them.
+"""Bytes of weights up to which every swap is checked. For larger models, only the first swap of an engine is checked,
+since transformers takes seconds to load them.
 """
 SHORT_PROMPT = 16
 """Tokens of the short prompts."""
 TOKENS_AFTER_BLOCK = 8
-"""Tokens of the long prompt beyond one block of the KV cache."""
+"""Tokens by which the long prompt exceeds one block of the KV cache."""
 TOP_LOGPROBS = 20
 
 
@@ -66,7 +67,7 @@ class EngineReply(NamedTuple):
     engine: VllmConfig | None = None
     """Configuration of the engine."""
     prompts: Prompts = ()
-    """The prompts as the engine has read them: with a placeholder for each part of an image."""
+    """The prompts as read by the engine: with a placeholder for each part of an image."""
 
 
 def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int] = ()) -> list[list[int]]:
@@ -76,7 +77,7 @@ def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int
         vocabulary: number of tokens.
         block: tokens per block of the KV cache.
         longest: context length of the engine in tokens.
-        never: ids that no text has, such as placeholders of images; 0 stands in their place.
+        never: ids that no text has, such as placeholders of images; replaced by 0.
     """
     lengths = (SHORT_PROMPT, SHORT_PROMPT, block + TOKENS_AFTER_BLOCK)
     prompts = [
@@ -87,14 +88,14 @@ def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int
 
 
 def fixed_image() -> Image:
-    """The image of the last prompt of an engine that takes images: a gradient."""
+    """A gradient, as the image of the last prompt for engines that take images."""
     from PIL import Image
 
     return Image.linear_gradient("L").resize((60, 80)).convert("RGB")
 
 
 def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
-    """Sends the fixed prompts to an idle engine, and one with an image if prompts can have images."""
+    """Sends the fixed prompts to an idle engine, and another one with an image if prompts can have images."""
     from vllm import SamplingParams, TokensPrompt
 
     config = llm.llm_engine.vllm_config
@@ -122,7 +123,7 @@ def transformers_logps(
 
     Args:
         policy: the policy.
-        dtype: to compute in.
+        dtype: number format to compute in.
         prompts: token ids to continue.
         engine: configuration of the vLLM engine in this process, if there is one.
 
@@ -169,7 +170,7 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
 
 
 def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> None:
-    """Checks that a swap to `policy` has changed what the engine answers, however coarse its number format is.
+    """Checks that loading `policy` has changed the engine's answers, however coarse its number format is.
 
     Raises:
         IncompatibleEngine: its answers are as before, or come from its cache.
@@ -192,8 +193,8 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     Args:
         reply: the engine's reply to the prompts.
         policy: the policy that the engine was given.
-        dtype: that of the policy.
-        number_format: that of the engine's weights, if it is another one.
+        dtype: number format of the policy.
+        number_format: number format of the engine's weights, if it differs.
 
     Raises:
         IncompatibleEngine: it does not, or transformers cannot load the policy.

@@ -41,14 +41,14 @@ class Templater:
         """True if the rows have one image each, not lists of images."""
         self.template = ToolTemplate(model.tokenizer, dataset, model.stop_ids)
         self.tools: dict[str, list[JSON]] = {}
-        """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
+        """Schemas of the tools, by the environment of a row (empty if all rows have the same)."""
 
     def prompt_rows(self, rows: Sequence[Row], path: str) -> Iterator[Row]:
-        """The rows with all their columns and prompt, prompt_ids and prompt_id.
+        """Yields the rows with all their columns and prompt, prompt_ids and prompt_id.
 
         Args:
             rows: rows of the dataset.
-            path: of their file, for messages.
+            path: file of the rows, for messages.
 
         Raises:
             UserError: a prompt cannot be made, or the chat template cannot be used with tools.
@@ -102,7 +102,7 @@ class Templater:
 
 
 def _with_observation(prompt: Any, text: str, location: str) -> Any:
-    """A prompt of messages whose last one ends with the observation of `reset`."""
+    """Appends the observation of `reset` to the last message of a prompt."""
     if isinstance(prompt, str) or not isinstance(prompt[-1].get("content"), str):
         raise UserError(
             f"{location}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "

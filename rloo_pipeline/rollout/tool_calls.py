@@ -1,7 +1,7 @@
-"""Reads the calls of tools in a turn of the model, with vLLM's parsers.
+"""Reads the tool calls in a turn of the model, with vLLM's parsers.
 
-vLLM's parsers take a call that they cannot read for text. Here the model gets an error as its answer instead: a turn
-has a malformed call if the word with which the chat template begins every call is in the turn, and no call is.
+vLLM's parsers treat a call that they cannot read as text. Here the model gets an error as its answer instead: a turn
+has a malformed call if it contains the text with which the chat template begins every call, but no call can be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AUTO = ("hermes", "qwen3_coder", "llama3_json", "mistral", "glm45", "deepseek_v3", "granite", "pythonic")
 """Parsers that `rollout.tool_parser: auto` tries, in this order."""
 EXAMPLES = (("first", {"key": "value"}), ("other", {"word": "text"}))
-"""Calls that a parser must read as the template writes them."""
+"""Example calls that a parser must read as the template writes them."""
 MALFORMED = "error: this call cannot be read"
 TOO_MANY = "error: one call at a time"
 
@@ -31,22 +31,22 @@ class ToolCalls(NamedTuple):
     """The tool calls in a turn of the model."""
 
     content: str
-    """Text before the calls; all of it without calls."""
+    """Text before the calls, or all of it if there are none."""
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Name and arguments of each."""
     malformed: bool = False
-    """The turn has a call that cannot be read."""
+    """True if the turn has a call that cannot be read."""
 
 
 class CallReader:
-    """Reads calls of one model, with one of vLLM's parsers."""
+    """Reads the calls of one model with one of vLLM's parsers."""
 
     def __init__(self, template: ToolTemplate, parser: str) -> None:
         """Chooses the parser.
 
         Args:
             template: the model's template.
-            parser: a name of vLLM, or `auto`.
+            parser: vLLM's name of a parser, or `auto`.
 
         Raises:
             UserError: the parser does not exist, or it does not read calls as the template writes them, or the template
@@ -55,7 +55,7 @@ class CallReader:
         vllm_internals.import_vllm()
         from vllm.tool_parsers import ToolParserManager
 
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not the program's error
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not errors of ours
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
         names = sorted(ToolParserManager.list_registered())

@@ -20,11 +20,11 @@ PATIENCE = 1800.0
 
 
 def cache_folder() -> Path:
-    """XDG_CACHE_HOME or ~/.cache; a folder in the temporary directory where this node cannot write there."""
+    """XDG_CACHE_HOME or ~/.cache; if this node cannot write there, a folder in the temporary directory."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # Path.home() of a user that has none
+    except (OSError, RuntimeError):  # Path.home() fails for a user without one
         pass
     else:
         if os.access(folder, os.W_OK):
@@ -33,18 +33,18 @@ def cache_folder() -> Path:
 
 
 def for_snakemake() -> dict[str, str]:
-    """The environment of a Snakemake process, which fails where it cannot write to its own cache."""
+    """The environment of a Snakemake process, which would fail if it could not write to its own cache."""
     return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}
 
 
 @contextlib.contextmanager
 def compiling(folder: Path, key: str) -> Iterator[None]:
-    """Lets only one process on all nodes compile into `folder` at a time; the others wait before their block.
+    """Lets one process at a time, over all nodes, compile into `folder`; the others wait before their block.
 
-    For libraries that write files in place, since another process could read a half-written one. Once a block with
-    this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its block,
-    the next one removes its files. If the lock cannot be taken, as on a file system without locks, or after PATIENCE,
-    nobody waits and nothing is removed.
+    This is for libraries that write files in place, where another process could read a half-written one. Once a block
+    with this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its
+    block, the next one removes its files. If the lock cannot be taken, because the file system has none or PATIENCE
+    has run out, nobody waits and nothing is removed.
 
     Args:
         folder: a folder that only these libraries write into.
@@ -67,7 +67,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
         temporary.replace(begun)
         yield
-        begun.unlink()  # first: were both there after a kill, the next job would remove what is complete
+        begun.unlink()  # first: if a kill left both files, the next job would remove what is complete
         complete.touch()
 
 

@@ -1,4 +1,4 @@
-"""GPUs of this machine: whether there are any, which objects hold one, and their names."""
+"""The GPUs of this machine: their names and memory, and the objects that hold some of it."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def training_bytes() -> float:
 
 
 def left_for_training(total: float) -> float:
-    """Bytes of a GPU that warm workers would leave to an update, which does the same without them."""
+    """Bytes of a GPU that warm workers leave to an update; without workers it takes no more."""
     return total - sum(size for role, size in IDLE.items() if role != "trainer")
 
 
 def machine_bytes() -> float:
-    """Memory of this machine, or what SLURM or a container gives this process of it; needs no torch."""
+    """Memory of this machine, or the part that SLURM or a container gives this process; needs no torch."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     job = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
     return float(min(machine, job or machine, *_cgroup_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))))
@@ -95,8 +95,8 @@ def _cgroup_limits(root: Path, own: Path) -> Iterator[int]:
     """Limits of the cgroups that a process is in, in bytes; a container may show its own as the root.
 
     Args:
-        root: where cgroups are mounted.
-        own: lists those of the process.
+        root: folder in which cgroups are mounted.
+        own: file that lists the cgroups of the process.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -112,10 +112,10 @@ class HoldsGpu(Protocol):
     """An object that holds memory of a GPU and can free it."""
 
     def leave_gpu(self) -> None:
-        """Frees the memory until the object is used again; does nothing where it holds none.
+        """Frees the memory until the object is used again; does nothing if it holds none.
 
         Raises:
-            IncompatibleEngine: only the end of the process frees the memory.
+            IncompatibleEngine: the memory is only freed when the process ends.
         """
 
 
@@ -138,7 +138,7 @@ class GpuProcess(NamedTuple):
 
     pid: int
     name: str
-    """The process in words for the user."""
+    """Description of the process, for messages."""
     used: float
     """GPU memory in bytes."""
 
@@ -161,7 +161,7 @@ def _process_name(pid: int) -> str:
         return "this process"
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:  # of another container
+    except OSError:  # the process is in another container
         return f"process {pid}"
     program, *arguments = words
     ours = next((place for place, word in enumerate(words) if re.search(r"(^|/)rloo(_pipeline)?$", word)), None)

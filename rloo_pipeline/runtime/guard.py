@@ -1,4 +1,4 @@
-"""Checks that a library whose internals this package replaces or calls is one that the code was written for.
+"""Checks that a library whose internals this package replaces or calls is a release that the code was written for.
 
 Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever uses internals of a
 library first checks its version. A patch release of the pinned version is accepted if everything in `used_internals`
@@ -26,7 +26,7 @@ STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
 
 PACKAGE = __name__.partition(".")[0]
 REPLACED = "replaced"
-"""Stands for the parameters of a function of this package that took the place of the library's."""
+"""Stands in for the parameters of a function of this package that has replaced the library's."""
 
 
 class Pin(NamedTuple):
@@ -54,7 +54,8 @@ def require(distribution: str) -> None:
     """Checks the version of a library in PINS; call it before anything of the library is replaced.
 
     Raises:
-        UserError: another version is installed, and it is not a patch release in which all that is used is the same.
+        UserError: another version is installed, and it is not a patch release in which all internals we use are the
+            same.
     """
     pin = PINS[distribution]
     installed = _installed(distribution, pin.alternative).partition("+")[0]
@@ -71,7 +72,7 @@ def require(distribution: str) -> None:
 
 
 def is_installed(distribution: str) -> bool:
-    """True if a library in PINS is installed; Liger's kernels are only for GPUs."""
+    """True if a library in PINS is installed; Liger's kernels, for example, are installed only for GPUs."""
     try:
         _installed(distribution, PINS[distribution].alternative)
     except PackageNotFoundError:
@@ -90,7 +91,7 @@ def _installed(distribution: str, alternative: str | None) -> str:
 
 @cache
 def changes(distribution: str) -> tuple[str, ...]:
-    """The internals in `used_internals` that differ in the installed version, a clause each."""
+    """The internals in `used_internals` that differ in the installed version, one clause each."""
     return tuple(_changes(distribution))
 
 
@@ -124,7 +125,7 @@ def _signature(module: object, path: str) -> str | None:
 
 
 def main() -> None:
-    """Prints what the installed versions have changed, and fails if they have changed something."""
+    """Prints what the installed versions have changed; exits with an error if there is anything."""
     changed = False
     for distribution, pin in PINS.items():
         if not is_installed(distribution):

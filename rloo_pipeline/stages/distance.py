@@ -2,8 +2,8 @@
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
 if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
-temperature 1, not a KL; where `rollout.generation_kwargs` masks tokens, the mean is over what the masked policy
-samples, and no KL either. Both log-probs come from the trainer's model, so they contain no difference between engines.
+temperature 1, which is not a KL. If `rollout.generation_kwargs` masks tokens, the mean is over samples of the masked
+policy, which is not a KL either. Both log-probs come from the trainer's model, so engines make no difference.
 
 The trainer's log-probs under π also prove the evaluation: they must agree with the sampler's (`sampler_proof`). The
 stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.

@@ -27,7 +27,7 @@ class EvaluationOutputs(NamedTuple):
 
     sampled: Path
     greedy: Path
-    """Empty where evaluation.greedy is false, or where the sampled completions are greedy already."""
+    """Empty if evaluation.greedy is false, or if the sampled completions are greedy already."""
     summary: Path
 
 

@@ -64,7 +64,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
 
 
 def line_of(metrics: JSON) -> str:
-    """The numbers of a task; a metric is named with the filter of answers that it is of, unless that is `none`."""
+    """The numbers of a task; a metric's name includes its filter of answers, unless that is `none`."""
     numbers = {key.removesuffix(",none"): value for key, value in metrics.items() if isinstance(value, float)}
     return ", ".join(f"{key.replace(',', ' ')} {value:.4g}" for key, value in numbers.items())
 

@@ -1,8 +1,8 @@
 """judge_pairs: completions of the warm start and of the final policy → judgements.parquet.
 
-A judge is called like a reward function and also gets `other_completions`, the completions to compare with. It prefers
-what it sees first more often than it should (Zheng et al. 2023, arXiv 2306.05685, section 3.3), so each pair counts
-with the mean of both orders, and the share of pairs with the same verdict in both says how far to trust it.
+A judge is called like a reward function and also gets `other_completions`, the completions to compare with. Judges tend
+to prefer what they see first (Zheng et al. 2023, arXiv 2306.05685, section 3.3). So each pair counts with the mean of
+both orders, and the share of pairs with the same verdict in both tells how far to trust the judge.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         output: table of `JUDGEMENTS`.
 
     Raises:
-        UserError: a table is damaged or of other prompts, or the judge fails, says for every pair that it
-            could not judge, or returns a number outside 0 to 1.
+        UserError: a table is damaged or has other prompts, or the judge fails, cannot judge any pair, or returns a
+            number outside 0 to 1.
     """
     assert config.judge
     names = ("warmstart", "final")

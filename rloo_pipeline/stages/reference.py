@@ -1,6 +1,6 @@
 """reference: one shard of rollouts → log-probs of the completions under the reference policy (policy 0).
 
-It is a job of its own, so that the trainer never holds a second model. It does not run where beta is 0.
+It is a separate job, so that the trainer never holds a second model. It does not run if beta is 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scorer(NamedTuple):
     policy: Policy
     """The model."""
     rows: Sequence[int] | None = None
-    """Rows of the shard; None for all, with a model that a worker keeps."""
+    """Rows of the shard to score; None for all, with a model that a worker keeps."""
 
 
 def write_logps(
@@ -59,8 +59,8 @@ def write_logps(
     """Writes the log-probs of a shard under models that do not change: the reference policy or teachers.
 
     Args:
-        kind: `reference` or `teacher`; the table's kind, and its column with `_logps`.
-        scorers: models, which share the rows of the shard.
+        kind: `reference` or `teacher`: the kind of the table, whose column is this name with `_logps`.
+        scorers: models that share the rows of the shard.
         rollouts: as in `reference`.
         output: as in `reference`.
         prompts: as in `reference`.
@@ -103,7 +103,7 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
             policy, config.model.dtype, config.deepspeed, config.rollout.temperature
         )
         devices.hold_gpu(logprobs)
-    logprobs.enter_gpu()  # which a kept model has left to another stage
+    logprobs.enter_gpu()  # a kept model may have left it to another stage
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.micro_batch_tokens

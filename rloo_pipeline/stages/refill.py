@@ -68,13 +68,13 @@ def refill(
         seconds += sampler.seconds
     _write(config, round_, policy.digest, parts, output, output_scores)
     say(
-        f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are wanted; "
+        f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are needed; "
         f"{len(parts)} of at most {settings.refill} refills, sampled in {seconds:.2f} s"
     )
 
 
 def prompts_needed(settings: Rollout, teaching: Sequence[bool]) -> int:
-    """Number of prompts to sample: as many as should give the missing groups at the share that teaches so far."""
+    """Number of prompts to sample: enough for the missing groups, at the share of groups that have taught so far."""
     most, taught = settings.sampled_prompts, sum(teaching)
     missing = max(0, settings.num_prompts - taught)
     return min(most, -(-missing * len(teaching) // taught)) if taught else most

@@ -29,10 +29,10 @@ class Best(NamedTuple):
 
 
 def select(runs: Sequence[Path], output: Path) -> None:
-    """Chooses; `Select` in the configuration says how.
+    """Chooses the best round of each run, and the best arm, as `Select` in the configuration says.
 
     Args:
-        runs: folders of the runs, of an experiment <experiment>/<arm>/<seed>, in the order of the arms.
+        runs: folders of the runs, of an experiment as <experiment>/<arm>/<seed>, in the order of the arms.
         output: selection.json, in the folder of the experiment or of the single run.
 
     Raises:
@@ -71,7 +71,7 @@ def select(runs: Sequence[Path], output: Path) -> None:
 
 
 def best_of(config: Config, run: Path, name: str) -> tuple[Best, int]:
-    """The best round of a run, the earlier of equal ones, and the number of prompts that it was evaluated on."""
+    """The best round of a run (the earliest of equal ones), and the number of prompts that it was evaluated on."""
     evaluations = {number: read_evaluation(run, of_round) for of_round, number in config.candidates.items()}
     if config.select is None:
         raise UserError(f"{run / 'config.yaml'}: select: not set, so there is nothing to choose by")

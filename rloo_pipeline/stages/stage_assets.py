@@ -58,13 +58,13 @@ def stage_assets(config: Config, output: Path) -> None:
 def _model(
     config: Config, temporary: Path, output: Path, key: str = "model", name: str = "model"
 ) -> tuple[Policy, dict[str, str | None]]:
-    """A model where it is now, with its path and revision for assets.json; None for an unknown revision.
+    """Finds or builds a model; returns it at its present place, and its path and revision (None if unknown).
 
     Args:
         config: the configuration of a run of this model.
         temporary: folder to build in.
         output: folder that `temporary` becomes.
-        key: its key, for messages.
+        key: its key in the configuration, for messages.
         name: its folder in `temporary`, if it is built.
     """
     model = config.model

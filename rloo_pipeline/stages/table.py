@@ -82,7 +82,7 @@ class StageRow(NamedTuple):
 
 
 EACH = {"{reward}": "reward", "{shard}": "shard", "{name}": "evaluation"}
-"""Jobs of a row by a field of its output; the first that the output has counts."""
+"""Number of jobs of a row, by the first of these fields that its output has."""
 
 
 def _row(rule: str, output: str, phase: str = "round", **other: Any) -> StageRow:
@@ -99,7 +99,7 @@ _before, _after = partial(_row, phase="before", policy="none"), partial(_row, ph
 
 
 _WHERE = ("environment_workers", "environment_gpus")
-"""Keys of `rollout`: processes and GPUs of environments, which do not change results."""
+"""Keys of `rollout` for processes and GPUs of environments, which do not change results."""
 _SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
 """Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage; a
 budget decides in which round completions end."""
@@ -114,9 +114,9 @@ _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "
 _ALL_PROMPTS = but("select")
 """Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
 _TEACHER = but("weight", "discount", "beta", "top_k")
-"""Keys of `algorithm.teacher` that say which model it is."""
+"""Keys of `algorithm.teacher` that identify the model."""
 _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
-"""Keys of `reward_model` that say where its training starts from, and with which data."""
+"""Keys of `reward_model` that say which model and data its training starts with."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {

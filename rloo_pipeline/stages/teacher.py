@@ -29,8 +29,8 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 
     Raises:
-        UserError: the configuration has no teacher, one of its files is damaged, a prompt names an unknown teacher, or
-            a teacher has fewer tokens than `top_k`.
+        UserError: the configuration has no teacher, a file of a teacher is damaged, a prompt names an unknown teacher,
+            or a teacher has fewer tokens than `top_k`.
     """
     if not config.teachers:
         raise UserError("algorithm.teacher: not set, so there is no teacher; set it")

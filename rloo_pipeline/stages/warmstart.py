@@ -29,7 +29,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
         UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
     """
     if config.update.lora is not None and devices.device_type() == "cuda":
-        model_support.check_dtype_on_gpu(config.model.dtype)  # else the first adapter would fail, after round 1
+        model_support.check_dtype_on_gpu(config.model.dtype)  # otherwise the first adapter fails, after round 1
     model = Policy(asset_files.model_of(assets), config.model.trust_remote_code)
     model_support.check_run(config, model)
     model_files.check_finite(model.weights)
@@ -38,7 +38,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
     if (section := config.warmstart.sft) is not None:
         sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
         return
-    if config.model.quantization is None:  # else they are loaded here
+    if config.model.quantization is None:  # otherwise they are loaded below
         plain_model.check_tensors(model)
     model.tokenizer  # noqa: B018, fails here where it cannot be loaded
     with atomic_folder(output) as temporary:

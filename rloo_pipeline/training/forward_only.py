@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TokenValues(NamedTuple):
-    """One list per completion with one number per token, in nats."""
+    """Values of the tokens of each completion, in nats: one list per completion, one number per token."""
 
     logps: list[list[float]]
     entropies: list[list[float]]
@@ -41,7 +41,7 @@ class TokenValues(NamedTuple):
 def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     """Loads a policy for inference on this process's device; an adapter is loaded onto its base.
 
-    With `split` every rank calls this, and the ranks share the weights where they can be split.
+    With `split`, every rank calls this, and the ranks share the weights if the model can be split.
 
     Raises:
         UserError: the folder is incomplete, or packing does not cover the architecture.
@@ -55,12 +55,12 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
         model = plain_model.load_adapter(model, policy)
     if split:
         split_loading.gather_for_forward(model)
-    model.requires_grad_(False)  # else the kernels would make room for gradients, also where none is computed
+    model.requires_grad_(False)  # else the kernels allocate gradients, even where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
 def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
-    """Loads a policy as `load` does, over the ranks of the section `deepspeed`, as a function to log-probs."""
+    """Loads a policy as `load` does, split as the section `deepspeed` says, to compute log-probs."""
     if deepspeed.sequence_parallel > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, dtype, deepspeed.splits_weights)
@@ -75,7 +75,7 @@ def score(
     entropies: bool = False,
     top_k: int = 0,
 ) -> TokenValues:
-    """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, shared over the ranks.
+    """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, split over the ranks.
 
     Every rank gets all of them, and makes the same number of passes, since a pass of a split model is collective.
 
@@ -106,14 +106,14 @@ def score(
             else:
                 scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
-        for rows, logps in scored:  # a GPU has had all passes before the first one is read
+        for rows, logps in scored:  # all passes are queued on a GPU before the first result is read
             for row, logps_of_row in zip(rows, logps, strict=True):
                 values.logps[row] = logps_of_row.tolist()
     return values if world == 1 else _of_all_ranks(values, world)
 
 
 def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
-    """The values of each row from a rank that has computed it."""
+    """The values of each row, taken from a rank that has computed it."""
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
@@ -124,7 +124,7 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
 
 
 def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:
-    """A loss of 0 that stores its arguments: only a loss receives the entropies."""
+    """A loss of 0 that stores its arguments, since only a loss receives the entropies."""
 
     def loss_of(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
         for position, row_logps, row_entropy, row_mask in zip(positions, logps, entropy, mask, strict=True):

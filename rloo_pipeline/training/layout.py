@@ -95,7 +95,7 @@ class Layout:
     real: Bool[Tensor, " laid_out"]
     """False at padding."""
     first_copy: Int64[Tensor, " tokens"]
-    """Index in the layout of each token of the row; of a shared token its first copy."""
+    """Index in the layout of each token of the row; for a shared token, of its first copy."""
     starts: Int32[Tensor, " boundaries"]
     """Start of each sequence in the layout, and the end."""
     begins: Int64[Tensor, " laid_out"]
@@ -120,7 +120,9 @@ class Layout:
         return replace(self, **tensors, tokens=index, _by_heads={})
 
     def head_index(self, heads: int) -> HeadIndex:
-        """The layout for `heads` heads per token, by what is known of one: a GPU is not asked for any size."""
+        """The layout for `heads` heads per token, derived from that for one, so that it need not wait for a GPU's
+        sizes.
+        """
         if heads == 1:
             return self.tokens
         if heads not in self._by_heads:

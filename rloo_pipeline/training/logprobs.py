@@ -1,7 +1,7 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
 log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 for every number format of the model. Logits are computed only at
-positions that predict a token that the model sampled, and never all at once if the model supports that
+positions that predict a sampled token. If the model supports it, they never exist all at once
 (`kernels/lm_head.py`).
 """
 
@@ -38,7 +38,7 @@ class SplitModel(NamedTuple):
 
 
 class TokenLogProbs(nn.Module):
-    """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
+    """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss over them."""
 
     def __init__(
         self, model: nn.Module, temperature: float, group: SequenceGroup | None = None, offloads: bool = False
@@ -49,8 +49,8 @@ class TokenLogProbs(nn.Module):
             model: the model.
             temperature: sampling temperature T.
             group: ranks that share the tokens of a pack; None for this rank only.
-            offloads: True keeps what the decoder stores for the backward pass in host memory; for a model that
-                recomputes its layers and so stores their inputs only.
+            offloads: True keeps the activations that the decoder stores for the backward pass in host memory. Use it
+                for a model that recomputes its layers and so stores only their inputs.
 
         Raises:
             UserError: this model's packs cannot be split over a group.
@@ -72,7 +72,7 @@ class TokenLogProbs(nn.Module):
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = split(model)
-        """The model before its vocabulary projection, and that; None computes all logits at once."""
+        """The model split before its vocabulary projection; None computes all logits at once."""
         if self.group.size > 1 and self.form.name != batch_forms.Packed.name:
             raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
         if self.group.size > 1 and self.split is None:
@@ -134,7 +134,7 @@ class TokenLogProbs(nn.Module):
             yield
 
     def _kept(self) -> AbstractContextManager[Any]:
-        """A block whose stored activations are kept in host memory if offloading is on."""
+        """A block whose stored activations go to host memory if offloading is on."""
         if not self.offloads:
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
@@ -150,7 +150,7 @@ class TokenLogProbs(nn.Module):
             torch.cuda.empty_cache()
 
     def offload(self) -> None:
-        """Does so on any device; raises as `leave_gpu`."""
+        """As `leave_gpu`, but on any device."""
         if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
             raise IncompatibleEngine("weights that ZeRO 3 has split")
         if self._restore is None:
@@ -214,7 +214,7 @@ def split(model: nn.Module) -> SplitModel | None:
 
 @torch.no_grad()
 def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
-    """The form of a model's logits, found by feeding it made-up products: small ones for the scale, large for the cap.
+    """Finds the form of a model's logits by feeding it made-up products: small ones for the scale, large for the cap.
 
     Args:
         causal: causal language model of transformers.
@@ -250,8 +250,8 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
 
 @contextmanager
 def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
-    """A block in which a decoder returns `output` for `ids` without computing, which takes long if its weights are
-    split. It computes if it gets other tensors, such as embeddings that the model scales.
+    """A block in which a decoder returns `output` for `ids` without computing, which would take long with split
+    weights. It does compute if it gets other tensors, such as embeddings that the model scales.
     """
     own, compute = decoder.__dict__.get("forward"), decoder.forward
 

@@ -5,7 +5,7 @@ logits keep the number format of the model. With m and s the running maximum and
 m), a block with the maximum m' > m changes s to s·e^(m − m') and t to (t + s·(m − m'))·e^(m − m'), as in FlashAttention
 (Dao et al. 2022). The second pass writes the gradient of the logits in their place.
 
-The kernels are Triton's, so this module needs it; tests/unit/training/test_one_pass.py runs them in its interpreter.
+The kernels need Triton, and so does this module; tests/unit/training/test_one_pass.py runs them in its interpreter.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor
 from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection, Top
 
 BLOCK = 4096
-"""Logits that a program reads at once."""
+"""Number of logits that a program reads at once."""
 _LEAST = tl.constexpr(NEVER)
 
 
 def use(model: Any) -> None:
-    """Lets the head of a causal language model compute its losses this way."""
+    """Makes the head of a causal language model compute its losses this way."""
     setattr(model.get_output_embeddings(), KIND, OnePassProjection)
 
 
 class OnePassProjection(Projection):
-    """The same as `Projection`. Heads with a bias and capped logits (phi-2, Gemma 2) do as that does."""
+    """Does the same as `Projection`, and leaves heads with a bias or capped logits (phi-2, Gemma 2) to it."""
 
     largest: Tensor
     """Maximum of each row of `probs`, which holds logits here."""
 
     def held_at_once(self) -> tuple[torch.dtype, int]:
-        """As many bytes as in float32 with the softmax beside the logits."""
+        """Takes the bytes that `Projection` takes for float32 logits and the softmax beside them."""
         if not self._applies:
             return super().held_at_once()
         return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()

@@ -1,9 +1,9 @@
 """The optimizers of `update.optimizer`. The mathematics is in torch, bitsandbytes and transformers.
 
-ZeRO flattens each parameter group and gives every process a slice of it. AdamW does not care. The others get one group
-per parameter, so that bitsandbytes keeps the moments of small ones in 32 bits and needs little memory at a time.
-Adafactor and Muon need whole matrices: hooks give a flat group its shape for the step, which one process can do that
-holds all of it (`Config` refuses the rest).
+ZeRO flattens each parameter group and gives every process a slice of it, which makes no difference to AdamW. The other
+optimizers get one group per parameter, so that bitsandbytes keeps the moments of small ones in 32 bits and needs little
+memory at a time. Adafactor and Muon need whole matrices: for the step, hooks restore the shape of a flat group, which
+works only in a process that holds all of it (`Config` refuses other cases).
 
 As in transformers' Trainer, and so in TRL, biases and the weights of norms do not decay.
 """
@@ -24,11 +24,11 @@ Group = dict[str, Any]
 HEADS = {"lm_head", "embed_out"}
 """Names of output layers."""
 SPARED = re.compile(r"bias|layernorm|rmsnorm|(^|[._])norm($|\.)")
-"""Names of parameters that do not decay; those of torch's LayerNorm do not either, whatever their names."""
+"""Pattern of the names of parameters that do not decay. Those of torch's LayerNorm never do."""
 
 
 def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
-    """The optimizer of the settings over the trainable parameters of a module, for `deepspeed.initialize`."""
+    """Builds the optimizer that the settings name over a module's trainable parameters, for `deepspeed.initialize`."""
     rate, decay = settings.learning_rate.peak, settings.weight_decay
     adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -102,7 +102,7 @@ def _on_whole_matrices(optimizer: Optimizer) -> Optimizer:
 
 
 def _set(parameter: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Gives a parameter and its gradient other tensors; torch wants both to have one shape."""
+    """Points a parameter and its gradient to other tensors; torch requires that both always have the same shape."""
     parameter.grad = None
     parameter.data = data
     parameter.grad = gradient
@@ -111,7 +111,7 @@ def _set(parameter: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor) ->
 class MuonWithAdamW(Optimizer):
     """torch's Muon for groups with `use_muon`, AdamW for the others.
 
-    Muon's step has the root mean square of an AdamW step (`match_rms_adamw`), so that both take one learning rate. Its
+    `match_rms_adamw` gives Muon's step the root mean square of an AdamW step, so that both share one learning rate. Its
     momentum is torch's default, 0.95.
     """
 
@@ -126,7 +126,7 @@ class MuonWithAdamW(Optimizer):
         super().__init__(groups, {"lr": rate})
 
     def step(self, *_: object) -> None:  # type: ignore[override]
-        """One step of both, on this optimizer's groups and state; loading replaces these."""
+        """Takes a step with both, on this optimizer's groups and state, which loading a checkpoint replaces."""
         for use_muon, optimizer in self._parts:
             optimizer.param_groups = _of(self.param_groups, use_muon=use_muon)
             optimizer.state = self.state

@@ -1,6 +1,6 @@
 """Loads a model as transformers and PEFT do, and refuses weights that are not exactly its tensors.
 
-It imports nothing of the packed training, so that a change there does not sample again.
+It does not import packed training, so that editing that code does not make a run sample again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Sizes(NamedTuple):
     """Sizes of a model's tensors."""
 
     largest: int
-    """Numbers in the largest one."""
+    """Elements of the largest tensor."""
     total: int
-    """Numbers in all."""
+    """Elements of all tensors."""
     of_module: int
-    """Tensors that one module has itself, at most."""
+    """Largest number of tensors that belong to one module itself."""
 
 
 def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
@@ -39,7 +39,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
             tensors of the model.
     """
     policy.weights  # noqa: B018, checks that they are complete
-    mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
+    mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
     check_loading_info(policy.base, loading_info)
@@ -52,7 +52,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
 
 
 def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
+    """Loads a full model with its linear layers in NF4, except the output layer or the layers that its record names.
 
     Raises:
         UserError: as `load_plain`, or the model has no linear layer that can be quantized.
@@ -70,9 +70,9 @@ def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
     model = load_plain(policy, dtype, quantization_config=config, **options)
     layers = [layer for _, layer in layers_in_nf4(model)]
     if not layers:
-        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
+        raise UserError(f"{policy.base}: none of its layers can be held in 4 bits; remove model.quantization")
     for layer in layers:
-        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
+        layer.support_avx512bf16_for_cpu = False  # that kernel rounds differently from those of other CPUs
     return model
 
 
@@ -84,7 +84,7 @@ def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
-    """Loads a causal language model with transformers' function of this name; does not check its tensors.
+    """Loads a causal language model with transformers' `from_pretrained`; does not check its tensors.
 
     Raises:
         UserError: transformers cannot load it.
@@ -115,7 +115,7 @@ def auto_class(hf_config: Mapping[str, Any]) -> Any:
 
 
 def check_tensors(policy: Policy) -> None:
-    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them here.
+    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them.
 
     Raises:
         UserError: as `load_plain`.
@@ -178,16 +178,16 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def recompute_layers(model: Any) -> None:
-    """Makes a model store the inputs of its layers only, and compute the rest again in the backward pass."""
+    """Makes a model store only the inputs of its layers, and compute the rest again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
 
 
 class StoredTensors:
-    """The tensors in the weight files of a model, each read when it is asked for.
+    """The tensors in the weight files of a model, each read on request.
 
     Attributes:
-        files: the file that has each tensor, by the tensor's name.
+        files: the file of each tensor, by the tensor's name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -200,7 +200,7 @@ class StoredTensors:
                 self.files |= dict.fromkeys(opened.keys(), file)
 
     def read(self, name: str) -> Tensor:
-        """A tensor. Its file is closed again, for its pages count as this process's memory."""
+        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
         from safetensors import safe_open
 
         with safe_open(self.files[name], "pt") as opened:

@@ -33,7 +33,7 @@ def load(
     split: JSON | None = None,
     quantization: Literal["nf4"] | None = None,
 ) -> PreTrainedModel:
-    """Loads the full model of a policy, or the base of its adapter, for the form of batch that is right for it.
+    """Loads the full model of a policy, or the base of its adapter, for the form of batch that the self-check chose.
 
     Args:
         policy: the policy.
@@ -66,10 +66,10 @@ def load(
 def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None = None) -> Any:
     """Loads a policy for training: all weights, or with `settings.lora` the base with its adapter or a new one.
 
-    `split` is that of `load`.
+    `split` is as in `load`.
 
     Raises:
-        UserError: as `load`, or a new adapter names a layer that the model has not.
+        UserError: as `load`, or a new adapter names a layer that the model lacks.
     """
     model: Any = load(
         policy,
@@ -124,10 +124,10 @@ def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = 
 
 
 def _check_targets(model: nn.Module, lora: Lora) -> None:
-    """Checks the names of layers that get an adapter: PEFT ignores a name that no layer has, if others are there.
+    """Checks that the model has each layer that an adapter names; PEFT ignores a missing one if it finds others.
 
     Raises:
-        UserError: no layer has one of them.
+        UserError: the model has no layer of such a name.
     """
     if isinstance(lora.target_modules, str):
         return
@@ -149,7 +149,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
 
 
 def _beside_text(model: Any) -> str | None:
-    """A pattern of the modules that get no adapter: vision encoder and projector of a model of images."""
+    """A pattern of the modules that get no adapter: the vision encoder and projector; None for a text model."""
     hf_config = model.config.to_dict()
     if not vision.takes_images(hf_config):
         return None
@@ -181,10 +181,11 @@ def save_beside(model: PreTrainedModel, target: Path, previous: Policy) -> None:
 
 
 def _save_configuration(model: PreTrainedModel, target: Path, previous: Policy) -> None:
-    """`model.save_pretrained` without weights, and for a policy without generation defaults those of its config.json.
+    """Does what `model.save_pretrained` does without weights.
 
-    Their file stays as it is: a model may not have read it, and transformers would refuse to write some that it reads,
-    such as a temperature without `do_sample`. What ends a completion is that of the previous policy.
+    A policy's file of generation defaults stays as it is: a model may not have read it, and transformers would refuse
+    to write some that it reads, such as a temperature without `do_sample`. A policy without the file gets one with the
+    defaults of its config.json, and with the end tokens of the previous policy.
     """
     from transformers import GenerationConfig
 

@@ -5,8 +5,8 @@ sampler reads it as it is, and the trainer, which quantizes it again, gets exact
 codes c (±1 among them) times the largest magnitude m of its block of 64. In 16 bits m is exact and c·m quantizes to c
 again, so rounding twice is rounding once. The scales m are not quantized themselves.
 
-A checkpoint that is in NF4 already keeps its codes c, with the scales m rounded to the model's number format. Its
-layers in 16 bits stay so, for the trainer by `Policy.layers_in_16_bits`.
+A checkpoint that is in NF4 already keeps its codes c, and its scales m are rounded to the model's number format. Its
+16-bit layers stay as they are, and `Policy.layers_in_16_bits` names them for the trainer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rloo_pipeline.transformers_internals import loaded_model
 BLOCK = 64
 """Weights that share a scale; the default of bitsandbytes, which `load_nf4` does not change."""
 PARTS = ".weight."
-"""Between a layer's name and those of its scales in such a checkpoint."""
+"""Separates a layer's name from those of its scales in such a checkpoint."""
 
 
 def round_to_nf4(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the values of NF4, in the given number format."""
+    """Rounds a weight to the values of NF4, in the given number format."""
     from bitsandbytes import functional
 
     packed, state = functional.quantize_4bit(weight.contiguous(), blocksize=BLOCK, quant_type="nf4")
@@ -42,8 +42,8 @@ def round_to_nf4(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
-    """Writes the weights that the trainer will hold, in the model's number format, and with them what differs from the
-    other files of a full model.
+    """Writes the weights that the trainer will hold, in the model's number format, and any other file that must differ
+    from the full model's.
 
     Raises:
         UserError: as `plain_model.load_nf4`, or transformers renames or joins tensors of the file.
@@ -63,7 +63,7 @@ def _write_full(policy: Policy, target: Path, dtype: str) -> None:
     in_4_bits = {f"{name}.weight" for name, _ in plain_model.layers_in_nf4(model)}
     missing = in_4_bits - {name for name, _, _ in _tensors(policy.folder)}
     if missing:
-        raise UserError(f"{policy}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
+        raise UserError(f"{policy}: no tensor has the name of its layer {min(missing)}; remove model.quantization")
     weight_files.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
 
 
@@ -102,7 +102,7 @@ def _rounded(base: Path, in_4_bits: Collection[str], dtype: torch.dtype) -> Iter
         if name in in_4_bits:
             if tensor.shape[-1] % BLOCK:
                 raise UserError(
-                    f"{file}: rows of {name} have {tensor.shape[-1]} numbers, no multiple of {BLOCK}, which "
+                    f"{file}: rows of {name} have {tensor.shape[-1]} numbers, not a multiple of {BLOCK}, which "
                     "bitsandbytes computes wrongly on CPUs; remove model.quantization"
                 )
             tensor = round_to_nf4(tensor, dtype)
@@ -112,7 +112,7 @@ def _rounded(base: Path, in_4_bits: Collection[str], dtype: torch.dtype) -> Iter
 
 
 def _unpacked(packed: Tensor, parts: Mapping[str, Tensor], file: Path, name: str) -> Tensor:
-    """A weight of a checkpoint in NF4, in float32."""
+    """Unpacks a weight of a checkpoint in NF4 to float32."""
     from bitsandbytes import functional
 
     state = functional.QuantState.from_dict(dict(parts), torch.device("cpu"))

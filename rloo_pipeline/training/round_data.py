@@ -1,4 +1,4 @@
-"""The tensors that an update makes of the tables of a round, and the table that it writes."""
+"""Converts the tables of a round to the tensors of an update, and builds the table that the update writes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rloo_pipeline.training.batch import Batch, RoundTensors
 from rloo_pipeline.training.packing import Sequences
 
 if TYPE_CHECKING:
-    from rloo_pipeline.training.objective import Record  # an edit of the loss computes no log-probs again
+    from rloo_pipeline.training.objective import Record  # for types only: editing the loss must not redo log-probs
 
 
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
-    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts.
+    """The token ids of rollouts, with the loss masks of episodes and the images of prompts.
 
     The arguments and errors are those of `row_images.of_rollouts`.
     """
@@ -34,7 +34,7 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Se
 
 
 def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
-    """The experts that the sampler chose, as `Sequences` has them.
+    """The experts that the sampler chose, in the form of `Sequences.experts`.
 
     Raises:
         UserError: a completion has no experts, or its tokens have different numbers of them.
@@ -61,7 +61,7 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
 
 
 def candidates_of(teacher: pa.Table, top_k: int, vocabulary: int) -> list[np.ndarray]:
-    """The teacher's likeliest tokens, as `Sequences` has them; those that the student does not have are token 0.
+    """The teacher's likeliest tokens, in the form of `Sequences.candidates`; tokens that the student lacks become 0.
 
     Args:
         teacher: the round's table.
@@ -131,12 +131,12 @@ def completions_of(
 
 
 def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
-    """Builds train.parquet: what the update used of each completion.
+    """Builds train.parquet: the values that the update used for each completion.
 
     Args:
         rollouts: the rollouts trained on.
         batch: their rewards, KL and advantages.
-        record: statistics of the optimizer steps about them.
+        record: statistics of the optimizer steps on these rollouts.
         ratio_known: True if ratios were measured against the sampling policy; otherwise the column is null.
     """
     rewards = [None if value != value else value for value in batch.rewards.tolist()]

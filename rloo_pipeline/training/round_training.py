@@ -40,7 +40,7 @@ class TrainedRound(NamedTuple):
     algorithm_state: AlgorithmState
     """State for the next round."""
     experts: Metrics
-    """Metrics of a mixture's use of experts; empty for other models."""
+    """Metrics of how evenly a mixture uses its experts; empty for other models."""
     seconds: float
     """Wall time from the first forward pass to the last step."""
 
@@ -63,10 +63,10 @@ def train(
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
         prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
-        proof: proof that the right policy sampled the rollouts; None if already done.
+        proof: checks that the right policy sampled the rollouts; None if that is done.
 
-        Raises:
-            UserError: another policy sampled the rollouts.
+    Raises:
+        UserError: another policy sampled the rollouts.
     """
     if not len(sampled.rollouts):
         return _without_steps(config.algorithm, engine, state, sampled.rollouts)
@@ -111,7 +111,7 @@ def train(
 
 
 def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
-    """The result of a round in which no group has ended (`rollout.token_budget`): the policy stays as it is."""
+    """The result of a round in which no group has finished (`rollout.token_budget`): the policy stays as it is."""
     none = torch.zeros(0)
     for _ in range(skipped := algorithm.num_iterations * algorithm.steps_per_generation):
         engine.skip_step()
@@ -133,7 +133,7 @@ def _prove(
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
-    """True if the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
+    """True if the ratios of the steps are measured against π_old; otherwise they are 1 by construction."""
     return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 

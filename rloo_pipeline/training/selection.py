@@ -1,7 +1,7 @@
 """Selects the completions that an update uses, and the groups that teach, so that `refill` and `update` agree.
 
-A group teaches if a completion in the loss has a score that differs from the mean of those in its baseline. Where
-`reward_clip_range` clips scores, and not standardized rewards, the clipped ones count.
+A group teaches if some completion in the loss has a score that differs from the mean of its baseline. If
+`reward_clip_range` clips the scores themselves (not standardized rewards), clipped scores are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def select(
 ) -> Selection:
     """Decides which completions are masked or excluded, and which groups teach.
 
-    The choice among the groups of a round, refills and `filter_zero_variance` use this function.
+    Selecting groups of a round, refills and `filter_zero_variance` all use this function.
 
     Args:
         algorithm: the section `algorithm`.

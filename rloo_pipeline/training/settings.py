@@ -49,7 +49,7 @@ class TrainerSettings(NamedTuple):
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     offload_activations: bool = False
-    """True if the activations that checkpointing stores are kept in host memory."""
+    """Keeps the activations that checkpointing stores in host memory."""
     lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
@@ -66,7 +66,7 @@ class TrainerSettings(NamedTuple):
     sequence_parallel: int = 1
     """Ranks that share the tokens of a micro-batch."""
     train_vision: bool = False
-    """True if the vision encoder of a model of images is trained too."""
+    """True if the vision encoder of a model with images is trained too."""
 
     @property
     def uses_dropout(self) -> bool:
@@ -90,7 +90,7 @@ class TrainerSettings(NamedTuple):
 
     @classmethod
     def of_section(cls, model: Model, deepspeed: Deepspeed, section: Update | Sft, horizon: int) -> Self:
-        """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
+        """Settings from `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
             model: the section `model`.

@@ -1,8 +1,8 @@
 """Imports transformers, or a part of it, without packages that it can do without.
 
 transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), which takes a second at
-the start of every stage. Qwen-VL's processors need torchvision for videos only, and PyTorch's CPU build from PyPI has
-none; images are processed by those on PIL then. The schemas of tools need the standard library alone. For vLLM see
+the start of every stage. Qwen-VL's processors need torchvision only for videos, and PyTorch's CPU build from PyPI comes
+without it; the processors based on PIL then handle images. Tool schemas need only the standard library. For vLLM see
 `rollout/vllm_internals.py`.
 """
 
@@ -28,7 +28,7 @@ def prepare_transformers() -> None:
     """Makes transformers cache that scikit-learn and SciPy are missing; call it before importing any of its models.
 
     Raises:
-        UserError: transformers is not the version whose internals are used in this package.
+        UserError: the installed transformers is not the version whose internals this package uses.
     """
     guard.require("transformers")
     with hidden_packages("sklearn", "scipy"):
@@ -56,7 +56,7 @@ def prepare_processors() -> None:
 
 
 def _no_videos(processor: Any) -> SimpleNamespace:
-    """A stand-in for the video processor, which vLLM reads though no prompt has a video."""
+    """A stand-in for the video processor, which vLLM reads even if no prompt has a video."""
     from transformers.processing_utils import VideosKwargs
 
     images = processor.image_processor
@@ -76,7 +76,7 @@ def schema_file() -> str:
 
 
 def load_schema_maker(file: str) -> None:
-    """Makes that module importable without transformers, whose import takes a second and which images may lack. Only
+    """Makes that module importable without transformers, which takes a second to import and which images may lack. Only
     the process that makes schemas calls this; processes of episodes do not.
 
     Schemas need only the standard library; the other imports of the file are replaced.

@@ -27,10 +27,10 @@ ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
 
 
 class RouterReplay:
-    """The routers of a model. They choose experts themselves until `use` sets the experts."""
+    """The routers of a model. They choose experts themselves until `use` sets them."""
 
     def __init__(self, model: nn.Module, layers: int) -> None:
-        """`model` is a causal language model with this number of decoder layers."""
+        """Finds the routers of `model`, a causal language model with this number of decoder layers."""
         self.layers = layers
         self.name = type(model).__name__
         self.experts: Tensor | None = None
@@ -49,7 +49,7 @@ class RouterReplay:
 
         Args:
             experts: for each token of a pack, the experts of all layers in turn, on the CPU; None if routers choose.
-            device: the pack's.
+            device: device of the pack.
 
         Raises:
             UserError: this model's routers cannot be replaced, or the experts do not fit this model.
@@ -66,7 +66,7 @@ class RouterReplay:
         if experts.shape[1] != self.layers * choices or largest >= most:
             raise UserError(
                 f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
-                f"{largest}, and {self.name} has {self.layers} layers with {choices} of {most}: they were "
+                f"{largest}, but {self.name} has {self.layers} layers with {choices} of {most}: they were "
                 "sampled from another model; delete the round's rollouts and run again"
             )
         self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)

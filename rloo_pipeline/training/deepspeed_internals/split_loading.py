@@ -1,7 +1,7 @@
 """Models that are split over the ranks from the start (ZeRO 3), so that no process ever holds all weights.
 
-DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are put together one module at a time to
-compute, and one tensor at a time to be written (`weight_files.py`).
+DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are gathered one module at a time to compute,
+and one tensor at a time to be written (`weight_files.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def start_ranks() -> None:
-    """Connects the ranks before they load a model, so that all wait: each has checked some of its files."""
+    """Connects the ranks before they load a model; waits for all of them, since each has checked some of its files."""
     deepspeed = deepspeed_config.import_deepspeed()
     deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()
@@ -53,14 +53,14 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     Args:
         policy: the model, or an adapter on it.
         dtype: number format of the weights.
-        configuration: DeepSpeed's, with ZeRO 3.
+        configuration: DeepSpeed's configuration, with ZeRO 3.
         options: further arguments of `from_pretrained`.
 
     Returns:
-        The model; None if transformers renames or joins tensors of the file (such as experts), which needs all at once.
+        The model; None if transformers renames or joins tensors of the file (such as experts), which takes all at once.
 
     Raises:
-        UserError: its weights are not exactly the tensors of the model.
+        UserError: the stored tensors are not exactly those of the model.
     """
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
@@ -102,7 +102,7 @@ def _set(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def _without_weights(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """A model with buffers and tied parameters, whose parameters have no values."""
+    """A model whose buffers and tied parameters are set up, but whose parameters have no values."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -117,7 +117,7 @@ def _without_weights(policy: Policy, dtype: str, **options: object) -> PreTraine
 
 
 def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """All names of each parameter, of which a tied one has several."""
+    """All names of each parameter; a tied one has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -125,7 +125,7 @@ def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
-    """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
+    """Checks that tied tensors stored twice in a file are equal; transformers cannot tell once they are split."""
     for name, source in loaded_model.tied_weights(model).items():
         if not stored.files.keys() >= {name, source}:
             continue
@@ -137,10 +137,10 @@ def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
-    """Makes each module of a split model gather its weights while it computes; every rank must run it.
+    """Makes each module of a split model gather its weights while it computes; every rank must run the model.
 
     Returns:
-        Handles of the hooks, to remove them.
+        Handles that remove the hooks.
     """
     from deepspeed import zero
 
@@ -164,7 +164,7 @@ def gather_for_forward(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """A block in which a model computes though it is split and no engine of DeepSpeed is around it yet."""
+    """A block in which a split model can compute before a DeepSpeed engine wraps it."""
     handles = gather_for_forward(model)
     try:
         yield
@@ -196,7 +196,7 @@ def tensors(model: Any) -> dict[str, Tensor]:
 
 
 def on_cpu(tensor: Tensor, keep: bool) -> Tensor | None:
-    """A tensor on the CPU for the ranks that keep it; if it is split, all ranks put it together."""
+    """A tensor on the CPU for the ranks that keep it; all ranks help to gather a split one."""
     if not hasattr(tensor, "ds_id"):
         return tensor.detach().cpu() if keep else None
     from deepspeed import zero

@@ -1,7 +1,7 @@
 """FlashAttention 3 (arXiv 2407.08608) instead of torch's FlashAttention 2, on Hopper if its package is installed.
 
-torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention is called as before. Once per
-process it is tried on two small cases; unless it is as close to float32 as torch's kernels, torch's are restored.
+torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention is called as before. It is
+tried once per process on two small cases. Unless it is as close to float32 as torch's kernels, those are restored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def install(device: str, attend: Attention | None = None) -> str:
         attend: attention over sequences of LENGTHS; by default `by_torch`.
 
     Returns:
-        Why it stays off, on the first call; empty if it is on, not installed, or not for this card.
+        The reason it stays off, on the first call; empty if it is on, not installed, or not for this card.
     """
     attend = attend or by_torch
     if device in _seen or not is_for(device):

@@ -59,20 +59,20 @@ def shrink(config: Any, kind: Shrink) -> Any:
 
 
 def placeholders(config: Any) -> tuple[str, ...]:
-    """Attributes of a configuration with the ids of tokens that stand for images and videos."""
+    """Attributes of a configuration that hold the ids of placeholder tokens for images and videos."""
     kind = vision.kind_of(config.to_dict())
     return tuple(name for name in (kind.begin, kind.end, kind.video, kind.part) if name is not None)
 
 
 def words(config: Any) -> int:
-    """Number of ids that a text has: the first ones, as those of placeholders are the last in a copy."""
+    """Number of ids that a text can have: the first ones, since placeholders are the last ids of a copy."""
     taken = len(placeholders(config)) if vision.takes_images(config.to_dict()) else 0
     return int(config.get_text_config().vocab_size) - taken
 
 
 def _few_vision_layers(config: Any) -> None:
-    """Two layers of the vision encoder, one of each kind, and images of few tokens; the last ids of the short
-    vocabulary for placeholders.
+    """Keeps two layers of the vision encoder, one of each kind, makes images a few tokens large, and gives placeholders
+    the last ids of the short vocabulary.
     """
     part = config.vision_config
     if hasattr(part, "depth"):
@@ -81,7 +81,7 @@ def _few_vision_layers(config: Any) -> None:
             if getattr(part, name, None):
                 setattr(part, name, [part.depth - 1])
         part.out_hidden_size = config.get_text_config().hidden_size
-    if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each of as many patches as before
+    if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each with as many patches as before
         patches = part.image_size // part.patch_size // int(config.mm_tokens_per_image**0.5)
         part.image_size, config.mm_tokens_per_image = 2 * patches * part.patch_size, 4
     names = placeholders(config)
@@ -146,7 +146,7 @@ def _narrow(config: Any) -> None:
 
 
 def _experts(config: Any) -> int:
-    """Number of experts at which the router leaves out some experts, and some groups of experts."""
+    """Smallest number of experts at which the router still leaves out some experts, and some groups of experts."""
     per_token = next(
         (n for name in ("num_experts_per_tok", "top_k", "moe_topk") if type(n := getattr(config, name, None)) is int), 2
     )
@@ -156,8 +156,8 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
-    """Shortens windows, so that a token attends to only some tokens, by position or by an index (`index_topk`). Scores
-    that are scaled by position then are so from the first tokens on (`floor_scale` of Llama 4).
+    """Shortens windows, so that a token attends to only some tokens, by position or by an index (`index_topk`). Scaling
+    of scores by position then begins at the first tokens (`floor_scale` of Llama 4).
     """
     shortened = {"index_topk", "floor_scale"}
     for name, value in list(vars(config).items()):

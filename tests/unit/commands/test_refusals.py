@@ -242,7 +242,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             "needs a message of the user", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS
         ),
         images(
-            "places for 1 images and the row has 0",
+            "places for 1 images but the row has 0",
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "image": None},
             **PROMPTS,
         ),
@@ -346,7 +346,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "rollout.engine_arguments.check_on_cpu": (
         Case(
-            "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
+            "fp8_per_block needs a GPU; on CPUs set fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
             checks=MACHINE,
         ),

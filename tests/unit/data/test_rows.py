@@ -80,7 +80,7 @@ BROKEN = {
     "an integer that fractions round": (
         "a.jsonl",
         '{"a": 0.5}\n{"a": 9007199254740993}',
-        "line 2: column 'a' holds the integer 9007199254740993, which a column that has fractions too would round",
+        "line 2: column 'a' holds the integer 9007199254740993, which would be rounded, since the column also has",
     ),
     "a cut archive": ("folder/a.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-20], "Compressed file ended before"),
     "an unknown split": ("folder/test.jsonl", lines(ROWS), 'Unknown split "train"'),

@@ -109,7 +109,7 @@ def test_a_job_of_slurm_sets_gpus_aside_without_a_claim_and_says_where_it_has_to
     monkeypatch.setattr(gpu_claims, "_set_aside", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     message = (
-        r"^rollout.environment_gpus: 1 beside those of the engine, and this job has 1 in all; ask for more \(gres in"
+        r"^rollout.environment_gpus: 1 beside the engine's GPUs, but this job has only 1 in all; ask for more \(gres in"
     )
     with pytest.raises(UserError, match=message):
         gpu_claims.set_aside(1)

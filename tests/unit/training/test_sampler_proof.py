@@ -86,7 +86,15 @@ def test_the_sentence_names_difference_bound_and_likely_cause(tmp_path, name, ad
         (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError) as error:
         require(SamplerDifference(0.085, 0.003, 1163), folder)
-    for part in ("rollouts of round 2 are not of", name, "0.085 nats", "1163 tokens", "0.0001", cause, "delete them"):
+    for part in (
+        "rollouts of round 2 were not sampled from",
+        name,
+        "0.085 nats",
+        "1163 tokens",
+        "0.0001",
+        cause,
+        "delete them",
+    ):
         assert part in str(error.value)
 
 
