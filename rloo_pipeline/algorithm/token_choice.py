@@ -71,7 +71,7 @@ def kl_cov(
     mask: Bool[Tensor, "completions tokens"],
     share: float,
 ) -> Bool[Tensor, "completions tokens"]:
-    """True for tokens that are held near π_old; on ties, the first. The arguments are those of `clip_cov`."""
+    """True for tokens that are held near π_old; on ties, the first. The arguments are the same as for `clip_cov`."""
     values = _covariances(advantages, old_logps, mask)
     return _at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
 

@@ -29,7 +29,7 @@ def check(path: Path, table: pa.Table) -> None:
     """Checks the columns of episodes, if the table has them all.
 
     Raises:
-        UserError: the columns of a row do not fit each other.
+        UserError: the columns of a row contradict each other.
     """
     if not set(table.column_names) >= CHECKED or not len(table):
         return
@@ -67,7 +67,7 @@ def lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], message: str) -> None:
-    """Raises if a row has another number of values than expected; `message` names both."""
+    """Raises if a row does not have the expected number of values; `message` names both."""
     wrong = actual != expected
     if wrong.any():
         row = int(wrong.argmax())

@@ -8,7 +8,7 @@ Why this is enough: the later process takes the token, removes the temporary fil
 (`files.temporary_path`), then writes and renames. If the earlier process wrote its temporary file before that removal,
 its rename fails. If it writes one afterwards, its check fails, because the token has changed.
 
-The token file is opened and read anew for each check, for which NFS and Lustre return what was written last. It is
+The token file is opened and read again for each check; NFS and Lustre then return what was written last. It is
 removed when the stage ends well; a missing token counts as lost. A process that is killed before its rename leaves a
 temporary file of 32 bytes, which the next one that takes the token removes.
 """
@@ -62,7 +62,7 @@ def check() -> None:
     """Checks that no other process has started the same stage since `acquire`.
 
     Raises:
-        UserError: another process has.
+        UserError: another process has started it.
     """
     if VARIABLE in os.environ and not _holds_token():
         raise UserError(

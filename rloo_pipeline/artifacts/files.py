@@ -136,7 +136,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 
 def _seal(name: str, value: Mapping[str, object]) -> str:
-    """Digest of a JSON file's name and content, so that no file of another name passes for it."""
+    """Digest of a JSON file's name and content, so that a file with a different name cannot pass for it."""
     content = json.loads(json.dumps(value))  # keys are strings from here on, as in the file
     return hashlib.blake2b(f"{name}\n{json.dumps(content, sort_keys=True)}".encode(), digest_size=32).hexdigest()
 
@@ -163,7 +163,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
         expected: values that some of its keys must have, such as the round.
 
     Raises:
-        UserError: as `read_json`, or the file has no digest, or a key has another value.
+        UserError: as `read_json`, or the file has no digest, or a key does not have the expected value.
     """
     content, sealed = _read_sealed(path, remedy)
     if not sealed:

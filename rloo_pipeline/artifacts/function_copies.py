@@ -43,7 +43,7 @@ def verify(folder: Path) -> None:
     """Checks the copies in a folder.
 
     Raises:
-        UserError: one was changed or is missing.
+        UserError: a copy was changed or is missing.
     """
     remedy = f"put it back, or delete {folder} to begin with your files as they are now"
     for entry in files.read_artifact(folder / INDEX, remedy)["files"].values():

@@ -111,7 +111,7 @@ class ImageStore:
         """An image file.
 
         Raises:
-            UserError: there is none with this digest.
+            UserError: no image has this digest.
         """
         if digest not in self._rows:
             raise UserError(f"{self.folder}: no image {digest[:16]}, though a table names it; run `prompts` again")

@@ -47,8 +47,8 @@ def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO
         cards: facts of this stage about its card (`runtime/reproducible.py`).
 
     Raises:
-        UserError: one was made by a run with another seed, two were made from different assets, or one was made on
-            another kind of card.
+        UserError: one was made by a run with a different seed, two were made from different assets, or one was made on
+            a different kind of card.
     """
     made_from: dict[str, Path] = {}
     for path in inputs:
@@ -60,14 +60,16 @@ def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO
         for role in cards.keys() & facts.keys():
             if facts[role] != cards[role]:
                 raise UserError(
-                    f"{path}: made on {facts[role]}, but this machine has {cards[role]}, which computes other bytes; "
-                    "run it on the same kind of card, or begin a run with reproducible: false"
+                    f"{path}: made on {facts[role]}, but this machine has {cards[role]}, which computes different "
+                    "bytes; run it on the same kind of card, or begin a run with reproducible: false"
                 )
         if assets := facts.get("assets"):
             made_from.setdefault(assets, path)
     if len(made_from) > 1:
         first, second = list(made_from.values())[:2]
-        raise UserError(f"{second}: made by another run, from another model or other data than {first}; {REMEDY}")
+        raise UserError(
+            f"{second}: made by another run, from a different model or different data than {first}; {REMEDY}"
+        )
 
 
 def decided(config: Config, stage: str, only: str | None = None) -> dict[str, str]:
@@ -79,7 +81,7 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
     """Checks that a run's whole configuration is the one that its tables were made with.
 
     Raises:
-        UserError: a table was made with another value of a key that decided it, or with another weight of a reward.
+        UserError: a table was made with a different value of a key that decides it, or a different reward weight.
     """
     from rloo_pipeline.artifacts import tables
 
@@ -167,7 +169,7 @@ def check_policy(folder: Path, digest: str) -> None:
         folder: `policies/<round>`.
 
     Raises:
-        UserError: it is a different one.
+        UserError: it differs from what the update wrote.
     """
     table = folder.parent.parent / "rounds" / folder.name / TRAIN
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
@@ -185,7 +187,7 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         content: what the file holds, without its seal.
 
     Raises:
-        UserError: it is a different one.
+        UserError: it differs from what the update wrote.
     """
     table = file.with_name(TRAIN)
     if facts_of(table).get("metrics", metrics_digest(content)) != metrics_digest(content):

@@ -131,7 +131,7 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
         expected: facts that the folder must have been written with, such as the round.
 
     Raises:
-        UserError: the manifest is missing or has other facts, or a file is missing, added, or differs from what was
+        UserError: the manifest is missing or has different facts, or a file is missing, added, or differs from what was
             written.
     """
     remedy = f"delete {folder} and run again"

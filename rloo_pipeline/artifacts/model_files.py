@@ -39,7 +39,7 @@ def check_files(folder: Path) -> None:
     """Checks that a folder has only files and folders; reading a pipe would wait forever.
 
     Raises:
-        UserError: it has a pipe, socket or device.
+        UserError: the folder has a pipe, socket or device.
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -100,11 +100,11 @@ def remedy(folder: Path) -> str:
 def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
     """Checks that weights and model have the same tensors, from the `output_loading_info` of transformers.
 
-    A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
-    not count as missing.
+    A tensor that is missing or has a different shape would be random, and an extra one would be ignored. Tied weights
+    do not count as missing.
 
     Raises:
-        UserError: they do not.
+        UserError: the tensors differ.
     """
     problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     problems += [
@@ -115,7 +115,7 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
             f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
-            f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
+            f"ignored: {problems[0]}{more}; fetch or write the model again, or use a different one"
         )
 
 
@@ -148,7 +148,7 @@ def check_finite(files: Iterable[Path]) -> None:
     """Checks that no weight in a model's files is NaN or infinite.
 
     Raises:
-        UserError: one is.
+        UserError: a weight is not finite.
     """
     import torch
     from safetensors import safe_open

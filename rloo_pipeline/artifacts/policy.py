@@ -114,7 +114,7 @@ class Policy:
 
     @cached_property
     def engine_key(self) -> str:
-        """A key that is equal for all policies that one engine can hold one after the other.
+        """A key that is equal for all policies that one engine can hold in turn.
 
         It covers `trust_remote_code` and the model's configuration with defaults filled in; for an adapter, its base
         model and its own settings.
@@ -279,7 +279,7 @@ class Policy:
             chosen: returns True for files to check; by default all.
 
         Raises:
-            UserError: a file is missing, added or changed, or it is the policy of another round.
+            UserError: a file is missing, added or changed, or the policy belongs to a different round.
         """
         if self.folder.parent.name != model_files.POLICIES or not self.folder.name.isdigit():
             return None
@@ -326,7 +326,7 @@ def measured_reward_model(measured: Path) -> Path:
     """The folder of a run's own reward model, beside the `measured` checks.json.
 
     Raises:
-        UserError: a file of the model is missing or damaged, or checks.json is about another model.
+        UserError: a file of the model is missing or damaged, or checks.json is about a different model.
     """
     folder = measured.parent / "model"
     read_artifact(measured, policy=_digest(verify_manifest(folder).digests))

@@ -57,7 +57,7 @@ def read(files: Sequence[Path], round_: int) -> dict[str, Counts]:
         round_: the round after which they are known.
 
     Raises:
-        UserError: a file is missing or damaged, or is of another round or shard.
+        UserError: a file is missing or damaged, or belongs to a different round or shard.
     """
     table = tables.read_all(files, "pass_rates", round=round_)
     ids, right, samples = (table[name].to_pylist() for name in SCHEMA.names)

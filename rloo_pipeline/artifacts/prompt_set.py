@@ -93,7 +93,7 @@ class PromptSet:
         return {**row, self.about_images.column: column, image_store.PIXELS: images}
 
     def texts(self, prompt_ids: list[str]) -> list[str]:
-        """The text of each of these prompts; messages of a chat are `role: content`, one below the other.
+        """The text of each of these prompts; messages of a chat are `role: content`, one per line.
 
         Raises:
             UserError: a prompt_id is not in this set.

@@ -88,7 +88,7 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
         expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
 
     Raises:
-        UserError: a file is missing or damaged, is about other completions, or its values do not fit the completions.
+        UserError: a file is missing or damaged, is about different completions, or its values do not fit them.
     """
     beside = {"scores": files.scores, "reference": files.reference, "teacher": files.teacher}
     for name, paths in beside.items():
@@ -116,7 +116,7 @@ def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], k
 
 def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:
     """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
-    another temperature. The errors are those of `read`.
+    a different temperature. The errors are the same as for `read`.
     """
     rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
     scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
@@ -126,7 +126,7 @@ def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTa
 
 
 def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
-    """The held-out completions that the job of a shard also sampled; the errors are those of `read`."""
+    """The held-out completions that the job of a shard also sampled; the errors are the same as for `read`."""
     facts = tables.footer(rollouts)
     table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
@@ -134,7 +134,7 @@ def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
 
 
 def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object) -> pa.Table:
-    """One shard of rollouts; the arguments and errors are those of `read`."""
+    """One shard of rollouts; the arguments and errors are the same as for `read`."""
     table = tables.read(path, "rollouts", None, **expected)
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
     for name in ("prompt_ids", "completion_ids"):

@@ -216,19 +216,19 @@ def _digest(content: bytes, start: int) -> bytes:
 def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
     """Reads a table, or some of its columns, without the groups that the next round continues (`carried`).
 
-    Args:
-        path: Parquet file.
-        kind: kind of table that the footer must name.
-        columns: names of the columns to read; all by default. A table of an older version may lack some.
-        expected: facts that the footer must have, such as the round and the digest of the policy.
+        Args:
+            path: Parquet file.
+            kind: kind of table that the footer must name.
+            columns: names of the columns to read; all by default. A table of an older version may lack some.
+            expected: facts that the footer must have, such as the round and the digest of the policy.
 
-    Returns:
-        The table; its footer has the file's digest.
+        Returns:
+            The table; its footer has the file's digest.
 
-    Raises:
-        UserError: the file is missing, truncated, damaged, of another kind or of another schema version, its footer has
-            other facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
-            reward is not the weighted sum of the scores.
+        Raises:
+            UserError: the file is missing, truncated, damaged, or of a different kind or schema version, its footer has
+    different facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
+                reward is not the weighted sum of the scores.
     """
     columns = [*columns, CARRIED] if columns else columns
     table = _read(path, kind, columns, **expected)
@@ -238,14 +238,14 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 
 
 def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
-    """The rows of a table of rollouts that the next round continues; the errors are those of `read`."""
+    """The rows of a table of rollouts that the next round continues; the errors are the same as for `read`."""
     table = _read(path, "rollouts", None, **expected)
     rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
     return rows
 
 
 def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
-    """A table with all of its rows; arguments and errors are those of `read`."""
+    """A table with all of its rows; arguments and errors are the same as for `read`."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -279,7 +279,7 @@ def _check_values(path: Path, table: pa.Table, kind: str) -> None:
     """Checks that groups are complete and numbers finite, except for ratio and KL of an update, which may overflow.
 
     Raises:
-        UserError: they are not.
+        UserError: a group is incomplete, or a number is not finite.
     """
     if "sample" in table.column_names and len(table):
         samples = table["sample"].to_numpy()
@@ -296,7 +296,7 @@ def _check_reward(path: Path, table: pa.Table) -> None:
     """Checks that `reward` in a table of scores is the weighted sum of the functions' scores.
 
     Raises:
-        UserError: it is not.
+        UserError: it is a different number.
     """
     weights = weights_of(table)
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
@@ -363,7 +363,7 @@ def check_aligned(
     """Checks that two tables have the same (prompt_id, sample) in the same order.
 
     Raises:
-        UserError: they do not: the rows in `path` are not those of `others`; `remedy` says what to delete.
+        UserError: the rows in `path` are not those of `others`; `remedy` says what to delete.
     """
     keys = [field.name for field in KEYS]
     if not left.select(keys).equals(right.select(keys)):

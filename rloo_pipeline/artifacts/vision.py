@@ -22,7 +22,7 @@ class ImageKind(NamedTuple):
     begin: str
     """Token before the parts of an image."""
     end: str
-    """Token after them."""
+    """Token after the parts of an image."""
     whole: str
     """Placeholder for a whole image in a prompt for vLLM, which expands it."""
     types: str

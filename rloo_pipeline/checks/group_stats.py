@@ -75,7 +75,7 @@ def wasted(evidence: Evidence) -> CheckResult:
     share = 1 - (distribution.mixed(evidence.num_generations) if distribution else mixed_share(evidence))
     return CheckResult(
         share,
-        f"{share:.1%} at K = {evidence.num_generations} ({'beta-binomial' if distribution else 'groups are all alike'})",
+        f"{share:.1%} at K = {evidence.num_generations} ({'beta-binomial' if distribution else 'all are alike'})",
         "Most completions of a round belong to groups with both right and wrong answers.",
         "Most completions of a round would teach nothing about right and wrong: raise rollout.num_generations, or "
         "set rollout.oversample to choose among groups.",

@@ -74,8 +74,8 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
         f"{shown}, mean margin {margin['value']:.3g}",
         "The reward model agrees with the held-out preferences.",
         f"The reward model may be {chance} ({shown}), and the policy would learn what it prefers: give it more or "
-        "clearer preferences, more epochs (reward_model.num_train_epochs), another learning rate, or a better model to "
-        "start from (reward_model.name_or_path).",
+        "clearer preferences, more epochs (reward_model.num_train_epochs), a different learning rate, or a better "
+        "model to start from (reward_model.name_or_path).",
     )
 
 

@@ -179,7 +179,7 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
 
     Args:
         before: one value per prompt, [prompts]; a prompt that is NaN in either is left out.
-        after: likewise.
+        after: the same for the other policy.
         resamples: number of bootstrap resamples, and of random sign patterns if they cannot all be enumerated.
         seed: seed of both.
         samples: samples per prompt if the values are shares; None for other means.

@@ -64,10 +64,10 @@ def _bytes_of(image: Any, location: str) -> bytes:
 def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     """The messages of a prompt with `count` images as content parts, as in TRL.
 
-    If no message has image parts yet, all images stand at the beginning of the first message of the user.
+    If no message has image parts yet, all images go to the beginning of the first user message.
 
     Raises:
-        UserError: the prompt is not a list of messages, has no message of a user, or has another number of image parts.
+        UserError: the prompt is not a list of messages, has no user message, or has a different number of image parts.
     """
     if isinstance(prompt, str):
         raise UserError(
@@ -121,7 +121,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     """Token ids of a prompt with images, up to the start of the completion.
 
     Raises:
-        UserError: the messages cannot hold the images, the chat template shows another number of them, or a text
+        UserError: the messages cannot hold the images, the chat template shows a different number of them, or a text
             spells a special token, such as an image placeholder.
     """
     messages = with_parts(prompt, len(pixels), location)

@@ -155,7 +155,7 @@ class PlainText:
         except Exception as error:  # the library raises this class, for example if merges make a special token
             raise UnwritableTextError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
         if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
-            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))
+            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens differently without it"))
         return copy
 
     def _refusal(self, spelled: str | None, why: str) -> str:

@@ -64,7 +64,8 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         files: files that `dataset.select` needs.
 
     Raises:
-        UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
+        UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or from a different
+            round.
     """
     count, select = config.rollout.sampled_prompts, config.dataset.select
     require_enough(config.rollout, len(train), str(train.folder.parent))
@@ -96,7 +97,7 @@ def require_enough(rollout: Rollout, count: int, place: str) -> None:
         place: file or folder of the prompts, for the message.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are fewer prompts than that.
     """
     if count < rollout.sampled_prompts:
         raise UserError(

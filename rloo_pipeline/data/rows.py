@@ -39,7 +39,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
 
 
 def _generated(source: Source) -> list[Row]:
-    """The rows of a generator, each with all columns in order of appearance; None where a row lacks a column."""
+    """The rows of a generator, each with all columns in order of appearance; None if a row lacks a column."""
     name = str(source.generator)
     function = import_string.load(name)
     try:

@@ -94,7 +94,7 @@ class ToolTemplate:
             schemas: schemas of the tools.
 
         Raises:
-            UserError: it does not.
+            UserError: the template fails one of these checks.
         """
         name, key, value, text = "name123", "key456", "value789", "answer147"
         call, answer = call_message([(name, {key: value})], THOUGHT), answer_messages([name], [text])

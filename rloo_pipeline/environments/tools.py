@@ -110,7 +110,7 @@ def confinement() -> Sandbox:
     """The sandbox of this machine for `python`, after its self-test.
 
     Raises:
-        UserError: there is none, or it does not work.
+        UserError: this machine has no sandbox, or its sandbox does not work.
     """
     box = sandbox.find()
     self_test(box, LIMITS)

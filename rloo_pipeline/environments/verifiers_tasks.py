@@ -50,7 +50,7 @@ class VerifiersEpisode:
             task: the key of the task.
 
         Raises:
-            UserError: the taskset does not have this task, or the task has another prompt.
+            UserError: the taskset does not have this task, or the task has a different prompt.
         """
         from verifiers.v1 import AgentConfig, AgentInfo, SubprocessConfig, Trace, TraceTask
         from verifiers.v1.runtimes import make_runtime

@@ -1,4 +1,4 @@
-"""Measures how other rewards would have changed a round: rankings, informative groups, advantages.
+"""Measures how different rewards would have changed a round: rankings, informative groups, advantages.
 
 Rankings are compared within each prompt's completions, by Kendall's tau-b over the completions that both rewards
 score. A group in which all values of either reward are equal has no ranking and is left out. A group is informative if
@@ -45,9 +45,9 @@ def change(
 
     Args:
         old: rewards [prompts, samples], NaN for unscorable completions.
-        new: the new rewards, likewise.
+        new: the new rewards, in the same form.
         old_advantages: advantages from the old rewards, [prompts, samples].
-        new_advantages: likewise.
+        new_advantages: advantages from the new rewards, [prompts, samples].
     """
     before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
     ranked = [tau for tau in map(_kendall, before, after) if tau is not None]

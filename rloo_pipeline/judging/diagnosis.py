@@ -13,7 +13,7 @@ the gate set to `warn` or with a cure in the configuration; the run is extended 
 one round. Jobs that end at once without doing their work would leave files that are not what their names say.
 
 **What reruns what.** The gate's file is an `ancient` input of rollouts, and the thresholds are not parameters of the
-rule `gate`. So a change of thresholds, or of this module, reruns nothing; another learning rate makes new metrics,
+rule `gate`. So a change of thresholds, or of this module, reruns nothing; a different learning rate makes new metrics,
 which are judged again. The last round has no gate, because nothing is left to stop; when a run is extended, its former
 last round is judged before the next rollouts.
 """

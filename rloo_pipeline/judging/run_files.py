@@ -214,7 +214,7 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, of another round, or not from the update that wrote the round's table.
+        UserError: it is missing, damaged, from a different round, or not from the update that wrote the round's table.
     """
     metrics = read_artifact(metrics_of(folder, number), round=number)
     lineage.check_metrics(metrics_of(folder, number), metrics)
@@ -252,8 +252,8 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
     Args:
         run: folder of the run.
         name: name of the evaluation.
-        refused: the ones of these two that raise an error if they are of another policy. By default they are read as
-            None, since an earlier training may have left them.
+        refused: the ones of these two that raise an error if they belong to a different policy. By default they are
+            read as None, since an earlier training may have left them.
     """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)

@@ -337,7 +337,7 @@ def gpu_budget(
         engine: settings; `gpu_memory_utilization` is an upper limit.
         card: the GPU.
         longest: maximum number of tokens of a prompt with its completion.
-        recurrent: True if layers have recurrent states, whose blocks have other sizes; the cache then gets all room.
+        recurrent: True if layers have recurrent states, whose blocks differ in size; the cache then gets all the room.
 
     Returns:
         The budget; its cache is 0 or less if there is no room for one.

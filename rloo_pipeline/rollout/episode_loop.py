@@ -209,11 +209,11 @@ def check_reset(row: dict[str, Any], answer: Answer) -> None:
     """Checks that `reset` returned the text that the prompt ends with.
 
     Raises:
-        UserError: it failed, or returned another text than in the stage `prompts`.
+        UserError: `reset` failed, or returned a different text than in the stage `prompts`.
     """
     text = resets.observation(answer, row["prompt_id"])
     if text != row.get(OBSERVATION, ""):
         raise UserError(
-            f"rollout.environment: reset returned {text!r:.80} for prompt {row['prompt_id']}, but another text in the "
-            "stage `prompts`; let it depend only on the row and on `random`, which is seeded for each row"
+            f"rollout.environment: reset returned {text!r:.80} for prompt {row['prompt_id']}, but a different text in "
+            "the stage `prompts`; let it depend only on the row and on `random`, which is seeded for each row"
         )

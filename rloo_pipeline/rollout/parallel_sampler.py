@@ -31,7 +31,7 @@ class ParallelSampler:
     """Like `Sampler`, but for single-turn completions, on several engines."""
 
     def __init__(self, policy: Policy, engine: EngineSettings, max_model_len: int, seed: int, count: int) -> None:
-        """Starts `count` engines at once, each with the policy; the other arguments are those of `Sampler`.
+        """Starts `count` engines at once, each with the policy; the other arguments are the same as for `Sampler`.
 
         Raises:
             UserError: this job has too few GPUs, or as `Sampler`.

@@ -81,7 +81,7 @@ def groups_of_shard(
         before: all shards of the round before; none for the first round.
 
     Raises:
-        UserError: a shard of the round before is missing, damaged or of another round.
+        UserError: a shard of the round before is missing, damaged or from a different round.
     """
     settings, samples = config.rollout, config.rollout.num_generations
     if len(before) != (settings.shards if round_ > 1 else 0):

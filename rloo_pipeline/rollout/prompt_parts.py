@@ -101,7 +101,7 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
         advice = f"raise dataset.max_prompt_length ({limit}): the shortest prompt has {shortest} tokens"
     else:
         others = " and ".join(reason.removeprefix("also in ") for reason in why)
-        advice = f"training prompts must not be held-out ones, so give {name} other rows than {others}"
+        advice = f"training prompts must not be held-out ones, so give {name} rows that are not in {others}"
     return f"{path}: no prompt is left in dataset.{name} ({shown(why)}); {advice}"
 
 

@@ -57,7 +57,7 @@ def observation(answer: Answer, prompt_id: str) -> str:
     """The observation that a `reset` returned; empty if it returned None.
 
     Raises:
-        UserError: it failed.
+        UserError: the reset failed.
     """
     text = "".join(answer.texts)
     if any(answer.errors) or answer.lost:

@@ -267,7 +267,7 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
         output: a finished RequestOutput with one completion.
 
     Raises:
-        UserError: vLLM has made another prompt of the images than the model's processor.
+        UserError: vLLM and the model's processor disagree on the prompt's image tokens.
         RuntimeError: vLLM gave up on the completion, for example because it could not compile its grammar.
     """
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:

@@ -54,7 +54,7 @@ class Probe(NamedTuple):
     never: Sequence[int]
     """Ids that no text has, such as placeholders of images."""
     placeholder: int | None
-    """Id of the token that stands for an image in a prompt; None where prompts have none."""
+    """Id of the token that stands for an image in a prompt; None if prompts have none."""
 
 
 class EngineReply(NamedTuple):

@@ -269,7 +269,7 @@ def replace_weights(llm: LLM, policy: Policy, lora: LoRARequest | None) -> LoRAR
 
 
 def reload_weights(llm: LLM, folder: Path) -> None:
-    """Loads the full model in `folder` into an engine that holds another one of the same configuration.
+    """Loads the full model in `folder` into an engine that holds a different one with the same configuration.
 
     Raises:
         IncompatibleEngine: vLLM fails, or leaves experts out, as it does with those of gpt-oss.
@@ -278,7 +278,7 @@ def reload_weights(llm: LLM, folder: Path) -> None:
     try:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         llm.apply_model(_repack_lm_head)
-    except Exception as error:  # of any kind: a new engine loads the policy in another way
+    except Exception as error:  # of any kind: a new engine loads the policy differently
         raise _refusal(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
     if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
         raise _refusal(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")

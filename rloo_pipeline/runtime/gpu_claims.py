@@ -60,7 +60,7 @@ def set_aside(count: int) -> None:
 
     Raises:
         UserError: no GPU would be left.
-        IncompatibleEngine: this process has set aside another number before; the worker then restarts.
+        IncompatibleEngine: this process has set aside a different number before; the worker then restarts.
     """
     global _set_aside
     if len(_set_aside) == count or not (visible := devices.visible_gpus()):

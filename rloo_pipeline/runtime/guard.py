@@ -54,7 +54,7 @@ def require(distribution: str) -> None:
     """Checks the version of a library in PINS; call it before anything of the library is replaced.
 
     Raises:
-        UserError: another version is installed, and it is not a patch release in which all internals we use are the
+        UserError: a different version is installed, and it is not a patch release in which all internals we use are the
             same.
     """
     pin = PINS[distribution]

@@ -42,7 +42,7 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank:
-    """The rank of this process, from RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 where they are not set."""
+    """The rank of this process, from RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 if they are not set."""
     env = os.environ
     return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 

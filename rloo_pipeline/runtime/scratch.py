@@ -5,7 +5,7 @@ So TMPDIR is set to a folder with a lock file beside it. Each process that uses 
 the kernel releases when the process ends. The next process on this host that makes such a folder removes those that
 nobody has locked. Other hosts may share TMPDIR without seeing these locks, so the lock file names its host. On a file
 system without locks, folders of killed processes stay. A folder also stays while a process that outlives its killed
-owner can still write into it, or make it anew.
+owner can still write into it or recreate it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def section_of(config: Config) -> Harness:
     """The section `evaluation.harness`.
 
     Raises:
-        UserError: it is not set, or lm-eval cannot be imported.
+        UserError: the section is not set, or lm-eval cannot be imported.
     """
     if config.evaluation.harness is None:
         raise UserError("evaluation.harness is not set; name its tasks")

@@ -2,7 +2,7 @@
 policy that sampled them.
 
 Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve over the same problems. A round
-sampled at another temperature counts as not measured. In TensorBoard the steps of the curve are the optimizer steps
+sampled at a different temperature counts as not measured. In TensorBoard the steps of the curve are the optimizer steps
 that had made the policy, as in TRL.
 """
 
@@ -37,7 +37,7 @@ def held_out(
         policy_metrics: metrics.json of the round that made the policy; None for policy 0.
 
     Raises:
-        UserError: a file is missing or damaged, or is of another round.
+        UserError: a file is missing or damaged, or belongs to a different round.
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
@@ -45,7 +45,7 @@ def held_out(
     config = config.model_copy(update={"rewards": rewards, "correct": correct})
     tables = round_tables.read_held_out(files, round_, config.evaluation.temperature)
     policy = config.rollout.policy_of(round_)
-    # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature had another value
+    # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature was different
     if not len(tables.rollouts):
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")

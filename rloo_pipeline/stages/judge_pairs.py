@@ -45,7 +45,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         output: table of `JUDGEMENTS`.
 
     Raises:
-        UserError: a table is damaged or has other prompts, or the judge fails, cannot judge any pair, or returns a
+        UserError: a table is damaged or has different prompts, or the judge fails, cannot judge any pair, or returns a
             number outside 0 to 1.
     """
     assert config.judge

@@ -43,7 +43,8 @@ def rollout(
 
     Raises:
         UserError: there are fewer prompts than a round needs, a table of pass rates or of the round before is missing,
-            damaged or of another round, the policy is not complete, or prompts and completions do not fit its context.
+            damaged or from a different round, the policy is incomplete, or prompts and completions do not fit its
+            context.
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")

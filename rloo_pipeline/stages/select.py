@@ -13,14 +13,14 @@ from rloo_pipeline.judging.run_files import read_config, read_evaluation
 from rloo_pipeline.runtime.progress import say
 
 DIGITS = 12
-"""Digits that two values must share to count as equal: sums in another order can differ in the last digit."""
+"""Digits that two values must share to count as equal: sums in a different order can differ in the last digit."""
 
 
 class Best(NamedTuple):
     """The best policy of a run."""
 
     run: str
-    """The run's folder, relative to that of the experiment; `.` for a single run."""
+    """The run's folder, relative to the experiment's; `.` for a single run."""
     seed: int
     round: int
     value: float
@@ -36,7 +36,7 @@ def select(runs: Sequence[Path], output: Path) -> None:
         output: selection.json, in the folder of the experiment or of the single run.
 
     Raises:
-        UserError: an evaluation is missing or damaged, or evaluations are of different numbers of prompts.
+        UserError: an evaluation is missing or damaged, or evaluations have different numbers of prompts.
     """
     arms: dict[str, list[Best]] = {}
     prompts: dict[int, str] = {}

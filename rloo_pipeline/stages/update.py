@@ -62,7 +62,7 @@ def update(
         checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
 
     Raises:
-        UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
+        UserError: an input is damaged, or tables, log-probs or trainer state belong to a different round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     digest = start.digest  # verifies its files before anything else reads them

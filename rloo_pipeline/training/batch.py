@@ -40,11 +40,11 @@ class RoundTensors(NamedTuple):
     old_logps: Float[Tensor, "completions tokens"] | None
     """log π_old; None if the log-probs of the first step serve as π_old's."""
     reference_logps: Float[Tensor, "completions tokens"] | None = None
-    """log π_ref; None where beta is 0."""
+    """log π_ref; None if beta is 0."""
     teacher_logps: Float[Tensor, "completions tokens"] | None = None
     """log π_teacher; None without a teacher."""
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
-    """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
+    """Log-probs under the sampler; None if its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
     """Tokens that count against `max_completion_length`, including those of tools and users; None if there are none."""
     teacher_top_logps: Float[Tensor, "completions tokens K"] | None = None
@@ -60,7 +60,7 @@ class AlgorithmState(NamedTuple):
     """State of the algorithm, besides policy and optimizer, that carries over from round to round."""
 
     beta: float | None = None
-    """The adapted KL coefficient; None where it is constant."""
+    """The adapted KL coefficient; None if it is constant."""
     moments: shaping.Moments = shaping.Moments()
     """Moments of all rewards so far, for `reward_normalization: running`."""
     num_tokens: int = 0
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
     rewards: Float64[Tensor, " completions"]
     """Rewards with length penalties, standardized and clipped, before KL; NaN where unscorable or excluded."""
     kl: Float64[Tensor, " completions"] | None
-    """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
+    """KL estimate summed over tokens, in nats; None if the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
     """Per token under `kl.placement: token_reward` or with a teacher without `top_k`."""
     masked: Bool[Tensor, " completions"]
@@ -206,7 +206,7 @@ def _shaped(
 
 
 def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tensor) -> Tensor | None:
-    """[completions, longest] KL of each token; None where the KL is not in the reward."""
+    """[completions, longest] KL of each token; None if the KL is not in the reward."""
     old, reference = completions.old_logps, completions.reference_logps
     if algorithm.kl.placement == "loss" or old is None or reference is None:
         return None
@@ -247,5 +247,5 @@ def _check_success(algorithm: Algorithm, scores: Tensor) -> None:
         raise UserError(
             f"algorithm.advantage: {algorithm.advantage} needs scores of 0 and 1, but {others.numel()} of the "
             f"{scores.numel()} completions of this round have other scores, such as {float(others[0]):g}; "
-            "use rewards whose weighted sum is 0 or 1, or another estimator"
+            "use rewards whose weighted sum is 0 or 1, or a different estimator"
         )

@@ -2,7 +2,7 @@
 
 `packed` is the fastest: one row without padding, in which completions share their prompt. It needs layers that attend
 through transformers' attention interface and mix tokens nowhere else. `padded` and `single` are plain transformers: a
-batch padded on the right, or one sequence after the other. They compute a shared prompt once per completion.
+batch padded on the right, or one sequence at a time. They compute a shared prompt once per completion.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Padded(Packed):
 
 
 class Single(Padded):
-    """One sequence after the other."""
+    """One sequence at a time."""
 
     name = "single"
     speed = "one sequence at a time in plain transformers: much slower than packed"

@@ -109,7 +109,7 @@ class Layout:
     even: bool
     """True if all sequences have the same length."""
     group: SequenceGroup | None = None
-    """Ranks over which the tokens of the row are split; None where a rank has all of them."""
+    """Ranks over which the tokens of the row are split; None if a rank has all of them."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Layout:
@@ -160,7 +160,7 @@ def lay_out(
         prompts: index in the row where the prompt begins; neighbours with the same index share a prompt.
         prompt_lengths: lengths in tokens.
         completions: index in the row where the completion begins.
-        completion_lengths: lengths in tokens, as far as the row contains the completion.
+        completion_lengths: lengths in tokens of the part of each completion that is in the row.
     """
     lengths = prompt_lengths + completion_lengths
     order = lengths.argsort(descending=True, stable=True)

@@ -251,7 +251,7 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
 @contextmanager
 def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
     """A block in which a decoder returns `output` for `ids` without computing, which would take long with split
-    weights. It does compute if it gets other tensors, such as embeddings that the model scales.
+    weights. It does compute if it gets different tensors, such as embeddings that the model scales.
     """
     own, compute = decoder.__dict__.get("forward"), decoder.forward
 

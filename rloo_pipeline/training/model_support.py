@@ -51,7 +51,7 @@ WITHOUT_LORA = frozenset(
 )
 """Architectures whose adapters vLLM cannot serve."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
-"""Modules that have other names in vLLM than in transformers, by architecture."""
+"""Modules whose names in vLLM differ from those in transformers, by architecture."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 

@@ -55,7 +55,7 @@ class Pack(NamedTuple):
     completion_lengths: Int[Tensor, " sequences"]
     """Number of these tokens; on the CPU, wherever the pack is."""
     vision: Vision | None = None
-    """Images of the prompts, one sequence after the other."""
+    """Images of the prompts, sequence by sequence."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
     """Experts that the sampler chose, layer by layer; always on the CPU. None if routers choose."""
     candidates: Int[Tensor, "completion_tokens K"] | None = None

@@ -39,10 +39,10 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
         pairs: preferences.
         model: the model whose tokenizer is used.
         max_length: maximum number of tokens of a conversation.
-        label: what the pairs are, for messages.
+        label: name of the pairs, for messages.
 
     Raises:
-        UserError: a conversation cannot be tokenized, a pair is equal in tokens, or none is within the limit.
+        UserError: a conversation cannot be tokenized, a pair has equal tokens, or no pair is within the limit.
     """
     tokenizer, pad = model.tokenizer, pad_of(model)
     prompts, completions, margins, keys, lengths = list[list[int]](), list[list[int]](), [], [], list[int]()

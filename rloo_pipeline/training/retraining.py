@@ -60,7 +60,7 @@ def engine_after(
 def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> tuple[Engine, AlgorithmState]:
     """Recreates the trainer after the round that trained a policy, and rewrites the policy's weights that a node lost.
 
-    The arguments are those of `engine_after`.
+    The arguments are the same as for `engine_after`.
 
     Raises:
         UserError: as `engine_after`, or the weights would differ from the lost ones.
@@ -87,7 +87,7 @@ def _replayed(
 ) -> tuple[Engine, AlgorithmState, Policy]:
     """The trainer after a round, and the policy that it was loaded with.
 
-    The arguments are those of `engine_after`, and the newest round whose state may be used.
+    The arguments are the same as for `engine_after`, and the newest round whose state may be used.
     """
     number, state = _newest(newest, states)
     before = start
@@ -133,7 +133,7 @@ def _digest_of(run: Path, number: int) -> str:
 def _train(
     config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path, prompts: Path | None
 ) -> AlgorithmState:
-    """Trains a round from the tables in its folder, which may be in another number of shards than today's."""
+    """Trains a round from the tables in its folder, whose number of shards may differ from today's."""
     folder = _round(run, round_)
     kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in RoundFiles._fields]
     if not kinds[0]:
@@ -146,7 +146,7 @@ def _train(
     trained = round_training.train(config, round_, engine, carried, sampled, prompts)
     written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
     if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):
-        raise UserError(f"{folder}: its tables have other completions than {lineage.TRAIN}; delete it and run again")
+        raise UserError(f"{folder}: its tables do not have the completions of {lineage.TRAIN}; delete it and run again")
     return trained.algorithm_state
 
 
@@ -170,7 +170,7 @@ def _compare(replayed: Path, before: Path, start: Path) -> None:
     length, distance = (_distance(start, other) for other in (before, replayed))
     if distance > ROUNDING * length:
         raise UserError(
-            f"{start}: training its rounds again from their tables gives another policy, at a distance of "
+            f"{start}: training its rounds again from their tables gives a different policy, at a distance of "
             f"{distance:.3g} from this one ({length:.3g} from {before}); delete it and run again"
         )
     share = distance / length if length else 0.0

@@ -100,13 +100,13 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
         raise_disk_full(error)
         raise UserError(
             f"{policy.base}: transformers cannot load it for sequence classification ({one_line(error)}); "
-            "name another one in reward_model.name_or_path"
+            "name a different one in reward_model.name_or_path"
         ) from error
     head = getattr(model, "score", None)
     if type(head) is not nn.Linear or head.bias is not None or head.out_features != 1:
         raise UserError(
             f"{policy.base}: {type(model).__name__} has no head `score` of one output without bias; name a model of "
-            "another family in reward_model.name_or_path"
+            "a different family in reward_model.name_or_path"
         )
     output = {name for name in loading_info["unexpected_keys"] if name.rpartition(".")[0] in ("lm_head", "embed_out")}
     known = {"missing_keys": {HEAD}, "unexpected_keys": output}

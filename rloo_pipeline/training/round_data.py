@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
     """The token ids of rollouts, with the loss masks of episodes and the images of prompts.
 
-    The arguments and errors are those of `row_images.of_rollouts`.
+    The arguments and errors are the same as for `row_images.of_rollouts`.
     """
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
     images = row_images.of_rollouts(rollouts, prompts, policy)
@@ -91,7 +91,7 @@ def completions_of(
 ) -> RoundTensors:
     """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
 
-    The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
+    The tensors have only the tokens that the model sampled, without gaps: those of tools and users are left out.
     `vocabulary` is the student's number of tokens, which `algorithm.teacher.top_k` needs.
     """
     rollouts, reference, teacher = round_tables.rollouts, round_tables.reference, round_tables.teacher

@@ -7,7 +7,7 @@ that policy with its whole adapter. The largest allowed difference is
     max(rounding of the number format, TIMES × the difference of policy 0 in checks.json)
 
 plus `ERRORS` standard errors, since a round is a sample. The standard error is that of the ratio Σ|d| / Σ tokens over
-completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to other experts raise no alarm.
+completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to different experts raise no alarm.
 
 With truncated or masked sampling (top_p, top_k, min_p, masks of `rollout.generation_kwargs`), the sampler's log-prob is
 that of the whole distribution minus the log of the remaining mass, so it is at least as high. Then only the amount by
@@ -166,7 +166,7 @@ def require_evaluation(
         The difference.
 
     Raises:
-        UserError: it is larger than what is explained.
+        UserError: the difference is larger than the allowed one.
     """
     found = of_lists(logps, table["sampling_logps"].to_pylist(), config.rollout.masked_by is not None)
     allowed = bound(policy, config.model.dtype, config.evaluation.temperature, checks)
@@ -175,7 +175,7 @@ def require_evaluation(
 
 
 def remedy(folder: Path) -> str:
-    """Advice on samples that another policy made; `folder` holds them."""
+    """Advice for samples from the wrong policy, which are in `folder`."""
     return f"delete {folder} and run again; to train anyway, set checks.accept: [{CHECK}]"
 
 
@@ -185,7 +185,7 @@ def _cause(policy: Policy) -> str:
         return "vLLM does not apply all modules of the adapter (update.lora.target_modules), or kept an older adapter"
     if policy.folder.name.isdigit() and int(policy.folder.name) > 0:
         return "an engine that stayed alive kept the weights of an older policy, or vLLM quantizes them"
-    return "the folder has another revision of the model than it had for the sampler, or vLLM quantizes its weights"
+    return "the folder's model has changed since the sampler read it, or vLLM quantizes its weights"
 
 
 class RolloutProof:

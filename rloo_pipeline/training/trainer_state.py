@@ -128,7 +128,7 @@ def of_rounds(folder: Path) -> Iterator[Path]:
 
 
 def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
-    """Takes and writes a state; the arguments are those of `TrainerState`."""
+    """Takes and writes a state; the arguments are the same as for `TrainerState`."""
     TrainerState(engine, algorithm_state, None, **about).write(target)
 
 

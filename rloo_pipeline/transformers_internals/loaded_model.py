@@ -18,12 +18,12 @@ def tied_weights(model: Any) -> dict[str, str]:
 
 
 def untied_weights(model: Any) -> list[str]:
-    """Names of weights that should be tied, but are not, since the checkpoint has other values for them."""
+    """Names of weights that should be tied, but are not, since the checkpoint has different values for them."""
     return sorted(tied_weights(model).keys() - model.all_tied_weights_keys.keys())
 
 
 def renames_weights(model: Any) -> bool:
-    """True if the checkpoint has other names or shapes than the model, for example for experts."""
+    """True if names or shapes in the checkpoint differ from the model's, for example for experts."""
     return bool(getattr(model, "_weight_conversions", None))
 
 

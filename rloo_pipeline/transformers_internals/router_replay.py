@@ -1,6 +1,6 @@
 """Trains mixtures of experts with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
 
-Near a tie, the trainer's router chooses other experts than vLLM's router, whose sums round differently. The token's
+Near a tie, the trainer's router and vLLM's choose different experts, since their sums round differently. The token's
 log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts. Their
 weights still come from the trainer's own router, so the router gets its gradient.
 
@@ -67,7 +67,7 @@ class RouterReplay:
             raise UserError(
                 f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
                 f"{largest}, but {self.name} has {self.layers} layers with {choices} of {most}: they were "
-                "sampled from another model; delete the round's rollouts and run again"
+                "sampled from a different model; delete the round's rollouts and run again"
             )
         self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)
 

@@ -57,7 +57,7 @@ def take(name: str, key: object) -> Any | None:
     """Removes the engine `name` from the cache and returns it; None if it is missing.
 
     Raises:
-        IncompatibleEngine: the engine has another key.
+        IncompatibleEngine: the engine has a different key.
     """
     kept_key, engine = _engines.pop(name, (key, None))
     if kept_key != key:

@@ -105,7 +105,7 @@ class KeptRanks:
         """Starts `count` ranks.
 
         Raises:
-            IncompatibleEngine: they do not connect.
+            IncompatibleEngine: the ranks do not connect.
         """
         self.count = count
         self._folder = tempfile.TemporaryDirectory(prefix="rloo-ranks-", ignore_cleanup_errors=True)

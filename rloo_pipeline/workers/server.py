@@ -1,4 +1,4 @@
-"""`rloo worker`: a process that runs stages one after the other and keeps their engines (`engine_cache`).
+"""`rloo worker`: a process that runs stages one at a time and keeps their engines (`engine_cache`).
 
 A stage runs as it would by itself: the same command, its own log, the client's terminal. After an error, or for a stage
 that its engine does not fit, the process restarts itself with an empty cache. It ends with the Snakemake that started

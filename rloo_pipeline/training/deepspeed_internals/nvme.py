@@ -180,7 +180,7 @@ def replace_access() -> None:
     """Makes DeepSpeed read and write with `Handle`.
 
     DeepSpeed ignores the result of reads and writes. If one fails, for example because the disk is full or an offset is
-    not a multiple of 512 bytes, it goes on with whatever is in the buffer.
+    not a multiple of 512 bytes, it continues with whatever is in the buffer.
     """
     from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
 

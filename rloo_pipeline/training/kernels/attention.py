@@ -75,7 +75,7 @@ def checked_forward(model: str, layers: int) -> Iterator[None]:
         layers: number of its layers.
 
     Raises:
-        UserError: some layers attend in another way, in which the sequences of a pack would see each other.
+        UserError: some layers attend in another way, which would mix the sequences of a pack.
     """
     calls: list[str] = []
     previous = _CALLS.set(calls)

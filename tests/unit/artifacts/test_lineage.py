@@ -57,7 +57,7 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
     write_policy(tmp_path / "policies" / "00000", "x", assets=digests["a"])
     lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "b" / "assets"])
     with pytest.raises(
-        UserError, match=r"c/assets: made by another run, from another model or other data than .*00000"
+        UserError, match=r"c/assets: made by another run, from a different model or different data than .*00000"
     ):
         lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
 
