@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 LEAST_REST = 1e-6
-"""Lower bound of the probability of all other tokens, whose float32 value has an error near 1e-7."""
+"""Lower bound on the probability of all other tokens, which has an error near 1e-7 in float32."""
 _ABSENT = -1e4
-"""Log-prob whose exponential is 0; it is finite, so that 0 times it is 0."""
+"""A finite log-prob whose exponential is 0, so that 0 times it is 0."""
 
 
 def of_top(

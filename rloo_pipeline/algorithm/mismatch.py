@@ -8,7 +8,7 @@ thresholds (mis): Yao et al. 2025, "Your efficient RL framework secretly brings 
 token mask of IcePop (Ling team 2025, "Every step evolves", arXiv 2510.18855).
 
 The weight of a whole completion is a product over its tokens, so in long completions noise alone takes it far from 1.
-sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weighs the
+sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weights the
 completions within them by 1, because a geometric mean is not an importance weight (Liu et al. 2025, the geometric
 mask).
 
@@ -29,11 +29,11 @@ from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, Level, log_ratio
 
 Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
 BAND = (0.5, 2.0)
-"""Weights of a token that rounding explains; a weight outside this band has another cause."""
+"""Token weights that rounding can explain; a weight outside this band has a different cause."""
 
 
 class Rejection(NamedTuple):
-    """Drops actions whose own weight, or whose completion's weight, is outside the thresholds, if any."""
+    """A rule that drops actions if their weight, or that of their completion, is outside the thresholds."""
 
     by: Level
     min: float | None
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
     """Effect of a correction on each action."""
 
     weight: Float[Tensor, "completions actions"]
-    """Factor of its loss, without gradient; 0 outside the mask where tokens have weights of their own."""
+    """Factor of the action's loss, without gradient; if weights are per token, 0 outside the mask."""
     outside: Bool[Tensor, "completions actions"]
     """True if the weight is beyond a threshold, and is therefore truncated or dropped."""
 

@@ -63,7 +63,8 @@ def std(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
 def whiten(values: Float[Tensor, "*shape"], divide: bool = True) -> Float[Tensor, "*shape"]:
     """Values minus their mean over the whole tensor, divided by their standard deviation plus ε.
 
-    A value that differs from the mean by rounding alone becomes exactly 0, as its sign decides what counts as clipped.
+    A value that differs from the mean by rounding alone becomes exactly 0, since its sign would decide what counts as
+    clipped.
 
     Args:
         values: any tensor; with fewer than two values that are not NaN, it is not divided.

@@ -13,7 +13,7 @@ from rloo_pipeline.algorithm import nan_stats
 
 
 class Moments(NamedTuple):
-    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962); range of their scores."""
+    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962), and their scores' range."""
 
     number: int = 0
     mean: float = 0.0
@@ -63,7 +63,7 @@ def overlong(lengths: Int[Tensor, " completions"], longest: int, cache: int) -> 
 
 
 def off_target(lengths: Int[Tensor, " completions"], target: int) -> Float[Tensor, " completions"]:
-    """−|length − target| / target: the distance to the target length, as a share of it.
+    """−|length − target| / target: the distance to the target length, relative to it.
 
     Aggarwal and Welleck 2025 (L1, arXiv 2503.04697), equation 1, with α = 1/target.
     """

@@ -44,7 +44,7 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
     Args:
         folder: the assets folder.
         keys: sources that the caller reads; their files are checked.
-        weights: True if it reads weights.
+        weights: True if the caller reads weights.
 
     Raises:
         UserError: a file of the folder or of one of these sources is missing or damaged.
@@ -82,7 +82,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _files(path: Path) -> tuple[Path, list[str]]:
-    """The folder of a source and the names of the files in it that a run may read; a generator has none."""
+    """The folder of a source, and the names of its files that a run may read; none for a generator."""
     if path.is_file():
         return path.parent, [path.name]
     names = (file.relative_to(path) for file in folder_files(path))

@@ -1,7 +1,7 @@
 """Checks that the columns of an episode agree: a completion of several turns in one row of rollouts.
 
 `completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
-and of the chat template between them. `loss_mask` is true on the sampled ones, and only they have a value in
+and of the chat template between them. `loss_mask` is True for sampled ones, and only they have a value in
 `sampling_logps`. A turn with the role `assistant` consists of exactly the tokens that were sampled in it.
 """
 
@@ -26,7 +26,7 @@ CHECKED = {"completion_ids", "loss_mask", "sampling_logps", "turns", "finish_rea
 
 
 def check(path: Path, table: pa.Table) -> None:
-    """Checks the columns of episodes, if the table has them all.
+    """Checks the columns of episodes, if the table has all of them.
 
     Raises:
         UserError: the columns of a row contradict each other.

@@ -24,11 +24,11 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
-"""Environment variable: the token and its path, inherited by all processes of a stage."""
+"""Environment variable with the token and its path, which all processes of a stage inherit."""
 
 
 _own_tokens: list[str] = []
-"""The token that this process took, if it took one."""
+"""The token that this process took, if any."""
 
 
 def acquire(run: Path, output: Path) -> None:
@@ -47,13 +47,15 @@ def acquire(run: Path, output: Path) -> None:
 
 
 def _put(token: str, path: Path) -> None:
-    """Replaces a token file; repeats it if another process took the temporary file for that of a killed one."""
+    """Replaces a token file; retries if another process mistook the temporary file for a killed process's and removed
+    it.
+    """
     temporary = path.with_name(f"{path.name}.{token}")
     while True:
         temporary.write_text(token)
         try:
             os.replace(temporary, path)
-        except FileNotFoundError:  # at most once for each process that takes the token at the same time
+        except FileNotFoundError:  # happens at most once for each process that takes the token at the same time
             continue
         return
 

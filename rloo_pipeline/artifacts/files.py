@@ -31,8 +31,8 @@ os.umask(UMASK)
 def temporary_path(path: Path) -> Path:
     """A new hidden path in the folder of `path`, to be written and then renamed to `path`.
 
-    Removes the temporary files that earlier writers of `path` left; an earlier writer that still runs fails at its
-    rename.
+    Removes the temporary files that earlier writers of `path` left; an earlier writer that is still running fails at
+    its rename.
 
     Raises:
         UserError: a later process runs the same stage (fence.py).
@@ -87,7 +87,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(temporary: Path, path: Path) -> None:
-    """Syncs a finished folder to disk and renames it to `path`, replacing the folder that is there."""
+    """Flushes a finished folder to disk and renames it to `path`, replacing any folder there."""
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
             _share(file)
@@ -113,7 +113,7 @@ def _share(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Syncs a file, or the entries of a folder, to disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     if path.is_symlink():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -206,9 +206,9 @@ def sha256(path: Path) -> str:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes `target` a hard link to `source`, or a copy where the file system does not allow links.
+    """Makes `target` a hard link to `source`, or a copy if the file system does not allow links.
 
-    It also copies if Snakemake's cache is in use: the cache makes its files writable for everybody, and through a hard
+    It also copies if Snakemake's cache is in use: the cache makes its files writable by everybody, and through a hard
     link it would do so with `source`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def write(folder: Path, configs: Iterable[Config]) -> None:
 
 
 def files_of(config: Config) -> dict[Path, str]:
-    """The files of all functions of the user that a configuration names, and their digests.
+    """The files of all user functions that a configuration names, and their digests.
 
     Raises:
         UserError: it names a function that does not exist.

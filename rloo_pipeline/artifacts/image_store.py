@@ -36,7 +36,7 @@ class About(NamedTuple):
 
     column: str
     single: bool
-    """Each row has one image, not a list of images."""
+    """True if each row has one image, not a list of images."""
     most: int
     """Maximum number of images in a prompt."""
 
@@ -97,7 +97,7 @@ class ImageStore:
         verify_manifest(prompts, lambda name: name.startswith(f"{FOLDER}/"))
         self.folder = prompts / FOLDER
         self.image = lru_cache(CACHE_SIZE)(self._image)
-        """The pixels of an image by its digest."""
+        """Returns the pixels of an image, given its digest."""
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -108,7 +108,7 @@ class ImageStore:
         return {digest: row for row, digest in enumerate(self._table["digest"].to_pylist())}
 
     def file(self, digest: str) -> bytes:
-        """An image file.
+        """Returns an image file, given its digest.
 
         Raises:
             UserError: no image has this digest.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 ASSETS = "assets.json"
-"""File in the assets folder."""
+"""Name of the file in the assets folder."""
 TRAIN = "train.parquet"
 """Table that an update writes into its round's folder."""
 FUNCTIONS = "functions"
@@ -104,7 +104,7 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:
-    """The keys that decide a stage, or a job of it with one reward function, whose weight then does not count."""
+    """The keys that decide a stage, or its job with a single reward function, whose weight then does not count."""
     if only is None:
         return config.params(stage)
     [reward] = [reward.decides() for reward in config.rewards if reward.column == only] or [{}]
@@ -148,7 +148,7 @@ def facts_of(path: Path) -> dict[str, str]:
 
 
 def assets_digest(folder: Path) -> str:
-    """Digest of the content of a run's model and data; their paths do not count."""
+    """Digest of the content of a run's model and data, whatever their paths."""
     sources: Mapping[str, Any] = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     built = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     content = {key: _content(source) for key, source in sources.items() if key != SEAL}

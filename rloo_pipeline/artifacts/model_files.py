@@ -74,7 +74,7 @@ def check(folder: Path) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Checks the length of a file: 8 bytes of header length, a JSON header with the offsets of each tensor, tensors."""
+    """Checks the length of a file: 8 bytes of header length, a JSON header with the tensors' offsets, the tensors."""
     size = file.stat().st_size
     with file.open("rb") as handle:
         start = handle.read(8)

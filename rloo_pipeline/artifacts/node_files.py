@@ -49,7 +49,7 @@ def make(folder: Path, policies: Path) -> None:
         )
     linked = set[Path]()
     for link in (link for policy in policies.glob("[0-9]*") for link in links(policy)):
-        with suppress(FileNotFoundError):  # Snakemake removes a policy that no job needs any more
+        with suppress(FileNotFoundError):  # Snakemake removes policies that no job needs any more
             linked.add(link.readlink().parent)
     for other in folder.parent.glob(WRITTEN):
         if other not in {*linked, folder}:

@@ -46,7 +46,7 @@ class Policy:
         return Policy, (self.folder, self.trust_remote_code)
 
     def __str__(self) -> str:
-        """The folder, as messages name the policy."""
+        """The folder, which names the policy in messages."""
         return str(self.folder)
 
     @cached_property
@@ -103,7 +103,7 @@ class Policy:
 
         try:
             config = AutoConfig.from_pretrained(self.base, trust_remote_code=self.trust_remote_code)
-        except Exception as error:  # transformers checks few values of a configuration
+        except Exception as error:  # of any kind: transformers checks few values of a configuration
             raise_disk_full(error)
             raise UserError(
                 f"{self.config_file}: transformers cannot read this configuration "
@@ -197,10 +197,10 @@ class Policy:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.base, trust_remote_code=self.trust_remote_code
             )
-        except Exception as error:  # tokenizers checks few values of its files
+        except Exception as error:  # of any kind: tokenizers checks few values of its files
             raise_disk_full(error)
             raise UserError(f"{self}: no tokenizer can be loaded ({one_line(error)})") from error
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one where tokenizer.json is missing
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if tokenizer.json is missing
             raise UserError(f"{self}: no tokenizer (no tokenizer.json); copy or fetch the whole model")
         if tokenizer.eos_token_id is None:
             raise UserError(
@@ -217,7 +217,7 @@ class Policy:
         return vision.load_processor(self.base, self.config, self.trust_remote_code)
 
     def pixels(self, image: Any) -> dict[str, Tensor]:
-        """An image as tensors, which the model's forward takes by these names."""
+        """An image as tensors, by the names that the model's forward has for them."""
         outputs = self.processor.image_processor(images=[image], return_tensors="pt").items()
         return {name: values for name, values in outputs if name != vision.UNREAD}
 
@@ -252,7 +252,7 @@ class Policy:
         """Digest of weights and configuration; tables have it as `policy` in their footers.
 
         Raises:
-            UserError: `verify` fails, or it is not the policy that its round trained.
+            UserError: `verify` fails, or it is not the policy that its round has trained.
         """
         manifest = self.verify()
         if manifest:
@@ -314,7 +314,7 @@ def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}
     """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
 
     Args:
-        folder: holds the policy.
+        folder: folder with the policy's files.
         name: name of the policy, such as 00001.
         known: digests of files that were computed when they were written, by name.
         made_from: facts about the run, for `lineage`.
@@ -339,7 +339,7 @@ def _digest(digests: Mapping[str, str]) -> str:
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
-    """The ids that rewards see as text: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+    """The ids that rewards see as text: all except end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
 
     Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
 

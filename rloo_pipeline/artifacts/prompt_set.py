@@ -192,7 +192,7 @@ def _keys_differ(values: Iterable[Any]) -> bool:
 
 
 def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
-    """The schemas of the tools that the prompt of a row lists; none in a run without tools.
+    """The schemas of the tools in the prompt of a row; none in a run without tools.
 
     Args:
         prompts: folder that the stage `prompts` wrote.
@@ -203,7 +203,7 @@ def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
 
 
 def tool_names(prompts: Path) -> list[str]:
-    """The names of all tools that the prompts of a folder list, sorted."""
+    """The names of all tools in the prompts of a folder, sorted."""
     return sorted({tool["function"]["name"] for tools in _tool_sets(prompts).values() for tool in tools})
 
 

@@ -49,7 +49,7 @@ class RoundTables(NamedTuple):
     reference: pa.Table | None = None
     teacher: pa.Table | None = None
     refilled: int = 0
-    """Rows at the end that the refill sampled."""
+    """Number of rows at the end that the refill sampled."""
 
     def take(self, rows: list[int]) -> RoundTables:
         """The given rows of every table."""

@@ -155,7 +155,7 @@ def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | N
 
 
 def functions_of(table: pa.Table) -> list[str]:
-    """Names of the reward functions whose scores a table of scores or of an evaluation's completions has."""
+    """Names of the reward functions whose scores are in a table, of scores or of evaluated completions."""
     return [name.removeprefix(SCORES) for name in table.column_names if name.startswith(SCORES)]
 
 
@@ -318,7 +318,7 @@ def facts_in(path: Path) -> dict[str, str]:
 
 
 def facts_about(rollouts: pa.Table) -> dict[str, str]:
-    """The facts that a table about one shard of rollouts has in its footer, with the digest of that shard."""
+    """Footer facts for a table about one shard of rollouts, including the digest of that shard."""
     facts = footer(rollouts)
     return {key: facts[key] for key in ("run", "round", "shard", "seed")} | {"rollouts": facts[DIGEST]}
 
@@ -335,14 +335,14 @@ def lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 def sampled_lengths(rollouts: pa.Table) -> list[int]:
-    """Number of tokens of each completion that the model sampled: all but those of tools and users."""
+    """Number of sampled tokens in each completion, without the tokens of tools and users."""
     if not is_episodes(rollouts):
         return lengths(rollouts["completion_ids"])
     return lengths(rollouts["sampling_logps"])
 
 
 def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:
-    """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
+    """The shards of one table, all of one policy, concatenated in the order given; arguments and errors as for
     `read`.
     """
     return pa.concat_tables(read_shards(paths, kind, **expected), promote_options="default")

@@ -28,7 +28,7 @@ class ImageKind(NamedTuple):
     types: str
     """Argument of the model's forward that is 1 at tokens that stand for a part of an image."""
     modules: tuple[str, ...]
-    """Attributes of the model beside its language model: the vision encoder, and a projector outside of it."""
+    """Attributes of the model next to its language model: the vision encoder, and a projector if it is separate."""
     part: str = "image_token_id"
     """Token that stands for a part of an image."""
     video: str | None = None
@@ -90,7 +90,7 @@ def tokens_of(hf_config: Mapping[str, Any]) -> ImageTokens:
 
 
 def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
-    """Ids that stand for a part of an image or video; no model samples them, since nothing would stand behind them."""
+    """Ids that stand for a part of an image or video; no model samples them, since no image belongs to them."""
     if not takes_images(hf_config):
         return []
     kind = kind_of(hf_config)

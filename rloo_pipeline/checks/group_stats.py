@@ -113,12 +113,12 @@ def mixed_share(evidence: Evidence) -> float:
 
 
 def success_distribution(evidence: Evidence) -> SuccessDistribution | None:
-    """The distribution over prompts of the chance that a completion is right; None if all groups are alike."""
+    """The distribution, over prompts, of the chance that a completion is right; None if all groups are alike."""
     return fit(evidence.right.sum(axis=1), evidence.right.shape[1])
 
 
 class SuccessDistribution(NamedTuple):
-    """The Beta distribution of p, by its parameters."""
+    """The Beta distribution of p, given by its parameters."""
 
     a: float
     b: float

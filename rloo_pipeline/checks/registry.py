@@ -46,7 +46,7 @@ class Check(NamedTuple):
 
     measure: CheckFunction
     bad: Side
-    """Side of the limits on which a value is bad."""
+    """Side of the limits on which values are bad."""
     warn: Bound
     fail: Bound
 

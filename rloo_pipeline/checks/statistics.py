@@ -26,11 +26,11 @@ TAIL = (1 - LEVEL) / 2
 RESAMPLES = 10_000
 """Bootstrap resamples of the prompts, and random sign flips for p-values that are not computed exactly."""
 EXACT = 20
-"""Up to 2^`EXACT` distinct patterns of signs are enumerated instead of sampled."""
+"""Up to 2^`EXACT` distinct sign patterns are enumerated rather than sampled."""
 ROUNDING = 1e-12
 """Largest relative difference between two sums of the same numbers in different order."""
 BATCH = 2**20
-"""Random numbers drawn at a time."""
+"""Number of random numbers drawn at a time."""
 
 
 class Estimate(NamedTuple):
@@ -157,7 +157,7 @@ def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:
 
 
 def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None:
-    """Mean over prompts of the mean of a prompt's scores; None without any score.
+    """Mean over prompts of a prompt's mean score; None if there are no scores.
 
     Args:
         scores: [prompts, samples], NaN for none.

@@ -28,14 +28,14 @@ def is_image(value: Any) -> bool:
 
 
 def images_of(value: Any, location: str) -> list[bytes]:
-    """The image files of a row: those of one image, of a list of images, or none for null.
+    """The image files of a row: of one image or a list of images; none for null.
 
     Args:
         value: value of the column.
         location: file, row and column, for messages.
 
     Raises:
-        UserError: it holds something else, or an image that cannot be read.
+        UserError: the value is something else, or an image cannot be read.
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
     files = [_bytes_of(image, location) for image in given]
@@ -97,7 +97,7 @@ def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """Checks that data for a model with images have none, if the configuration names no column of images.
 
     Raises:
-        UserError: a column of COLUMNS has one.
+        UserError: a column of COLUMNS has images.
     """
     for name in COLUMNS:
         values = (row.get(name) for row in rows)
@@ -126,7 +126,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     """
     messages = with_parts(prompt, len(pixels), location)
     spelled = None if dataset.split_special_tokens is False else guard(dataset, processor.tokenizer).spelled(messages)
-    if spelled is not None:  # the processor tokenizes a text, not ids
+    if spelled is not None:  # the processor takes text, not ids, so a spelling would become the token
         raise UserError(
             f"{location}: a text spells the special token {spelled!r}; remove it, or set dataset.split_special_tokens: "
             "false if it is meant"

@@ -53,7 +53,7 @@ def objects(path: Path) -> Iterator[LocatedRow]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Opens the file, decompressed if its suffix says that it is compressed."""
+    """Opens the file; decompresses it if its suffix says that it is compressed."""
     if path.suffix in SUFFIXES:
         return path.open("rb")
     import fsspec  # type: ignore[import-untyped]
@@ -66,7 +66,7 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line += error.object[: error.start].count(b"\n")  # without a byte order mark
+        line += error.object[: error.start].count(b"\n")  # error.object has no byte order mark
         byte = f"byte 0x{error.object[error.start]:02x}"
         raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file as UTF-8") from error
 

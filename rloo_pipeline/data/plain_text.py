@@ -100,7 +100,7 @@ class PlainText:
         return self._plain_ids(self._hide(text, texts), texts, self.spelled(text))
 
     def _count(self, ids: Iterable[int]) -> int:
-        """Number of special tokens."""
+        """Number of special tokens among these ids."""
         return sum(map(self.special_ids.__contains__, ids))
 
     def _hide(self, text: str, texts: list[str]) -> str:

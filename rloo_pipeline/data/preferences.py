@@ -19,7 +19,7 @@ CHOSEN, REJECTED, PROMPT, MARGIN = "chosen", "rejected", "prompt", "margin"
 
 
 class Preference(NamedTuple):
-    """One pair. Prompt and completions are in the form in which reward functions get them."""
+    """One pair. Prompt and completions have the form in which reward functions get them."""
 
     where: str
     """File and row, for messages."""
@@ -104,7 +104,7 @@ def _are_messages(value: Any) -> bool:
 
 
 def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> Any:
-    """The prompt after the run's system prompt, unless the messages have one."""
+    """The prompt with the run's system prompt before it, unless the messages have one."""
     if isinstance(prompt, str):
         if not prompt:
             raise UserError(

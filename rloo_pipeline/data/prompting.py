@@ -51,10 +51,10 @@ def check_columns(columns: Iterable[str], dataset: Dataset, path: str) -> None:
 
 
 def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
-    """Checks that no column has a name that the tables of a run use themselves.
+    """Checks that no column has a name that a run's own tables use.
 
     Raises:
-        UserError: a column has such a name.
+        UserError: a column does.
     """
     clash = sorted({*columns} & {*TABLE_COLUMNS} - {dataset.prompt_column, "prompt", "completion"})
     if clash:
@@ -65,7 +65,7 @@ def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None
     """Checks that a column exists.
 
     Raises:
-        UserError: it does not; the message names the key of the configuration, and similar columns.
+        UserError: it does not exist; the message names the key of the configuration, and similar columns.
     """
     columns = list(columns)
     if name not in columns:
@@ -304,7 +304,7 @@ def render(
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in a block that takes longer; only in the main thread, where stages and commands work."""
+    """Raises TimeoutError if a block takes longer; works only in the main thread, where stages and commands run."""
 
     def expire(*_: object) -> None:
         raise TimeoutError(f"it took over {seconds:g} s")

@@ -46,12 +46,12 @@ NO_PASS_RATES = PassRateFiles()
 
 
 class RoundPrompts(NamedTuple):
-    """Rows of the training prompts."""
+    """Rows of the training prompts that a round may use."""
 
     sampled: list[int]
     """Prompts that the round always samples."""
     spare: list[int]
-    """All others that may be trained on, in the order in which a refill takes them."""
+    """All other prompts that may be trained on, in the order in which refills take them."""
 
 
 def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassRateFiles) -> RoundPrompts:
@@ -171,7 +171,7 @@ def _of_policy_0(rollout: Rollout, ids: Sequence[str], files: Sequence[Path]) ->
 
 
 def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
-    """The counts that are known to the policy that samples a round."""
+    """The counts from rounds that the sampling policy was trained on."""
     policy_round = rollout.policy_of(round_)
     if policy_round == 0:
         return difficulty

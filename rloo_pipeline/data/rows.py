@@ -78,7 +78,7 @@ def _loaded(source: Source, path: Path) -> list[Row]:
 
 
 def _by_datasets(source: Source, path: Path) -> list[Row]:
-    """Reads rows with `datasets.load_dataset`, so every dataset of the Hub is supported; text stays text.
+    """Reads rows with `datasets.load_dataset`, so that every dataset of the Hub is supported. Text stays text.
 
     CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
     """
@@ -113,7 +113,7 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
 
 
 def _unpacked(file: str) -> Iterator[Path]:
-    """The files of an archive, or the file itself; a compressed one is read as it is."""
+    """The files of an archive, or the file itself, which may be compressed."""
     import datasets
 
     if not str(file).endswith(ARCHIVES):

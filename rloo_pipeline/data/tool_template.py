@@ -77,7 +77,7 @@ class ToolTemplate:
         return True
 
     def turn_text(self, message: Message) -> str:
-        """The text of the model's turn with a message, as the template writes it, without the end of the turn."""
+        """The text that the template writes for a message of the model, without the end of the turn."""
         whole = self.render([ASKED, message])
         starts = (self.render([ASKED], next_turn) for next_turn in (True, False))
         start = next((start for start in starts if whole.startswith(start)), None)

@@ -177,7 +177,7 @@ def _start(command: str) -> str:
 
 
 def _free_port() -> int:
-    """A free port that no other process of ours chooses while the server starts. Otherwise another server could answer
+    """A free port that no other process of ours picks while the server starts. Otherwise another server could answer
     our health check.
     """
     while True:

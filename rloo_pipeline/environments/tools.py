@@ -15,7 +15,7 @@ from rloo_pipeline.user_code.sandbox.program_runs import RunSettings, run_progra
 from rloo_pipeline.user_code.sandbox.self_test import self_test
 
 LIMITS = SandboxLimits(seconds=10.0, memory_mb=512, file_mb=16, processes=8)
-"""Limits of a program."""
+"""Resource limits for a program."""
 START = """import sys; sys.stdout.reconfigure(line_buffering=True)
 exec(compile({!r}, "main.py", "exec"), globals())
 """

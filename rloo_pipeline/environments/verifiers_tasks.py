@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STATE_CHANNEL = ("_pull_state", "_push_state")
-"""Methods through which a toolset that is served by another process shares the state of the task."""
+"""Methods through which a toolset in a process of its own shares the state of the task."""
 
 END_OF_THOUGHTS = "</think>"
-"""The text before it is the `reasoning_content` of a message."""
+"""Separator: the text before it is a message's `reasoning_content`."""
 
 
 class VerifiersEpisode:
@@ -133,7 +133,7 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
     """The messages that a task starts with.
 
     Raises:
-        UserError: it has none, for example because a simulated user opens the conversation.
+        UserError: the task has no such messages, for example because a simulated user opens the conversation.
     """
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     if isinstance(data.prompt, str):

@@ -4,11 +4,11 @@ The values of an arm are a table [seeds, prompts]: each seed is one training, an
 Seeds are a sample of trainings, and prompts a sample of prompts of their kind.
 
 - The squared margin of a mean is the sum of the squared margins of seeds and of prompts, each with its own Student's
-  quantile.
-  Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too narrow.
+  quantile. Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too
+  narrow.
 - A share has the interval of Clopper and Pearson (1934) for the number of independent answers that would have this
-  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and keeps a width at
-  both ends.
+  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays between 0 and 1, and does not shrink
+  to nothing at either end.
 - Arms are compared in pairs of the same seed and prompt. The margin of a difference is at least that of the share won
   less the share lost (Zou and Donner 2008, MOVER), which is not 0 where all seeds agree.
 - p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
@@ -65,7 +65,7 @@ class _Variance(NamedTuple):
     prompts: int
 
     def margin(self, tail: float = TAIL) -> float:
-        """Banerjee's margin: half the width of the interval that leaves out `tail` at either end."""
+        """Banerjee's margin: half the width of the interval that excludes `tail` at either end."""
         from scipy.special import stdtrit
 
         seeds, prompts = (float(stdtrit(max(count - 1, 1), tail)) for count in (self.seeds, self.prompts))
@@ -135,8 +135,8 @@ def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
 
 
 def _variance(values: Array) -> _Variance:
-    """The variance of the mean of a table [seeds, prompts]. Variation within both counts twice, so intervals are rather
-    too wide than too narrow.
+    """The variance of the mean of a table [seeds, prompts]. Variation in both directions counts twice, so intervals are
+    rather too wide than too narrow.
     """
     seeds, prompts = values.shape
     of_prompts = float(values.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
@@ -194,6 +194,6 @@ def _p_of_margin(value: float, variance: _Variance) -> float:
 
 
 def _improvement(levels: Array, others: Array) -> float:
-    """Share of pairs, one training from each arm, in which the first is better; both [seeds]."""
+    """Share of pairs, of one training from each arm, in which the first is better; arguments are [seeds]."""
     pairs = np.subtract.outer(levels, others)
     return float(((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean())

@@ -32,7 +32,7 @@ class Change(NamedTuple):
     advantage_correlation: float | None
     """Pearson's r, over completions."""
     sign_changes: float
-    """Share of completions whose advantage changes its sign."""
+    """Share of completions whose advantage changes sign."""
 
 
 def change(

@@ -1,16 +1,17 @@
 """The symptoms of a run, found in the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
 
-Pure: the same metrics and thresholds give the same list, whether the run is finished, stopped or in flight.
+This is a pure function: the same metrics and thresholds give the same list, whether the run is finished, stopped or in
+flight.
 
 **How a gate ends a run.** The rule `gate` stands between round r and the rollouts of round r+1. It writes
-`rounds/r/diagnosis.json`. If a symptom shows whose action is `stop`, it writes `stopped.json`, prints one sentence and
+`rounds/r/diagnosis.json`. If a symptom with the action `stop` shows, it writes `stopped.json`, prints one sentence and
 fails. It has no other output that Snakemake would delete, so every policy, table and trainer state stays. The
 workflow's `onerror` then calls Snakemake again with `rounds=r`, because a stopped run *is* a run of r rounds: the
 ordinary rules evaluate policy r and make the report, on the same cluster. To continue the run, repeat the command with
 the gate set to `warn` or with a cure in the configuration; the run is extended like any other.
 
 **Alternatives that do not work.** An update that fails would lose its policy. Checkpoints would let Snakemake plan only
-one round. Jobs that end at once without doing their work would leave files that are not what their names say.
+one round. Jobs that end at once without doing their work would leave files that do not hold what their names say.
 
 **What reruns what.** The gate's file is an `ancient` input of rollouts, and the thresholds are not parameters of the
 rule `gate`. So a change of thresholds, or of this module, reruns nothing; a different learning rate makes new metrics,
@@ -102,7 +103,7 @@ def diagnose(
 
 
 def showing(symptoms: Sequence[Symptom], number: int) -> list[Symptom]:
-    """The symptoms that still show in round `number`, if that is the latest."""
+    """The symptoms that show in round `number`, which must be the latest."""
     return [symptom for symptom in symptoms if symptom.last == number]
 
 

@@ -25,7 +25,7 @@ NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
     *("oom-kill", "oom_kill", "oom kill"),
 )
-"""Lower-case parts of lines that report a lack of memory."""
+"""Lower-case phrases of lines that report a lack of memory."""
 TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
@@ -38,12 +38,12 @@ BY_SEED = ("evaluate_chosen", "prove_chosen")
 
 
 class RunFiles(NamedTuple):
-    """A run and what it has finished so far."""
+    """A run, with everything that it has finished so far."""
 
     folder: Path
     config: Config
     rounds: list[Metrics]
-    """metrics.json of the finished rounds of this training, from the first without a gap."""
+    """metrics.json of the finished rounds of this training, from the first on without a gap."""
 
     @property
     def ended_by_gate(self) -> bool:
@@ -108,7 +108,7 @@ class RunFiles(NamedTuple):
         return lines
 
     def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
-        """The symptoms that rounds from `since` on showed, from metrics, evaluations and logs.
+        """The symptoms of rounds from `since` on, found in metrics, evaluations and logs.
 
         Args:
             evaluations: by the policy's number; None reads those of the run.
@@ -171,7 +171,7 @@ def _rounds_of_training(run: Path, last: int) -> int:
 
 
 def in_order_of_time(run: Path, first: int, last: int) -> int:
-    """The last round from `first` to `last` up to which each round is newer than the one before.
+    """The last round, from `first` to `last`, such that each round up to it is newer than the one before.
 
     When a round is repeated, the older files of later rounds remain until those rounds are repeated too.
     """

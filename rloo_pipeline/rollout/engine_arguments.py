@@ -50,7 +50,7 @@ LOGPROBS_MODE = "processed_logprobs"
 
 
 class EngineSettings(NamedTuple):
-    """Options of the configuration that vLLM is started with."""
+    """Settings of the configuration with which vLLM is started."""
 
     dtype: Dtype
     gpu_memory_utilization: float
@@ -131,7 +131,7 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
 
 
 def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
-    """Checks a policy by its config.json for a sampler on CPUs.
+    """Checks from config.json that a sampler on CPUs can hold a policy.
 
     Args:
         policy: the policy.
@@ -261,8 +261,8 @@ def cpu_arguments(policy: Policy, engine: EngineSettings, longest: int) -> dict[
 def cache_bytes(dims: ModelDims | None, engine: EngineSettings, longest: int) -> int:
     """Size of the KV cache on CPUs in bytes.
 
-    vLLM fills all of the cache with zeros when it starts, so it gets what a full batch of the longest sequences takes,
-    and a quarter more for prompts that several sequences share. Its limit, `vllm.kv_cache_gib`, is also the size for a
+    vLLM fills the whole cache with zeros when it starts, so it is as large as a full batch of the longest sequences,
+    plus a quarter for prompts that several sequences share. Its limit, `vllm.kv_cache_gib`, is also the size for a
     model whose dimensions are unknown.
     """
     most = engine.kv_cache_gib * 2**30
@@ -276,7 +276,7 @@ class VisibleGpu(NamedTuple):
     """A GPU as vLLM sees it."""
 
     memory: float
-    """Bytes."""
+    """GPU memory in bytes."""
     name: str
 
     @property
@@ -320,7 +320,7 @@ def visible_gpu(parallel: int) -> VisibleGpu:
         return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
     import torch
 
-    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
+    facts = torch.cuda.get_device_properties(0)  # correct for a MIG slice, too
     return VisibleGpu(facts.total_memory, facts.name)
 
 

@@ -88,7 +88,7 @@ def _accept_scheduler() -> None:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """Runs a block that uses an engine. An error that ended the engine's process is raised here with its own message.
+    """Runs a block that uses an engine. If an error ended the engine's process, raises one with that error's message.
 
     Raises:
         RuntimeError: the engine's process has ended with an error.
@@ -182,7 +182,7 @@ class KeptTokens:
             self.experts.append(output.routed_experts)
 
     def join(self, last: EngineCoreOutput) -> None:
-        """Puts everything into the last output."""
+        """Merges everything kept so far into the last output."""
         import numpy as np
         from vllm.v1.outputs import LogprobsLists
 

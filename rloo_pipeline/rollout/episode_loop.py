@@ -51,7 +51,7 @@ class EpisodeRecord:
     messages: list[Message] = field(default_factory=list)
     text: str = ""
     called: tuple[str, ...] = ()
-    """Names of the tools that were called last."""
+    """Names of the tools that were called in the last turn."""
     finish_reason: str = ""
     reward: float | None = None
     state: str | None = None

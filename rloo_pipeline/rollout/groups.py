@@ -55,7 +55,7 @@ def load_sampler(
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
-        call_reader(policy, config.dataset, config.rollout.tool_parser)  # fails before an engine is started
+        call_reader(policy, config.dataset, config.rollout.tool_parser)  # to fail before an engine is started
     count = config.vllm.data_parallel_size
     key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
@@ -151,7 +151,7 @@ class Samples(Protocol):
         """The requests, in the order of the rows."""
 
     def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:
-        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""
+        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` has a row per request."""
 
 
 class Draw(NamedTuple):

@@ -39,7 +39,7 @@ class ParallelSampler:
         self.policy, self.digest = policy, policy.digest
         self.engine_seconds = [0.0] * count
         """Wall seconds that each engine took in the last call of `sample`."""
-        context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process has
+        context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process already does
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         atexit.register(self.close)  # runs before multiprocessing waits for its processes
@@ -140,7 +140,7 @@ KILLED = "an engine's process was killed, probably because memory ran out"
 
 
 def _send(connection: Connection, name: str, *arguments: Any) -> None:
-    """Asks an engine to do something."""
+    """Sends a call to an engine's process."""
     try:
         connection.send((name, *arguments))
     except OSError:
@@ -151,7 +151,7 @@ def _receive(connection: Connection) -> Any:
     """An engine's answer; raises its error."""
     try:
         answer = connection.recv()
-    except (EOFError, OSError):  # OSError: it has died with a request unread
+    except (EOFError, OSError):  # OSError: the process has died with a request unread
         raise RuntimeError(KILLED) from None
     if isinstance(answer, BaseException):
         raise answer

@@ -39,7 +39,9 @@ class PartialGroups:
         return [row for row in self.rows if row["finish_reason"] == tables.BUDGET]
 
     def requests(self) -> list[Request]:
-        """A request for each row that has not ended. The seed of a first segment is that of a run without a budget."""
+        """A request for each row that has not ended. The first segment has the seed that it would have without a
+        budget.
+        """
         settings, requests = self.settings, []
         assert settings.token_budget is not None
         for row in self.prompts_of_requests():

@@ -40,7 +40,7 @@ class PromptParts:
 
     @property
     def order(self) -> list[str]:
-        """Names of the parts in the order to add them; training rows come last."""
+        """Names of the parts, in the order in which to add them; training rows come last."""
         return [*reversed(self.dataset.parts)]
 
     @property

@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
     @property
     def for_vllm(self) -> TokensPrompt:
-        """The prompt as vLLM takes it, with placeholders that it expands itself."""
+        """The prompt in vLLM's form, with placeholders that vLLM expands itself."""
         from vllm import TokensPrompt
 
         if self.shown is None:
@@ -60,14 +60,14 @@ class Completion(NamedTuple):
     """One sampled completion."""
 
     ids: list[int]
-    """Token ids, including the end token where it stopped by itself."""
+    """Token ids, including the end token if it stopped by itself."""
     text: str
     logps: list[float]
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
     """`stop` or `length`."""
     experts: list[int] | None = None
-    """Experts, layer by layer, of every token of prompt and completion but the last; None unless requested."""
+    """Experts, layer by layer, of every token of prompt and completion except the last; None unless requested."""
 
     def columns(self) -> dict[str, Any]:
         """The completion's columns in the rollouts table, without those of its prompt and its index."""
@@ -121,4 +121,4 @@ class SamplingConfig(NamedTuple):
     min_p: float | None
     max_completion_length: int
     kwargs: Mapping[str, Any] | None = None
-    """Further parameters of vLLM, from `rollout.generation_kwargs`; None for none."""
+    """Further parameters of vLLM, from `rollout.generation_kwargs`; None if there are none."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.user_code.connection import Answer
 
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
-"""Columns of the prompt sets that `reset` does not get."""
+"""The package's own columns of prompt sets, which `reset` does not get."""
 POLL_SECONDS = 1.0
 """Seconds to wait for an answer before looking for dead processes."""
 

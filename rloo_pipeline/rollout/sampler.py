@@ -77,7 +77,7 @@ class Sampler:
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
             engine_arguments.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
-            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
+            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # otherwise it warns for each image
         if self.policy.is_adapter:
             self.lora = vllm_internals.request_of(self.policy, 1)
             try:
@@ -105,8 +105,8 @@ class Sampler:
 
         Raises:
             IncompatibleEngine: the engine cannot hold the policy, its context is shorter, its cache cannot be emptied,
-                or it does not compute with the new weights.
-            UserError: it does not compute with the new adapter; a new engine would not either.
+                or it computes with weights other than the new ones.
+            UserError: the engine does not apply the new adapter, and neither would a new engine.
         """
         if policy.engine_key != self.engine_key:
             raise IncompatibleEngine("another model")
@@ -123,7 +123,7 @@ class Sampler:
         self.digest = policy.digest
 
     def _load(self, llm: LLM, policy: Policy) -> None:
-        """Loads a policy into the engine and checks that it did."""
+        """Loads a policy into the engine and checks that the engine uses it."""
         before = swap_check.ask(llm, self.probe, self.lora)
         self.lora = vllm_internals.replace_weights(llm, policy, self.lora)
         vllm_internals.reset_cache(llm)
@@ -245,7 +245,7 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
         max_tokens=sampling.max_completion_length,
         seed=request.seed,
         logprobs=0,
-        # These two avoid one object per token, and the text of each single token, which only stop strings need.
+        # These two avoid an object per token, and the text of each token, which only stop strings need.
         flat_logprobs=True,
         detokenize="stop" in further,
         skip_special_tokens=False,  # a stop string may be one
