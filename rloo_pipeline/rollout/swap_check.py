@@ -71,7 +71,7 @@ class EngineReply(NamedTuple):
 
 
 def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int] = ()) -> list[list[int]]:
-    """The fixed prompts: two short ones, and one longer than a block of the KV cache, where the context allows that.
+    """The fixed prompts: two short ones, and one longer than a block of the KV cache if the context allows it.
 
     Args:
         vocabulary: number of tokens.
@@ -119,7 +119,7 @@ def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
 def transformers_logps(
     policy: Policy, dtype: Dtype, prompts: Prompts, engine: VllmConfig | None = None
 ) -> torch.Tensor:
-    """Log-probs of all next tokens under the policy as transformers load it.
+    """Log-probs of all possible next tokens under the policy, as loaded by transformers.
 
     Args:
         policy: the policy.
@@ -134,7 +134,7 @@ def transformers_logps(
 
     from rloo_pipeline.training import plain_model
 
-    with _uncompiled(engine):  # eager: SDPA leaves soft caps out
+    with _uncompiled(engine):  # eager attention, since SDPA ignores soft caps
         model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
     if policy.is_adapter:
         model = plain_model.load_adapter(model, policy)
@@ -146,7 +146,7 @@ def transformers_logps(
 
 
 def _image_of(policy: Policy, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Arguments of the model's forward for the fixed image in a prompt; none for a prompt without it."""
+    """Arguments of the model's forward for the fixed image in a prompt; empty for a prompt without it."""
     if policy.image_kind is None or policy.image_tokens.part not in ids:
         return {}
     return policy.pixels(fixed_image()) | policy.image_tokens.marked(ids)
@@ -173,7 +173,7 @@ def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> Non
     """Checks that loading `policy` has changed the engine's answers, however coarse its number format is.
 
     Raises:
-        IncompatibleEngine: its answers are as before, or come from its cache.
+        IncompatibleEngine: the answers have not changed, or come from the engine's cache.
     """
     if reply.cached:
         raise IncompatibleEngine("a cache of another policy's prompts")
@@ -197,8 +197,8 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
         number_format: number format of the engine's weights, if it differs.
 
     Raises:
-        IncompatibleEngine: it does not, or transformers cannot load the policy.
-        UserError: it does not compute with an adapter; a new engine would not either.
+        IncompatibleEngine: the engine does not, or transformers cannot load the policy.
+        UserError: the engine does not apply the adapter, and neither would a new engine.
     """
     try:
         expected = transformers_logps(policy, dtype, reply.prompts, reply.engine)

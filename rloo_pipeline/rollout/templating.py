@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Templater:
-    """Makes the rows of prompt sets."""
+    """Turns rows of a dataset into rows of a prompt set."""
 
     def __init__(self, dataset: Dataset, model: Policy, pool: EnvironmentPool | None = None) -> None:
         """Loads the tokenizer, and in a run with images the processor.
@@ -71,7 +71,7 @@ class Templater:
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 
     def _with_images(self, row: Row, location: str, column: str) -> Row:
-        """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""
+        """Replaces the images of a row by digests; its prompt_ids get an id for each part of an image, as for the model."""
         files = images.images_of(row[column], f"{location}, column '{column}'")
         digests = [image_store.digest(file) for file in files]
         self.files |= dict(zip(digests, files, strict=True))
@@ -93,7 +93,7 @@ class Templater:
         return {**columns, "prompt_id": identity[:16], "prompt": prompt}
 
     def _tools(self, pool: EnvironmentPool, row: Row) -> list[JSON]:
-        """The schemas of the tools that a row's prompt lists; checks the template for each environment once."""
+        """The schemas of the tools in a row's prompt; checks the template once per environment."""
         name = pool.environment_of(row) or ""
         if name not in self.tools:
             self.tools[name] = pool.schemas(row)

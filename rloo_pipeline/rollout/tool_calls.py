@@ -33,7 +33,7 @@ class ToolCalls(NamedTuple):
     content: str
     """Text before the calls, or all of it if there are none."""
     calls: tuple[tuple[str, dict[str, Any]], ...]
-    """Name and arguments of each."""
+    """Name and arguments of each call."""
     malformed: bool = False
     """True if the turn has a call that cannot be read."""
 
@@ -49,7 +49,7 @@ class CallReader:
             parser: vLLM's name of a parser, or `auto`.
 
         Raises:
-            UserError: the parser does not exist, or it does not read calls as the template writes them, or the template
+            UserError: the parser does not exist, does not read calls as the template writes them, or the template
                 writes none.
         """
         vllm_internals.import_vllm()
@@ -68,7 +68,7 @@ class CallReader:
         candidates = AUTO if parser == "auto" else (parser,)
         self.name = next((name for name in candidates if self._reads(name)), "")
         if not self.name:
-            template.check([])  # a template that writes no calls is the cause, not the parser
+            template.check([])  # raises if the cause is the template, which writes no calls
             subject = "none of these parsers" if parser == "auto" else "it"
             raise UserError(
                 f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {subject} reads a call as the chat template "
@@ -91,7 +91,7 @@ class CallReader:
         extracted = parser.extract_tool_calls(answer, request)
         try:
             calls = tuple((call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls)
-            json.dumps(calls, ensure_ascii=False).encode()  # a lone surrogate can be neither sent nor stored
+            json.dumps(calls, ensure_ascii=False).encode()  # raises on lone surrogates: they cannot be stored
         except (ValueError, RecursionError):
             return ToolCalls(text, (), True)
         if not calls:
@@ -101,7 +101,7 @@ class CallReader:
         return ToolCalls(thinking + (extracted.content or ""), calls)
 
     def _parser(self, name: str, schemas: Sequence[dict[str, Any]]) -> tuple[ToolParser, Any]:
-        """vLLM's parser and request for these tools."""
+        """vLLM's parser for these tools, and a request that lists them."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 

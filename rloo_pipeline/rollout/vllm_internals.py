@@ -82,7 +82,9 @@ def replace_ranks() -> None:
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
-    """Zeros [tokens], in place of the ranks of the sampled log-probs [tokens, 1] among `logps` [tokens, vocabulary]."""
+    """Zeros [tokens], in place of the ranks that the sampled log-probs [tokens, 1] have in `logps` [tokens,
+    vocabulary].
+    """
     return logps.new_zeros(logps.shape[0]).long()
 
 
@@ -114,7 +116,7 @@ def _empty_modules() -> Iterator[None]:
 
 
 def import_engine() -> None:
-    """Imports in advance what an engine needs."""
+    """Imports everything that an engine needs, in advance."""
     import_vllm()
     import_module("vllm.entrypoints.llm")
 
@@ -227,7 +229,7 @@ def load_adapter(llm: LLM, request: LoRARequest) -> None:
     """Loads an adapter into an engine.
 
     Raises:
-        UserError: vLLM refuses it, or does not apply all of its modules.
+        UserError: vLLM refuses the adapter, or does not apply all of its modules.
     """
     guard.require("vllm")
     folder = Path(request.lora_path)
@@ -263,7 +265,7 @@ def replace_weights(llm: LLM, policy: Policy, lora: LoRARequest | None) -> LoRAR
         reload_weights(llm, policy.folder)
         return None
     llm.llm_engine.remove_lora(lora.lora_int_id)
-    request = request_of(policy, lora.lora_int_id + 1)  # under an id that it has seen, vLLM serves the old adapter
+    request = request_of(policy, lora.lora_int_id + 1)  # under an id that it knows, vLLM serves the old adapter
     load_adapter(llm, request)
     return request
 
@@ -272,7 +274,7 @@ def reload_weights(llm: LLM, folder: Path) -> None:
     """Loads the full model in `folder` into an engine that holds a different one with the same configuration.
 
     Raises:
-        IncompatibleEngine: vLLM fails, or leaves experts out, as it does with those of gpt-oss.
+        IncompatibleEngine: vLLM fails, or leaves experts out, as it does for gpt-oss.
     """
     llm.apply_model(_reset_packed_experts)
     try:
@@ -341,7 +343,7 @@ def reset_cache(llm: LLM) -> None:
     """Empties the caches of prefixes and of encoded images.
 
     Raises:
-        IncompatibleEngine: vLLM refuses.
+        IncompatibleEngine: vLLM refuses to empty them.
     """
     llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
@@ -352,7 +354,7 @@ def sleeps(llm: LLM) -> bool:
     """Puts an engine to sleep. Returns False if vLLM fails because it counts memory that another process has taken."""
     try:
         llm.sleep(level=1)
-    except Exception as error:  # AssertionError or RuntimeError; from another process Exception
+    except Exception as error:  # AssertionError or RuntimeError; a plain Exception from another process
         if "Memory usage increased after sleeping" not in str(error):
             raise
         return False

@@ -55,7 +55,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
     with contextlib.ExitStack() as until_compiled:
         alone = False
         if not complete.exists():
-            with contextlib.suppress(OSError):  # the lock of another user, who shares the folder
+            with contextlib.suppress(OSError):  # the lock of another user of the same folder
                 alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
         if complete.exists() or not alone:
             until_compiled.close()
@@ -72,7 +72,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
 
 
 def _locks(file: int) -> bool:
-    """Locks a file for this process; the kernel unlocks it when the process ends. Works on NFS too. Returns False if
+    """Locks a file for this process, on NFS too; the kernel unlocks it when the process ends. Returns False if
     the file cannot be locked.
     """
     end = time.monotonic() + PATIENCE
@@ -90,7 +90,7 @@ def _locks(file: int) -> bool:
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Removes all entries but these and our own."""
+    """Removes all entries except these and our own."""
     for entry in folder.iterdir():
         if entry.name not in names and not entry.name.startswith(OWN):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -22,6 +22,6 @@ class Terminal(Console):
         super().__init__(markup=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Renders an object to segments; all that is printed passes here."""
+        """Renders an object to segments; everything that is printed passes through here."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

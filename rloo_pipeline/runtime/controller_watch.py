@@ -1,6 +1,6 @@
 """Ends a stage when the Snakemake that started it has ended, since nobody would read its result.
 
-After kill -9 of Snakemake its stages would otherwise go on beside those of the next one, on the same GPU.
+After a kill -9, Snakemake's stages would otherwise keep running beside those of the next Snakemake, on the same GPU.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def end_with(pid: int, action: Callable[[], object]) -> None:
 
 
 def _namespace() -> str:
-    """Identifies a boot of a machine, and a PID namespace on it."""
+    """Identifies this boot of the machine, and the PID namespace."""
     proc = Path("/proc")
     return (proc / "sys/kernel/random/boot_id").read_text().strip() + f" {(proc / 'self/ns/pid').readlink()}"

@@ -22,11 +22,11 @@ LOGGER = "rloo.time"
 _began: float | None = None
 _cpu_before = 0.0
 _others: Sequence[psutil.Process] = ()
-"""Running processes whose CPU seconds belong to this one: the ranks of a worker."""
+"""Running processes whose CPU seconds count as this process's: the ranks of a worker."""
 
 
 def begin(start: float) -> None:
-    """Counts the cost of a stage in a worker from now on.
+    """Starts to count the cost of a stage in a worker.
 
     Args:
         start: when the stage was requested, in seconds since 1970.
@@ -80,7 +80,7 @@ def _cpu_of(process: psutil.Process) -> float:
     import psutil
 
     try:
-        return float(sum(process.cpu_times()[:4]))  # user and system, and those of children
+        return float(sum(process.cpu_times()[:4]))  # user and system time, its own and its children's
     except psutil.NoSuchProcess:
         return 0.0
 

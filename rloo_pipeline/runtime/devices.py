@@ -21,10 +21,10 @@ def has_gpu() -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; SLURM sets that variable too.
+    """Names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES, which SLURM also sets.
 
-    Without the variable, returns all that the driver shows: indices, or UUIDs of MIG slices, since CUDA would otherwise
-    use only the first slice.
+    Without the variable, returns all GPUs that the driver shows: indices, or UUIDs of MIG slices, since CUDA would
+    otherwise use only the first slice.
     """
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         # CUDA ignores everything after a name that it does not know
@@ -51,7 +51,7 @@ def device_type() -> str:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on a device, without waiting for that device: to a GPU it goes from pinned memory."""
+    """Moves a tensor to a device without waiting for the device; copies to a GPU start from pinned memory."""
     source = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return source.to(device, non_blocking=True)
 
@@ -65,7 +65,7 @@ WARM = "RLOO_WARM"
 
 
 def idle_bytes(role: str) -> float:
-    """GPU bytes that the other warm workers keep while a worker of this role has its turn."""
+    """GPU bytes that the other warm workers hold on to while a worker of this role has its turn."""
     return sum(IDLE[other] for other in os.environ.get(WARM, "").split() if other != role)
 
 
@@ -171,12 +171,12 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_facts(facts: str) -> list[str]:
-    """Facts about each GPU of the machine, such as `name` or `name,memory.total`: a line for each GPU."""
+    """Facts about the machine's GPUs, such as `name` or `name,memory.total`, one line per GPU."""
     return nvidia_smi(f"--query-gpu={facts}", "--format=csv,noheader,nounits")
 
 
 def card() -> str:
-    """Model of this machine's GPUs, or of its CPU if it has none; a slice of a GPU is named with its profile."""
+    """Model of this machine's GPUs, or of its CPU if it has none; for a MIG slice, with its profile."""
     if not has_gpu():
         models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         return str(next(iter(models), os.uname().machine))

@@ -18,7 +18,7 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, ranks
 
 _taken: list[str] = []
-"""GPUs of this process: a worker whose CUDA has started cannot change them."""
+"""GPUs of this process; a worker cannot change them once CUDA has started."""
 _sockets: list[socket.socket] = []
 _set_aside: tuple[str, ...] = ()
 """GPUs of this process that are hidden from its engine, for environments."""
@@ -56,7 +56,7 @@ def set_aside(count: int) -> None:
     without GPUs.
 
     Args:
-        count: number of GPUs.
+        count: number of GPUs to take out.
 
     Raises:
         UserError: no GPU would be left.
@@ -90,7 +90,7 @@ def release() -> None:
 
 
 def note_subprocess_gpus(gpus: int) -> None:
-    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
+    """Records GPUs that the stage does not use itself but passes to child processes (reward functions)."""
     global _subprocess_gpus
     _subprocess_gpus = gpus
 

@@ -1,8 +1,8 @@
 """Checks that a library whose internals this package replaces or calls is a release that the code was written for.
 
-Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever uses internals of a
-library first checks its version. A patch release of the pinned version is accepted if everything in `used_internals`
-exists there and takes the same parameters. tools/internals.csv lists every case.
+Replacing an attribute that a later version has renamed succeeds and does nothing. So code that uses internals of a
+library first checks the library's version. A patch release of the pinned version is accepted if everything in
+`used_internals` exists there and takes the same parameters. tools/internals.csv lists every case.
 
 `python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
 """
@@ -51,7 +51,7 @@ PINS = {
 
 
 def require(distribution: str) -> None:
-    """Checks the version of a library in PINS; call it before anything of the library is replaced.
+    """Checks the version of a library in PINS; call it before replacing any part of the library.
 
     Raises:
         UserError: a different version is installed, and it is not a patch release in which all internals we use are the

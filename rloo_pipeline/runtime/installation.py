@@ -10,7 +10,7 @@ from pathlib import Path
 DEFAULT_CONFIG = Path("config/config.yaml")
 """The default configuration of a project, relative to its folder: Snakemake's usual place."""
 NO_PROJECT = " in this folder; name one, go to the folder of a project, or make one with `rloo init`"
-"""End of the error message if there is none."""
+"""End of the error message if a folder has no project."""
 PACKAGE = Path(str(files("rloo_pipeline")))
 
 

@@ -15,7 +15,7 @@ POLL = 0.1
 
 
 def readable_after(pid: int) -> int:
-    """A file descriptor that can be read from once a process has ended, whether or not its parent has waited for it.
+    """A file descriptor that becomes readable when a process has ended, whether or not its parent has waited for it.
 
     Raises:
         ProcessLookupError: the process does not exist.

@@ -24,7 +24,7 @@ STEP = "RLOO_STEP"
 
 FAILED = "RLOO_FAILED"
 """Environment variable: path of the file to which the first rank that fails writes its error. The errors of later
-ranks are dropped: they only say that the first one is gone.
+ranks are dropped: they only report that the first one is gone.
 """
 
 

@@ -20,10 +20,11 @@ VARIABLES = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
 }
-"""Environment variables on GPUs; those of NCCL are among the ones that vLLM sets for its batch invariance."""
+"""Environment variables on GPUs; vLLM's batch invariance sets the NCCL ones, too."""
 
 CARD = "_card"
-"""End of the facts `sampler_card`, `logprobs_card` and `trainer_card`, in tables and policies of a run with the key."""
+"""Suffix of the facts `sampler_card`, `logprobs_card` and `trainer_card` in tables and policies of a run with the key.
+"""
 
 _asked: bool | None = None
 """Value of the key in the stages that this process has run."""

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 LOCK = ".rloo-lock-"
-"""Prefix of the names of locked files; the name of the folder follows."""
+"""Prefix of the names of lock files, followed by the name of the folder."""
 EXCHANGE = "RLOO_EXCHANGE"
 """Environment variable with the controller's folder for policies on each node (artifacts/node_files.py)."""
 _locks: list[int] = []
@@ -55,7 +55,7 @@ def claim(folder: Path) -> None:
     lock = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
     os.write(lock, socket.gethostname().encode())
     _lock(lock)
-    temporary.rename(_lock_of(folder))  # locked before anyone can see it
+    temporary.rename(_lock_of(folder))  # the lock exists before anyone can see the file
     _locks.append(lock)
     _own.append((os.getpid(), folder))
     atexit.register(remove)

@@ -1,6 +1,6 @@
 """checks: judges a probe of policy 0 before any compute is spent on updates → checks.json, or checks.failed.json.
 
-The run stops if a check fails that `checks.accept` does not name.
+The run stops if a check fails and `checks.accept` does not name it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def checks(
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
         policy: the policy, or the base model.
-        probed: its probe.
+        probed: the probe of the policy.
         output: checks.json.
         reward_model: checks.json of the stage `reward_model`, if the run has one.
 
@@ -202,7 +202,7 @@ def say_checks(verdicts: Verdicts) -> None:
         advice = "" if check["verdict"] == "pass" else check["advice"]
         table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
     text = io.StringIO()
-    # Snakemake's logger plugin sets COLUMNS where it passes the lines of a stage on to a terminal
+    # Snakemake's logger plugin sets COLUMNS if it passes the output of a stage on to a terminal
     width = progress.console.width if progress.console.is_terminal or "COLUMNS" in os.environ else 160
     Terminal(file=text, width=max(width, 80)).print(table)
     progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))

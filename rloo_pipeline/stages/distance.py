@@ -1,4 +1,4 @@
-"""distance: KL of a policy from policy 0, on its own held-out completions → distance.json.
+"""distance: the KL divergence of a policy from policy 0, on its own held-out completions → distance.json.
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
 if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
@@ -46,7 +46,7 @@ def distance(
         policy: the policy.
         start: policy 0.
         output: distance.json.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the completions.
 
     Raises:
@@ -60,7 +60,7 @@ def distance(
     if checks is not None:
         sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
-    gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
+    gc.collect()  # a reference cycle would keep the first model in memory beside the second
     kl -= _summed(_logps(config, start, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))

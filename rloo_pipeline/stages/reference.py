@@ -32,7 +32,7 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
         policy: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
     """
     write_logps("reference", [Scorer(config, policy)], rollouts, output, prompts)
 
@@ -41,7 +41,7 @@ class Scorer(NamedTuple):
     """A model that never changes, and the rows that it scores."""
 
     config: Config
-    """The configuration of a run of this model."""
+    """The configuration of a run that uses this model."""
     policy: Policy
     """The model."""
     rows: Sequence[int] | None = None
@@ -56,7 +56,7 @@ def write_logps(
     prompts: Path | None = None,
     top_k: int = 0,
 ) -> None:
-    """Writes the log-probs of a shard under models that do not change: the reference policy or teachers.
+    """Writes the log-probs of a shard under models that never change: the reference policy or teachers.
 
     Args:
         kind: `reference` or `teacher`: the kind of the table, whose column is this name with `_logps`.
@@ -93,7 +93,7 @@ def write_logps(
 
 
 def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
-    """Values of the tokens that the model sampled in each row, and the seconds that they took."""
+    """Values of the sampled tokens in each row, and the seconds that computing them took."""
     config, policy = scorer.config, scorer.policy
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature, config.deepspeed.sequence_parallel)
@@ -114,5 +114,5 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
     else:
         logprobs.discard()
         del logprobs
-        gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
+        gc.collect()  # a reference cycle would keep this model in memory beside the next one
     return values, seconds

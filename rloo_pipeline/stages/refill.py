@@ -48,7 +48,7 @@ def refill(
         difficulty, pass_rates: pass rates, as `PassRateFiles`.
 
     Raises:
-        UserError: the tables are not of this round and policy, or a reward function fails.
+        UserError: the tables do not belong to this round and policy, or a reward function fails.
     """
     settings = config.rollout
     algorithm, samples = config.algorithm, settings.num_generations

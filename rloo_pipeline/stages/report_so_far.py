@@ -26,7 +26,7 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
     """
     number = int(output.stem)
     write_page(config, run, f"after round {number}")
-    write_json(output, {"round": number})  # the page may show later rounds, which the clock decides
+    write_json(output, {"round": number})  # the page may already show later rounds
 
 
 def write_page(config: Config, run: Path, when: str) -> None:

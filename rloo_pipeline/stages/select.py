@@ -25,7 +25,7 @@ class Best(NamedTuple):
     round: int
     value: float
     policy: str
-    """Digest."""
+    """Digest of the policy."""
 
 
 def select(runs: Sequence[Path], output: Path) -> None:
@@ -53,7 +53,7 @@ def select(runs: Sequence[Path], output: Path) -> None:
             f"{many}; give all arms the same rows"
         )
     means = {arm: round(sum(best.value for best in bests) / len(bests), DIGITS) for arm, bests in arms.items()}
-    chosen = max(means, key=means.__getitem__)  # the first of equal ones
+    chosen = max(means, key=means.__getitem__)  # the first if several are equal
     facts: dict[str, Any] = {
         "by": config.select.by if config.select else None,
         "prompts": next(iter(prompts)),

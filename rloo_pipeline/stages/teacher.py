@@ -1,6 +1,6 @@
 """teacher: one shard of rollouts → log-probs of the completions under the teacher of `algorithm.teacher`.
 
-A teacher is a model of its own that never changes; it sees the token ids that the student saw and sampled. With several
+A teacher is a separate model that never changes; it sees the token ids that the student saw and sampled. With several
 (`algorithm.teacher.models`), each scores the completions whose prompts name it, one teacher at a time.
 """
 

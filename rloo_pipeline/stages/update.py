@@ -58,7 +58,7 @@ def update(
         states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
 
     Raises:

@@ -25,7 +25,7 @@ from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
 class RoundTensors(NamedTuple):
-    """Tensors of a round's completions that advantages and loss need, one row each; K consecutive rows are one group.
+    """The tensors that advantages and loss need, one row per completion of a round; K consecutive rows are one group.
 
     Their token ids are in `packing.Sequences`, row by row.
     """
@@ -96,7 +96,7 @@ class Batch(NamedTuple):
     kept: Bool[Tensor, "completions tokens"] | None = None
     """Tokens that `top_entropy_quantile` keeps in the policy loss; None if it keeps all."""
     chosen: Bool[Tensor, "completions tokens"] | None = None
-    """Tokens that `clip: clip_cov` drops or `clip: kl_cov` holds back; None for none."""
+    """Tokens that `clip: clip_cov` drops or `clip: kl_cov` holds back; None if there are none."""
 
 
 def make_batch(
@@ -113,7 +113,7 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1 and there are others; or groups of equal scores have
+        UserError: the estimator needs scores of 0 and 1, but there are others; or groups of equal scores have
             advantages but the configuration drops them.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
@@ -185,7 +185,7 @@ def _shaped(
     """Applies length penalties, standardization and clipping.
 
     Returns:
-        The rewards, what they would be without penalties, and the updated moments.
+        The rewards, the rewards without penalties, and the updated moments.
     """
     length, rewards = algorithm.response_length, scores
     sampled = completions.mask.sum(-1)

@@ -46,8 +46,8 @@ class Packed:
         Args:
             sequences: prompts and completions.
             rows: indices of sequences.
-            max_tokens: most tokens of a micro-batch.
-            shares: fewest micro-batches to make, such as the number of ranks.
+            max_tokens: maximum number of tokens in a micro-batch.
+            shares: minimum number of micro-batches, such as the number of ranks.
         """
         completions, of_prompt = sequences.completions, dict[tuple[int, ...], list[int]]()
         for row in rows:

@@ -39,7 +39,7 @@ class Demonstrations(NamedTuple):
 
     trained: Sequences
     held_out: list[Pair]
-    """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` others drawn by the seed."""
+    """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` random others."""
 
 
 def demonstrations(config: Config, section: Sft, path: str, model: Policy, prompts: Path) -> Demonstrations:

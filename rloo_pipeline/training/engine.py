@@ -115,7 +115,7 @@ class Engine:
         Args:
             sequences: prompts and completions; the same on every rank.
             max_tokens: tokens per micro-batch.
-            advance: called with the number of sequences done.
+            advance: called with the number of finished sequences.
             dropout: False turns dropout off.
 
         Returns:
@@ -133,7 +133,9 @@ class Engine:
     def _forward(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss function can get."""
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies if asked for, which only a loss function
+        sees.
+        """
         shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
         values = torch.zeros(shape, device=self.device)
 
@@ -183,8 +185,8 @@ class Engine:
             sequences: prompts and completions of the round; the same on every rank.
             rows: indices of this step's sequences.
             max_tokens: tokens per micro-batch.
-            loss_of: returns the share of some rows in the loss, already divided by the step's denominator.
-            advance: called with the number of sequences done.
+            loss_of: returns the contribution of some rows to the loss, already divided by the step's denominator.
+            advance: called with the number of finished sequences.
             before_change: called between the backward pass and the change of weights.
 
         Returns:
@@ -291,7 +293,7 @@ class Engine:
         """Writes PEFT's files to an empty folder."""
         adapter = self.model.peft_config["default"]
         adapter.base_model_name_or_path = str(self.policy.base)
-        if isinstance(adapter.target_modules, set):  # a set's order differs between processes
+        if isinstance(adapter.target_modules, set):  # the order of a set differs between processes
             adapter.target_modules = sorted(adapter.target_modules)
         self.model.save_pretrained(target, state_dict=weights)
 

@@ -46,8 +46,8 @@ class ExpertLoad:
             chosen = parameters.bind(*args, **named).arguments[name]
             most = len(self.counts[layer_index])
             counts = devices.moved(self.counts[layer_index], chosen.device)  # on the GPU from the first pass on
-            places = chosen.flatten().clamp(max=most).long()  # the last place takes all that do not name an expert
-            padded = counts.new_zeros(most + 1).scatter_add_(0, places, torch.ones_like(places, dtype=counts.dtype))
+            bins = chosen.flatten().clamp(max=most).long()  # the last bin is for ids that are not an expert's
+            padded = counts.new_zeros(most + 1).scatter_add_(0, bins, torch.ones_like(bins, dtype=counts.dtype))
             self.counts[layer_index] = counts + padded[:most]
 
         layer.register_forward_pre_hook(count, with_kwargs=True)

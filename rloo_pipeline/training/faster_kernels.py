@@ -27,7 +27,7 @@ from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
 ROTARY = "rotary_pos_emb"
-"""Part of the names of transformers' functions that Liger replaces for all models of a type."""
+"""Part of the names of the transformers functions that Liger replaces for all models of a type."""
 _problems: dict[tuple[str, str], str] = {}
 """Results, by kernels and digest of the self-check."""
 
@@ -60,9 +60,9 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     Args:
         use: installs the kernels in a model.
         config: transformers configuration of the model.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         checked: its self-check, for the form of batch.
-        device: the device to check them on.
+        device: device on which to check them.
     """
 
     def prepare(model: Any) -> None:
@@ -72,7 +72,7 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
     usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # a GPU would multiply an image's patches in TF32
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
-    except Exception as error:  # a library's kernel may fail on a card in any way
+    except Exception as error:  # of any kind: a library's kernel may fail on this card
         for module in _transformers():  # the language model of a model with images has its functions in another module
             _restore_rotary(vars(module))
         return one_line(error)
@@ -129,7 +129,7 @@ def _by_device(usual: Any, fast: Any) -> Any:
 
 
 def _restore_rotary(names: dict[str, Any]) -> None:
-    """Gives transformers' own functions back to a module with these names."""
+    """Restores transformers' own functions in a module, given its names."""
     names |= {name: value.usual for name, value in names.items() if ROTARY in name and hasattr(value, "usual")}
 
 

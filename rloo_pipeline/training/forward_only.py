@@ -28,7 +28,7 @@ class TokenValues(NamedTuple):
     logps: list[list[float]]
     entropies: list[list[float]]
     top_logps: list[Any]
-    """NumPy arrays with K numbers per token, position by position."""
+    """NumPy arrays with the log-probs of the K likeliest tokens, position by position."""
     top_ids: list[Any]
     """NumPy arrays with the ids of these K tokens."""
 

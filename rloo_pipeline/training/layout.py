@@ -21,7 +21,9 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.sequence_group import SequenceGroup
 
 MIN_FILL = 7 / 8
-"""Shortest sequence of a block, as a share of its longest: padding adds at most a factor of 1 / MIN_FILL² of work."""
+"""Minimum length of a block's shortest sequence, as a share of the longest: padding adds at most a factor of 1 /
+MIN_FILL² of work.
+"""
 
 
 class Block(NamedTuple):
@@ -58,7 +60,7 @@ class Gather(torch.autograd.Function):
     def forward(
         ctx: Any, heads: Shaped[Tensor, "row_heads head_dim"], index: HeadIndex
     ) -> Shaped[Tensor, "laid_out_heads head_dim"]:
-        """Copies every entry of the row to all its places in the layout."""
+        """Copies every entry of the row to all its positions in the layout."""
         ctx.index = index
         return heads.index_select(0, index.sources)
 

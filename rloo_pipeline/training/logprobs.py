@@ -161,7 +161,7 @@ class TokenLogProbs(nn.Module):
         for storage in host_copies.storages([*self.parameters(), *self.buffers()]).values():
             if storage.resizable():  # on a CPU weights may be mapped from a file
                 storage.resize_(0)
-        torch.cuda.empty_cache()  # for the other processes on the GPU
+        torch.cuda.empty_cache()  # gives it back to other processes on the GPU
 
     def enter_gpu(self) -> None:
         """Moves the model back to its device."""
@@ -221,7 +221,7 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
         head: its vocabulary projection.
 
     Returns:
-        The form; None if the logits are not a `Form` of what `head` makes of the last hidden states.
+        The form; None if the logits are not a `Form` of the output of `head` for the last hidden states.
     """
     ids = torch.ones((1, 2), dtype=torch.long, device=head.weight.device)
     training = causal.training
@@ -269,7 +269,7 @@ def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None
 
 
 def _configured_scale(measured: float, config: Any) -> float | None:
-    """The scale in config.json that agrees with the measured one, which is rounded; None if there is no such scale."""
+    """The exact scale in config.json that matches the measured one up to rounding; None if there is none."""
     candidates = [1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
     return next((float(scale) for scale in candidates if scale and abs(measured / scale - 1) < 1e-2), None)
 
@@ -278,7 +278,7 @@ def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor, size: float) -
     """Runs the model with products up to `size` in place of the head's output.
 
     Returns:
-        The input of the head, the products (flat), and the logits that the model makes of them (flat).
+        The input of the head, the products (flat), and the logits that the model computes from them (flat).
     """
     recorded: list[Tensor] = []
 

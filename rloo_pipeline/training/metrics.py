@@ -25,7 +25,7 @@ from rloo_pipeline.training.objective import Record
 
 Metrics = dict[str, float | int | None]
 OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "kl", "outside_band")
-"""Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
+"""Metrics `sampling/…` that compare the two engines; they have no value if the sampler masks tokens."""
 
 
 def staleness(rollouts: pa.Table, round_: int) -> float | None:

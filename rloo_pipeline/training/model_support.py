@@ -63,7 +63,7 @@ class LengthLimit(NamedTuple):
 
     tokens: int
     cause: str
-    """Key of config.json that sets the limit, with its value."""
+    """The reason for the limit, phrased to follow "MODEL has"."""
 
 
 def check_run(config: Config, policy: Policy) -> None:
@@ -191,7 +191,7 @@ def check_lora(policy: Policy, lora: Lora | None) -> None:
         lora: the section `update.lora`.
 
     Raises:
-        UserError: vLLM cannot serve it.
+        UserError: vLLM cannot serve the adapter.
     """
     if lora is not None and (problem := _lora_problem(policy.config, lora)):
         raise UserError(f"{policy.config_file}: {problem}")
@@ -201,7 +201,7 @@ def check_dtype_on_gpu(dtype: Dtype) -> None:
     """Checks the number format of a sampler that serves an adapter, if it is on a GPU.
 
     Raises:
-        UserError: vLLM cannot sample in it.
+        UserError: vLLM cannot sample in this format.
     """
     if dtype == "float32":
         raise UserError(

@@ -39,11 +39,11 @@ class Record(NamedTuple):
     high: Float[Tensor, " completions"]
     """Share of actions clipped above."""
     entropy: Float[Tensor, " completions"]
-    """Sum over tokens, nats."""
+    """Entropy of the policy, summed over tokens, in nats."""
     kl: Float[Tensor, " completions"]
     """KL in the loss, summed over tokens, nats."""
     trained: Float[Tensor, " completions"]
-    """1 where the last pass trained on the completion."""
+    """1 if the last pass trained on the completion."""
     weight: Float[Tensor, "completions 3"]
     """Smallest, mean and largest mismatch weight that multiplied the losses of its actions."""
     outside: Float[Tensor, " completions"]
@@ -51,9 +51,9 @@ class Record(NamedTuple):
     distilled: Float[Tensor, " completions"]
     """Divergence from the teacher in the loss, summed over tokens, nats."""
     gap: Float[Tensor, "completions 7"]
-    """`mismatch.Gap` at the first step of the round, used where there was no pass for π_old."""
+    """`mismatch.Gap` at the first step of the round, used if there was no pass for π_old."""
     has_gap: Float[Tensor, " completions"]
-    """1 where `gap` is measured."""
+    """1 if `gap` is measured."""
 
     @classmethod
     def empty(cls, completions: int, device: torch.device | None = None) -> Record:

@@ -96,7 +96,7 @@ class OnePassProjection(Projection):
         return logits.scatter_(-1, self.columns[part, 1:], of_candidates)
 
     def _of_candidates(self, part: slice, rows: slice, scale: Tensor, total: Tensor) -> Tensor:
-        """The gradient of the candidates' logits; its summands can be large and cancel, so it is rounded only once."""
+        """The gradient of the candidates' logits. Its terms can be large and cancel, so it is rounded only once."""
         ids, given = self.columns[part, 1:], scale[:, 1:]
         # tokens that the student lacks are stored as token 0, with a gradient of 0
         given = given.where(ids != 0, given.where(ids == 0, 0).sum(-1, keepdim=True))

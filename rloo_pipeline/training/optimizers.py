@@ -65,7 +65,7 @@ def _spared(module: nn.Module) -> set[int]:
 
 
 def _by_decay(parameters: list[nn.Parameter], spared: set[int]) -> list[Group]:
-    """A group of the parameters that decay, and one of those that do not; an empty one is left out."""
+    """Groups parameters into those that decay and those that do not; leaves out an empty group."""
     decaying, others = ([p for p in parameters if (id(p) in spared) is is_spared] for is_spared in (False, True))
     groups: list[Group] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
@@ -82,7 +82,9 @@ def _embeddings(module: nn.Module) -> set[int]:
 
 
 def _on_whole_matrices(optimizer: Optimizer) -> Optimizer:
-    """Makes an optimizer step on parameters in the shape that their group names; flattens them again afterwards."""
+    """Makes an optimizer see parameters in the shape that their group names during a step; flattens them again
+    afterwards.
+    """
     flat: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def shape(*_: object) -> None:

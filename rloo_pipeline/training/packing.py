@@ -1,6 +1,6 @@
 """Packing: sequences of different lengths in one row without padding.
 
-The completions of one prompt follow it and share it: all layers but attention work on the flat row, which holds each
+The completions of one prompt follow it and share it: all layers except attention work on the flat row, which holds each
 prompt once. `kernels/attention.py` keeps the sequences apart.
 
 Tokens that the model did not sample (answers of tools, text of the chat template between turns) are context: they are
@@ -53,7 +53,7 @@ class Pack(NamedTuple):
     targets: Int[Tensor, " completion_tokens"]
     """Ids of the completion tokens that the model sampled."""
     completion_lengths: Int[Tensor, " sequences"]
-    """Number of these tokens; on the CPU, wherever the pack is."""
+    """Number of these tokens in each sequence; always on the CPU."""
     vision: Vision | None = None
     """Images of the prompts, sequence by sequence."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
@@ -131,7 +131,7 @@ class Sequences(NamedTuple):
     loss_masks: Sequence[Sequence[bool]] | None = None
     """True for completion tokens that the model sampled, at least one per sequence; None if it sampled all."""
     images: RowImages | None = None
-    """Images of the prompts; None if none has any."""
+    """Images of the prompts; None if there are none."""
     experts: Sequence[np.ndarray] | None = None
     """Experts that the sampler chose, [prompt and completion without its last token, layers × choices] per sequence;
     None if routers choose.

@@ -77,7 +77,7 @@ def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
 
 
 def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and layers that are held in 4 bits."""
+    """The layers that are held in 4 bits, with their names."""
     from bitsandbytes.nn.modules import Linear4bit
 
     yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
@@ -108,7 +108,7 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
 
 
 def auto_class(hf_config: Mapping[str, Any]) -> Any:
-    """The class of transformers that loads the model of a config.json."""
+    """The transformers class that loads the model of a config.json."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM

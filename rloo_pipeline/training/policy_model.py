@@ -93,7 +93,7 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
     """Checks before sampling that a full model has the layers that get an adapter.
 
     Raises:
-        UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM would not serve it.
+        UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM cannot serve the adapter.
     """
     if lora is None:
         return
@@ -157,7 +157,7 @@ def _beside_text(model: Any) -> str | None:
 
 
 def _freeze_vision(model: Any) -> None:
-    """Freezes all but the language model: the vision encoder and its projector."""
+    """Freezes everything except the language model: the vision encoder and its projector."""
     trained = {*model.base_model.language_model.parameters(), *model.get_output_embeddings().parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in trained)

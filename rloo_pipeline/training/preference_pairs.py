@@ -76,7 +76,7 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
 
 
 def _ids(pair: Preference, completion: Any, model: Policy) -> list[int]:
-    """Token ids of a conversation of a pair."""
+    """Token ids of one of a pair's conversations."""
     try:
         return ids_of(model.tokenizer, shown(pair.prompt, completion, False), str(model), {})
     except UserError as error:
@@ -97,7 +97,7 @@ def split_held_out(
     Args:
         pairs: preferences from `reward_model.train`.
         held_out: preferences from `reward_model.eval`; None holds out the pairs of a tenth of the prompts.
-        seed: seed of the draw.
+        seed: seed of the random choice.
         path: file of `pairs`, for messages.
 
     Raises:

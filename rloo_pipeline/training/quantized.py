@@ -27,7 +27,7 @@ from rloo_pipeline.training import model_support, plain_model, weight_files
 from rloo_pipeline.transformers_internals import loaded_model
 
 BLOCK = 64
-"""Weights that share a scale; the default of bitsandbytes, which `load_nf4` does not change."""
+"""Number of weights that share a scale: the default of bitsandbytes, which `load_nf4` does not change."""
 PARTS = ".weight."
 """Separates a layer's name from those of its scales in such a checkpoint."""
 
@@ -90,7 +90,7 @@ def _tensors(base: Path) -> Iterator[tuple[str, Path, Any]]:
 
 
 def _rounded(base: Path, in_4_bits: Collection[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model under their names, those of layers in 4 bits rounded to a fixed point."""
+    """The tensors of a model under their names; those of 4-bit layers are rounded until nothing changes any more."""
     parts = {name: opened.get_tensor(name) for name, _, opened in _tensors(base) if PARTS in name}
     for name, file, opened in _tensors(base):
         if name in parts:

@@ -43,7 +43,7 @@ def engine_after(
         round_: number of the round; 0 for a new trainer.
         start: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
         UserError: a state or a table is damaged or missing, or they do not reproduce the policy.
@@ -152,7 +152,7 @@ def _train(
 
 @contextmanager
 def _saved(engine: Engine, states: Path) -> Iterator[Path]:
-    """A folder with the engine's policy, for the block."""
+    """Writes the engine's policy to a folder that exists during the block."""
     replayed = states / ".replayed.policy.tmp"
     try:
         engine.save_policy(replayed)

@@ -32,7 +32,7 @@ HEAD = "score.weight"
 
 
 class RewardHead(nn.Module):
-    """A model for sequence classification as a function from a pack to rewards, or to a loss of them."""
+    """A model for sequence classification as a function from a pack to rewards, or to a loss over them."""
 
     def __init__(self, model: Any, form: Packed) -> None:
         """Wraps a model that was loaded for this form of batch."""
@@ -77,7 +77,7 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
     too.
 
     Raises:
-        UserError: transformers cannot load it this way, weights are missing, or it is a model for images.
+        UserError: transformers cannot load it this way, weights are missing, or the model takes images.
     """
     optional_parts.prepare_transformers()
     from transformers import AutoModelForSequenceClassification

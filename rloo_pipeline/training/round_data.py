@@ -37,7 +37,7 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
     """The experts that the sampler chose, in the form of `Sequences.experts`.
 
     Raises:
-        UserError: a completion has no experts, or its tokens have different numbers of them.
+        UserError: a completion has no experts, or their number differs between tokens.
     """
     column = rollouts[tables.EXPERTS] if tables.EXPERTS in rollouts.column_names else pa.nulls(len(rollouts))
     if column.null_count:

@@ -62,7 +62,7 @@ def train(
         engine: engine that holds the previous round's policy.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         proof: checks that the right policy sampled the rollouts; None if that is done.
 
     Raises:
@@ -76,7 +76,7 @@ def train(
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
     top_k, vocabulary = config.algorithm.teacher_top_k, engine.policy.vocabulary
-    # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
+    # A cached engine and a freshly loaded one have drawn different random numbers so far; reseeding makes them agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
     max_tokens = config.deepspeed.micro_batch_tokens
@@ -124,7 +124,7 @@ def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, 
 def _prove(
     engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
 ) -> None:
-    """Proves the rollouts before the first step, unless the log-probs of that step will prove them."""
+    """Proves the rollouts before the first step, unless that step's own log-probs will do it."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or proof.masked or engine.settings.uses_dropout:
         proof.by_pass(engine, rollouts, prompts)
@@ -227,7 +227,7 @@ def summary(found: Metrics, seconds: float) -> str:
 
 
 def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
-    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
+    """Loss and gradient norm as means over the round's optimizer steps; null if there was no step."""
     steps = trained.steps
     return {
         "step": engine.step_count,

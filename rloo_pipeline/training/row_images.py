@@ -33,7 +33,7 @@ class Vision(NamedTuple):
     arguments: dict[str, Tensor]
     """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
     tokens: ImageTokens
-    """Tokens that stand for an image."""
+    """The tokens that stand for an image."""
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""
@@ -50,7 +50,7 @@ class RowImages(NamedTuple):
     rows: Sequence[Sequence[Any]]
     """The images of each sequence, such as their digests."""
     pixels: Callable[[Any], Mapping[str, Tensor]]
-    """Processes an image."""
+    """Function that processes an image."""
     tokens: ImageTokens
 
     def pick(self, rows: Sequence[int]) -> Vision | None:

@@ -1,4 +1,4 @@
-"""Proves that completions were sampled from the policy that they claim.
+"""Proves that completions were sampled from the policy that they name.
 
 The sampler (vLLM) gives the log-prob of each token that it samples. The trainer's model of the same policy gives nearly
 the same log-probs; only rounding differs. So their mean absolute difference, in nats per token, shows whether vLLM had
@@ -6,7 +6,7 @@ that policy with its whole adapter. The largest allowed difference is
 
     max(rounding of the number format, TIMES × the difference of policy 0 in checks.json)
 
-plus `ERRORS` standard errors, since a round is a sample. The standard error is that of the ratio Σ|d| / Σ tokens over
+plus `ERRORS` standard errors, since a round is a sample. This is the standard error of the ratio Σ|d| / Σ tokens over
 completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to different experts raise no alarm.
 
 With truncated or masked sampling (top_p, top_k, min_p, masks of `rollout.generation_kwargs`), the sampler's log-prob is
@@ -53,13 +53,13 @@ KEY = "sampler_difference"
 FORMAT = "sampler_format"
 """Key of checks.json: number format of the engine that sampled policy 0, if it differs from the policy's."""
 FEWEST, MOST, SHARE = 4, 64, 32
-"""Completions of a separate pass: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
+"""Number of completions in a separate pass: one in `SHARE`, but at least `FEWEST` and at most `MOST`.
 
 A round takes the time of at least four forward passes over its completions (one to sample them, three to train on
-them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, loading the policy comes on top.
-Fewer completions would detect a wrong policy less reliably. In the demo in float32, a policy that is one round too old
-(0.003 nats per token, completions of 32 tokens) is detected in a round with probability 0.13 by 4 completions, 0.15 by
-16 and 0.94 by 64.
+them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, the policy must be loaded as
+well. Fewer completions would detect a wrong policy less reliably. In the demo in float32, a policy that is one round
+too old (0.003 nats per token, completions of 32 tokens) is detected in a round with probability 0.13 by 4 completions,
+0.15 by 16 and 0.94 by 64.
 """
 
 
@@ -232,7 +232,7 @@ class RolloutProof:
         logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
         logprobs.discard()
         del logprobs
-        gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
+        gc.collect()  # a reference cycle would keep this model in memory beside the trainer's
         self._require_lists(chosen, logps)
 
     def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:

@@ -25,7 +25,7 @@ class ScoresByFunction(NamedTuple):
     """The scores of a round's completions, one column per reward function."""
 
     values: Float64[Tensor, "completions functions"]
-    """NaN where a function does not apply."""
+    """Scores; NaN where a function does not apply."""
     weights: Float64[Tensor, " functions"]
 
     def normalized_sums(self, excluded: Bool[Tensor, " completions"], samples: int) -> Float64[Tensor, " completions"]:
@@ -38,11 +38,11 @@ class Selection(NamedTuple):
     """The completions of a round that the update uses."""
 
     masked: Bool[Tensor, " completions"]
-    """Not in the loss."""
+    """True for completions that are left out of the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     teaching: Bool[Tensor, " prompts"]
-    """The group has a non-zero advantage on a completion in the loss."""
+    """True for groups with a non-zero advantage on a completion in the loss."""
 
 
 def select(
@@ -79,7 +79,7 @@ def teaching_groups(algorithm: Algorithm, samples: int, sampled: RoundTables) ->
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
-    """Rows that the update trains on: all of them, or the first teaching groups of a round with more than it needs."""
+    """Rows that the update trains on: all of them, or the first teaching groups if a round has more than it needs."""
     samples = config.rollout.num_generations
     if config.rollout.token_budget or len(sampled.rollouts) == config.rollout.generation_batch_size:
         return list(range(len(sampled.rollouts)))

@@ -4,7 +4,7 @@ All layers except attention work on a rank's own tokens. Attention needs whole s
 keys and values are exchanged before it: a rank sends each head of its tokens to the rank that computes this head, and
 gets its own heads of all tokens. The outputs go back the same way (DeepSpeed-Ulysses, Jacobs et al. 2023; DeepSpeed's
 class fixes lengths and heads). A rank computes the part of the weights' gradient that goes through its tokens, so the
-gradients of a group add up to that of its micro-batch.
+gradients of a group add up to the gradient of its micro-batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SequenceGroup(NamedTuple):
 
         Returns:
             Queries, keys and values, [tokens, heads / S, head_dim]. Key-value heads are repeated if each rank would
-            otherwise not have those of its query heads.
+            otherwise lack those of its query heads.
 
         Raises:
             UserError: the query heads cannot be divided among the ranks.
@@ -127,7 +127,7 @@ def alone() -> SequenceGroup:
 
 
 def group_of(size: int) -> SequenceGroup:
-    """This rank and its neighbours as a group. All ranks must call this, after they are connected (`start_ranks`)."""
+    """The group of this rank and its neighbours. All ranks must call this, after they are connected (`start_ranks`)."""
     return alone() if size == 1 else _connected(torch.distributed.group.WORLD, size)
 
 

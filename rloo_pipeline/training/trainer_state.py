@@ -97,7 +97,7 @@ class TrainerState:
         }
 
     def _link_policy(self, folder: Path) -> dict[str, str]:
-        """Links the files of the policy, or copies them where the file system has no hard links."""
+        """Links the files of the policy, or copies them if the file system has no hard links."""
         if self.weights is None:
             return {}
         for file in manifest.folder_files(self.weights):

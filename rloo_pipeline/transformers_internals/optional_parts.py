@@ -1,4 +1,4 @@
-"""Imports transformers, or a part of it, without packages that it can do without.
+"""Imports transformers, or a part of it, without its optional dependencies.
 
 transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), which takes a second at
 the start of every stage. Qwen-VL's processors need torchvision only for videos, and PyTorch's CPU build from PyPI comes
@@ -42,7 +42,7 @@ def lacks_torchvision() -> bool:
     """True if torchvision cannot be used."""
     from transformers.utils import import_utils
 
-    import_utils.is_torchvision_v2_available()  # transformers remembers both answers
+    import_utils.is_torchvision_v2_available()  # so that transformers caches both answers
     return not import_utils.is_torchvision_available()
 
 
@@ -65,7 +65,7 @@ def _no_videos(processor: Any) -> SimpleNamespace:
 
 
 def schema_maker() -> Any:
-    """The module of `get_json_schema`, which makes the JSON schema of a tool, and of the errors that it raises."""
+    """The transformers module with `get_json_schema`, which makes the JSON schema of a tool, and with its errors."""
     return import_module(SCHEMA_MODULE)
 
 

@@ -7,7 +7,7 @@ request is a line of JSON, {"words", "folder", "started"}, sent with the file de
 The answer is {"code"}, or nothing if the worker died or holds an engine that does not fit the stage.
 
 `rloo STAGE …` looks for a worker before it imports anything else, so this module imports only the standard library, and
-little of that.
+few modules of that.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Peer(NamedTuple):
 
 
 def peer(connection: socket.socket) -> Peer:
-    """The process at the other end, as the kernel knows it."""
+    """Asks the kernel for the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return Peer(*struct.unpack("3i", credentials)[:2])
 
@@ -160,7 +160,7 @@ def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
         while text and not text.endswith(b"\n"):
             piece = connection.recv(1 << 20)
             text = text + piece if piece else b""
-    except ConnectionResetError:  # the other end died with something unread
+    except ConnectionResetError:  # the other end died before it had read everything
         return b"", []
     return text, descriptors
 

@@ -49,7 +49,7 @@ def keep(name: str, key: object, engine: Any) -> bool:
 
 
 def holds_engine() -> bool:
-    """True if anything is kept."""
+    """True if an engine is kept."""
     return bool(_engines)
 
 

@@ -91,7 +91,7 @@ def _write(_: Path) -> None:
 
 
 class RankAnswer(NamedTuple):
-    """Answer of a rank."""
+    """A rank's answer to a request."""
 
     code: int | None
     kept: bool = False
@@ -147,7 +147,7 @@ class KeptRanks:
                 connection.close()
                 continue
             self._connections.append(connection)
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, which its connection shows
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, as its connection will show
                 self._processes.append(psutil.Process(peer.process))
 
     def run(self, words: Sequence[str]) -> list[RankAnswer]:
@@ -268,10 +268,10 @@ def answer_all(
 def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, terminal: int) -> RankAnswer:
     """Runs a stage on this rank."""
     os.chdir(request["folder"])
-    if ranks.RENDEZVOUS not in os.environ:  # else the descriptor would be another node's
+    if ranks.RENDEZVOUS not in os.environ:  # otherwise the descriptor belongs to another node
         os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
     os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
-    engine_cache.forget_pending()  # the worker found that it was not due
+    engine_cache.forget_pending()  # the worker decided that it was not due
     try:
         with output.standard_output_to(log):
             cost.begin(request["started"])

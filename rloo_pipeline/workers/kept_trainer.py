@@ -31,7 +31,7 @@ def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Pat
         round_: number of the round; 0 for a new trainer.
         policy: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
         UserError: as `retraining.engine_after`.

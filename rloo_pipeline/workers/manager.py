@@ -44,7 +44,7 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
         return max(1, min(jobs * runs, cores // threads))
 
-    # with a lag, the refill of a round runs beside the rollouts of the next one
+    # with a lag, the refill of a round runs alongside the rollouts of the next one
     samplers = config.rollout.tables if config.rollout.lag else config.rollout.shards
     roles = {
         "sampler": at_once(config.vllm.job_threads, samplers),

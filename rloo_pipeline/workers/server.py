@@ -38,7 +38,7 @@ def serve(
 
     Args:
         run: runs `rloo` with these arguments and exits as the command does.
-        import_engine: imports in advance what the first stage of a role needs.
+        import_engine: imports, in advance, the libraries that the first stage of a role needs.
         path: socket in a folder that only the user can enter.
         controller: id of the Snakemake process.
         threads: number of CPU threads of an engine whose libraries are imported before the first stage; None imports
@@ -63,7 +63,7 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if client.peer(connection).user != os.getuid():  # the folder keeps others out; this is the second lock
+                if client.peer(connection).user != os.getuid():  # the folder keeps others out, too
                     continue
                 if not _answer(connection, run):
                     break

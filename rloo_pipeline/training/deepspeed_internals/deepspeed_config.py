@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 BUCKET = 50_000_000
-"""Gradient elements that ZeRO all-reduces at once."""
+"""Number of gradient elements that ZeRO all-reduces at once."""
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""DeepSpeed's names of the number formats."""
+"""DeepSpeed's names for number formats."""
 
 
 def import_deepspeed() -> ModuleType:
@@ -99,7 +99,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
         "zero_allow_untested_optimizer": True,
         "zero_optimization": zero,
         "data_types": {"grad_accum_dtype": "fp32"},
-        # DeepSpeed's default is the model's format, even where gradients are accumulated in float32
+        # DeepSpeed's default is the model's format, even if gradients are accumulated in float32
         "communication_data_type": NAMES[dtype if communication == "model" else communication],
         "bf16": {"enabled": dtype == "bfloat16"},
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
@@ -121,7 +121,7 @@ def adjust(
         quantized: True if the base is in 4 bits; a checkpoint then leaves out its weights and scales.
     """
     clip_plainly(engine, max_grad_norm)
-    # a single rank would still copy all gradients back and forth to sum them up
+    # otherwise a single rank would copy all gradients back and forth to sum them
     engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
     engine.checkpoint_engine.makedirs = lambda *_, **__: None  # `trainer_state` writes files
     engine._copy_recovery_script = lambda *_: None
@@ -140,8 +140,8 @@ def _trained(module: nn.Module) -> dict[str, Tensor]:
 def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
     """Replaces DeepSpeed's clipping of float32 gradients without ZeRO.
 
-    The result is DeepSpeed's, the same on all ranks. Gradients below the norm are not touched, and the engine records
-    the norm as it does under ZeRO.
+    The result is DeepSpeed's, the same on all ranks. Gradients below `max_grad_norm` are not touched, and the engine
+    records the norm as it does under ZeRO.
     """
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 

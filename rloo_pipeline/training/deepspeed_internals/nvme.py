@@ -38,7 +38,7 @@ ALIGNED = 1 << 20
 THREADS = 4
 """Number of files that a rank reads or writes at once."""
 MOUNTS = Path("/proc/self/mountinfo")
-"""Linux's list of file systems, proc_pid_mountinfo(5)."""
+"""Linux's list of mounted file systems, proc_pid_mountinfo(5)."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
@@ -211,7 +211,7 @@ class Handle:
         """Waits for all operations that have begun; returns their number.
 
         Raises:
-            UserError: the disk is full, or a file cannot be read or written whole.
+            UserError: the disk is full, or a file cannot be read or written completely.
         """
         pending, self._pending = self._pending, []
         for future in pending:

@@ -87,7 +87,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     from deepspeed import zero
 
     source: Any = nn.Module()
-    source.parameters = lambda **_: filled()  # each is split before the next is read
+    source.parameters = lambda **_: filled()  # each tensor is split before the next is read
     zero.Init(source, config_dict_or_path=configuration)
     for name, buffer in dict(model.named_buffers()).items():
         value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer

@@ -160,7 +160,7 @@ def _describe_mask(
     use_vmap: bool = False,
     **_: Any,
 ) -> Tensor | None:
-    """A mask of transformers, described: None for causal attention, else a number with the attribute `DESCRIPTION`.
+    """Describes a mask of transformers: None for causal attention, else a number with the attribute `DESCRIPTION`.
 
     Args:
         mask_function: returns True if a query attends to a key, given their positions.
@@ -281,6 +281,6 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
 
 
 def _split(laid_out: Tensor, heads: int, lengths: Sequence[int]) -> Sequence[Tensor]:
-    """Parts of these lengths in tokens. A single part is not split: that would copy its gradient."""
+    """Splits into parts of these lengths in tokens. A single part is not split, which would copy its gradient."""
     sizes = [heads * length for length in lengths if length]
     return laid_out.split(sizes) if len(sizes) > 1 else [laid_out]

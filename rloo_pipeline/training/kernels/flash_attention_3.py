@@ -21,7 +21,7 @@ PACKAGE = "flash_attn_interface"
 LENGTHS = (40, 129)
 """Lengths of the sequences in a test case."""
 SLACK = 1.5
-"""Largest error allowed, as a multiple of that of torch's own kernels."""
+"""Largest error allowed, as a multiple of the error of torch's own kernels."""
 
 Attention = Callable[[list[Tensor], int], Tensor]
 """Attention of packed sequences with a window: (heads, window) → outputs; 0 for no window."""
@@ -49,7 +49,7 @@ def install(device: str, attend: Attention | None = None) -> str:
     try:
         activate_flash_attention_impl("FA3")
         errors = [error(attend, window, device) for window in (0, 32)]
-    except Exception as failure:  # a library's kernel can fail in any way
+    except Exception as failure:  # of any kind: a library's kernel may fail on this card
         restore_flash_attention_impl(_raise_warn=False)
         return one_line(failure)
     if all(new <= SLACK * old for new, old in zip(errors, usual, strict=True)):

@@ -56,7 +56,7 @@ class Top(NamedTuple):
 
     logps: Float[Tensor, " completion_tokens"]
     top_logps: Float[Tensor, "completion_tokens K"]
-    """Largest first."""
+    """Log-probs of the K likeliest tokens, largest first."""
     top_ids: Int[Tensor, "completion_tokens K"]
 
 
@@ -185,7 +185,7 @@ class Projection:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
         lengths = self.inputs.pack.completion_lengths.tolist()
-        whole = self.inputs.pack.own is None  # else other ranks have some tokens of a sequence, so all go together
+        whole = self.inputs.pack.own is None  # otherwise sequences are spread over ranks, so all go together
         every = (range(len(lengths)), slice(0, len(self.hidden)))
         for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
             total += self._backward_group(sequences, tokens)
@@ -276,7 +276,7 @@ class Projection:
             self.d_weight += d_logits.T @ hidden
 
     def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
-        """The gradient of the logits of a slice, whose softmax is in these rows of the buffers."""
+        """The gradient of a slice's logits, given that its softmax is in these rows of the buffers."""
         d_logits = self.probs[rows]
         d_logits *= -scale.sum(-1, keepdim=True) / self.sums[rows]
         # the target can also be a candidate, so it is added separately: a GPU then adds in a fixed order
@@ -288,7 +288,7 @@ class Projection:
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:
-    """Groups neighbouring sequences up to `limit` tokens, a longer one alone: their indices and their tokens."""
+    """Groups neighbouring sequences up to `limit` tokens (a longer one alone); yields their indices and tokens."""
     first = start = stop = 0
     for i, length in enumerate(lengths):
         if stop > start and stop + length - start > limit:

@@ -20,7 +20,7 @@ SCORES = 2**18
 
 
 class Local(NamedTuple):
-    """Attention to fewer than all earlier tokens."""
+    """A window: attention to only some of the earlier tokens."""
 
     size: int
     """Maximum number of tokens that a token attends to, including itself."""

@@ -107,7 +107,7 @@ def run(
 
     Args:
         config: the model's configuration.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         images: True if prompts have images.
         forms: the forms to try; all by default.
         prepare: moves the small model to its device, and installs the kernels that are to be checked.

@@ -94,7 +94,7 @@ def probe(vocabulary: int, longest: int) -> Sequences:
 
 
 def _with_images(sequences: Sequences, config: Any) -> Sequences:
-    """The sequences of the probe with images in their prompts, behind the first token.
+    """The sequences of the probe with images in their prompts, after the first token.
 
     Args:
         sequences: sequences of `probe`: three with one prompt, and one with another.
@@ -138,7 +138,7 @@ def _image(config: Any, height: int, width: int, draw: torch.Generator) -> dict[
 
 
 def _weights(count: int) -> Tensor:
-    """Weights of tokens in the loss: of both signs and all different, so that a swap of two positions shows."""
+    """Weights of tokens in the loss: of both signs and all different, so that swapping two positions shows."""
     return torch.linspace(-1, 2, count).cos()
 
 

@@ -1,4 +1,4 @@
-"""Builds a small model from a configuration: enough layers to have each kind, few heads, a short vocabulary.
+"""Builds a small model from a configuration: enough layers for one of each kind, few heads, a small vocabulary.
 
 What a model computes depends on its code and configuration, not on its size or weights, so a model of any size is
 checked in well under a second. The random weights are scaled so that attention is not uniform.
@@ -27,7 +27,7 @@ WIDTH, VOCABULARY, WINDOW = 96, 384, 8
 MAX_WEIGHTS = 2**28
 """Maximum number of weights of a copy: 1 GB in float32."""
 SPREAD = 1.5
-"""Standard deviation of a projection's outputs for inputs of size 1; attention scores then have about its square."""
+"""Standard deviation of a projection's outputs for inputs of size 1; that of attention scores is about its square."""
 
 
 class TooLargeError(Exception):
@@ -118,7 +118,7 @@ def _few_layers(config: Any) -> None:
 
 
 def _few_heads(config: Any) -> None:
-    """Reduces the number of heads and the hidden size; the size of a head stays."""
+    """Reduces the number of heads and the hidden size; keeps the head size."""
     heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if isinstance(heads, int) and isinstance(hidden, int):
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -185,7 +185,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
 
     Args:
         config: transformers configuration.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         attention: name of the attention implementation; None for the model's default.
 
     Raises:
