@@ -68,8 +68,8 @@ def check() -> None:
     """
     if VARIABLE in os.environ and not _holds_token():
         raise UserError(
-            f"{_token_path().name.replace('__', '/')}: the same stage was started again while this one was at work; "
-            "the later one's result stands and this one's is dropped"
+            f"{_token_path().name.replace('__', '/')}: the same stage was started again while this one was running; "
+            "the later one's result is kept and this one's is dropped"
         )
 
 

@@ -35,7 +35,7 @@ DECIDED = "decided"
 """Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
 parameters."""
 NO_CARDS: Mapping[str, str] = MappingProxyType({})
-REMEDY = "put this run's own back, or delete it and run again"
+REMEDY = "restore this run's own, or delete it and run again"
 
 
 def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO_CARDS) -> None:
@@ -175,7 +175,7 @@ def check_policy(folder: Path, digest: str) -> None:
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
         raise UserError(
             f"{folder}: not the policy that round {int(folder.name)} of this run has trained (its digest is "
-            f"{digest[:16]}, and {table} names {written[:16]}); put that back, or delete {table.parent} and run again"
+            f"{digest[:16]}, but {table} names {written[:16]}); restore that, or delete {table.parent} and run again"
         )
 
 

@@ -110,7 +110,7 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
     """The dimensions of the model in a folder, from its config.json and the headers of its weights.
 
     Raises:
-        UserError: config.json has no sizes of a transformer.
+        UserError: config.json does not give the sizes of a transformer.
     """
     text = text_config(hf_config)
     try:
@@ -128,7 +128,7 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
             query_heads=heads,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
+        raise UserError(f"{folder / 'config.json'}: does not give the sizes of a transformer ({error})") from error
     tied = is_tied(hf_config)
     vision = _estimate_vision(hf_config.get("vision_config") or {}, dims.hidden)
     counted, counted_vision = _count_parameters(folder)

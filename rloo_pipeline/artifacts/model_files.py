@@ -43,7 +43,7 @@ def check_files(folder: Path) -> None:
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path}: a pipe, socket or device, and not a file; remove it from the model's folder")
+            raise UserError(f"{path}: a pipe, socket or device instead of a file; remove it from the model's folder")
 
 
 def check(folder: Path) -> None:
@@ -87,7 +87,7 @@ def _check_safetensors(file: Path) -> None:
         end = size
     if size != 8 + length + end:
         raise UserError(
-            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); "
+            f"{file}: truncated or damaged ({size} bytes, its header declares {8 + length + end}); "
             f"{remedy(file.parent)}"
         )
 
@@ -133,7 +133,7 @@ def adapter_modules(folder: Path) -> list[str]:
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(
             f"{folder}: the adapter replaces {module_counts(whole)} as a whole (modules_to_save), which vLLM does not "
-            "serve; train adapters of linear layers alone"
+            "serve; train only adapters of linear layers"
         )
     return sorted({name for name, *_ in parts})
 

@@ -37,7 +37,9 @@ class RoundFiles(NamedTuple):
         if config.algorithm.teacher is None:
             return used._replace(teacher=())
         if not self.teacher:
-            raise UserError("--teacher: no tables, but the run has algorithm.teacher; name one for each of rollouts")
+            raise UserError(
+                "--teacher: no tables, but the run has algorithm.teacher; give one for each table of rollouts"
+            )
         return used
 
 
@@ -93,7 +95,7 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
     beside = {"scores": files.scores, "reference": files.reference, "teacher": files.teacher}
     for name, paths in beside.items():
         if len(paths) != len(files.rollouts) and (paths or name == "scores"):
-            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; name one for each")
+            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; give one for each")
     rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
     scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
     return RoundTables(

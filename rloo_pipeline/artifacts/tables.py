@@ -264,7 +264,7 @@ def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: obje
         raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {REMEDY}")
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; {REMEDY}"
+            f"{path}: schema version {facts.get('schema_version')}, but this program reads {SCHEMA_VERSION}; {REMEDY}"
         )
     if start < len(MARK):
         raise UserError(f"{path}: has no digest, so it was changed since it was written; {REMEDY}")

@@ -86,8 +86,8 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         _perplexity(evidence.demonstrations),
         f"{_perplexity(evidence.demonstrations):.3g}",
-        "The policy finds the demonstrations likely.",
-        "The policy finds the demonstrations unlikely: train on them (longer), or check that they follow its template.",
+        "The demonstrations are likely under the policy.",
+        "The demonstrations are unlikely under the policy: train on them (longer), or see if they use its template.",
     )
 
 
@@ -100,7 +100,7 @@ def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
         _perplexity(evidence.held_out),
         f"{_perplexity(evidence.held_out):.3g}",
         "Demonstrations that the policy was not trained on are likely, too.",
-        "The policy finds held-out demonstrations unlikely: add more demonstrations, or train on them longer.",
+        "Held-out demonstrations are unlikely under the policy: add more demonstrations, or train on them longer.",
     )
 
 

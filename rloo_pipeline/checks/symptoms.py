@@ -66,7 +66,7 @@ def kl_explosion(history: RoundHistory, *, max_kl: Positive = 0.5, growth: OverO
         return f"KL {kl:.3g} nats per token, over {max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
     if before and kl > max_kl / 2 and kl > growth * before:
-        return f"KL {kl:.3g} nats per token, {kl / before:.1f} times that of {START} rounds before"
+        return f"KL {kl:.3g} nats per token, {kl / before:.1f} times the value {START} rounds earlier"
     return None
 
 
@@ -199,7 +199,7 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
     zero = history.values(ZERO_STD)
     if len(zero) < rounds or min(zero) < zero_std:
         return None
-    return f"in none of {len(zero)} rounds did more than {1 - min(zero):.0%} of the groups differ in reward"
+    return f"in each of {len(zero)} rounds, at most {1 - min(zero):.0%} of the groups had different rewards"
 
 
 @symptom(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image", "images")
 """Columns with images in TRL's datasets."""
-VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image of a generator"
+VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image from a generator"
 
 
 def is_image(value: Any) -> bool:
@@ -79,7 +79,7 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     if not placed and count:
         user = next((message for message in messages if message["role"] == "user"), None)
         if user is None:
-            raise UserError(f"{location}: a prompt with images needs a message of the user; add one")
+            raise UserError(f"{location}: a prompt with images needs a user message; add one")
         user["content"] = [*({"type": "image"} for _ in range(count)), *user["content"]]
     elif placed != count:
         raise UserError(f"{location}: the messages have places for {placed} images but the row has {count}; correct it")

@@ -81,7 +81,7 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         hint = "each line must be one whole object" if by_line else "correct it there"
         raise UserError(f"{message}; {hint}") from error
     except RecursionError as error:
-        raise UserError(f"{path}, line {line}: lists or objects are nested too deep; flatten them") from error
+        raise UserError(f"{path}, line {line}: lists or objects are nested too deeply; flatten them") from error
     except ValueError as error:  # Python limits the digits of integers
         digits = sys.get_int_max_str_digits()
         raise UserError(f"{path}, line {line}: a number has more than {digits:,} digits; write it as text") from error
@@ -90,6 +90,6 @@ def _parsed(text: str, path: Path, line: int) -> Any:
 def _object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(
-            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object a row"
+            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object per row"
         )
     return row

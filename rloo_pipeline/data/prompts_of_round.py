@@ -101,7 +101,7 @@ def require_enough(rollout: Rollout, count: int, place: str) -> None:
     """
     if count < rollout.sampled_prompts:
         raise UserError(
-            f"{place}: {count} training prompts, a round needs {rollout.sampled_prompts}; lower "
+            f"{place}: {count} training prompts, but a round needs {rollout.sampled_prompts}; lower "
             "rollout.generation_batch_size"
         )
 
@@ -188,7 +188,7 @@ def _too_few(select: PromptSelection | None, rates: Sequence[float], count: int,
     below, above, none = sum(rate < low for rate in rates), sum(rate > high for rate in rates), sum(map(isnan, rates))
     return (
         f"dataset.select.pass_rate: {count} of {len(rates)} training prompts have a pass rate of policy 0 from {low:g} "
-        f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
+        f"to {high:g} ({below} are below, {above} above, {none} have none), but a round needs "
         f"{needed}; widen the range, or lower rollout.generation_batch_size"
     )
 

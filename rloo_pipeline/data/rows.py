@@ -54,7 +54,7 @@ def _generated(source: Source) -> list[Row]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(
-                f"the generator {name} gave a {type(row).__name__} as row {number}; it must give dicts of columns"
+                f"the generator {name} yielded a {type(row).__name__} as row {number}; it must yield dicts of columns"
             )
     return uniform(LocatedRow(f"the generator {name}", f"row {number}", row) for number, row in enumerate(rows))
 
@@ -153,7 +153,7 @@ def check_file(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise UserError(
-            f"{path}: known dataset files are {', '.join(FORMATS)}; convert it to one of them or use a generator"
+            f"{path}: dataset files can be {', '.join(FORMATS)}; convert it to one of them or use a generator"
         )
     if not path.stat().st_size:
         raise UserError(f"{path}: is empty; add rows or correct the path")

@@ -64,7 +64,7 @@ class TemplateLint:
         yield from self._spelled(chats)
         if answered := sum(chat[-1]["role"] == "assistant" for chat in chats):
             yield TemplateFinding(
-                f"{answered} of {len(chats)} prompts end with a message of the assistant, which the model reads before "
+                f"{answered} of {len(chats)} prompts end with an assistant message, which the model reads before "
                 "it answers; if it is the solution, drop it from the prompt"
             )
 

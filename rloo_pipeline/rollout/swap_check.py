@@ -178,7 +178,7 @@ def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> Non
     if reply.cached:
         raise IncompatibleEngine("a cache of another policy's prompts")
     if reply.logps == before.logps:
-        say(f"vLLM answers as before it loaded {policy}, so the policy gets a new engine")
+        say(f"vLLM's answers did not change when it loaded {policy}, so the policy gets a new engine")
         raise IncompatibleEngine("the weights of another policy")
 
 

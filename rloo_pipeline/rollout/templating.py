@@ -71,7 +71,7 @@ class Templater:
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 
     def _with_images(self, row: Row, location: str, column: str) -> Row:
-        """Replaces the images of a row by digests; its prompt_ids get an id for each part of an image, as for the model."""
+        """Replaces the images of a row by digests; prompt_ids get an id for each part of an image, as for the model."""
         files = images.images_of(row[column], f"{location}, column '{column}'")
         digests = [image_store.digest(file) for file in files]
         self.files |= dict(zip(digests, files, strict=True))

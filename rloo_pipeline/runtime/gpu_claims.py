@@ -66,7 +66,7 @@ def set_aside(count: int) -> None:
     if len(_set_aside) == count or not (visible := devices.visible_gpus()):
         return
     if _set_aside:
-        raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside, and now {count} are")
+        raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside instead of {count}")
     if len(visible) <= count:
         raise UserError(
             f"rollout.environment_gpus: {count} beside the engine's GPUs, but this job has only {len(visible)} in all; "

@@ -66,7 +66,7 @@ def require(distribution: str) -> None:
         return
     change = f", where {changes(distribution)[0]}" if is_patch else ""
     raise UserError(
-        f"{distribution} {installed} is installed{change}, and rloo_pipeline uses internals of {pin.version} "
+        f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pin.version} "
         f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
     )
 
@@ -107,7 +107,7 @@ def _changes(distribution: str) -> Iterator[str]:
         for path, signature in signatures.items():
             actual = _signature(module, path)
             if actual not in (signature, REPLACED):
-                difference = f"takes {actual} and not {signature}" if actual else "does not exist"
+                difference = f"takes {actual} instead of {signature}" if actual else "does not exist"
                 yield f"{module_name}.{path} {difference}"
 
 

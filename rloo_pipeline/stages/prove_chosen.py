@@ -46,4 +46,4 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:
         write_json(output, {"policy": chosen.digest, sampler_proof.KEY: found.mean, "tokens": found.tokens})
-    say(f"the test completions are of {chosen.policy}: {found.mean:.2g} nats a token from the trainer's log-probs")
+    say(f"{chosen.policy} sampled the test completions: {found.mean:.2g} nats a token from the trainer's log-probs")

@@ -6,7 +6,7 @@ from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
-REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
+REMEDY = "set model.dtype to bfloat16 or float32, or use a machine whose processor or GPU supports it"
 
 
 def trains_in(dtype: Dtype) -> bool:

@@ -151,7 +151,7 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
         if kind in ENCODERS and not text.get("is_decoder"):
             return "is an encoder, which attends to later tokens too (is_decoder is not true)"
     if any(part.get("quantization_config") and not comes_in_nf4(part) for part in (hf_config, text)):
-        return "has quantized weights (quantization_config) other than NF4 of bitsandbytes, which cannot be trained"
+        return "has quantized weights (quantization_config) other than bitsandbytes NF4, which cannot be trained"
     for key, value in text.items():
         if key.endswith(COUNTS) and isinstance(value, int) and value > MOST:
             return f"has {key} {value!s:.20}, more than {MOST:,}"
@@ -214,7 +214,7 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
     kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
     if kind in WITHOUT_LORA:
-        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"
+        return f"vLLM serves no LoRA adapters for {kind}; remove update.lora, or use another model"
     renamed = RENAMED.get(kind, set())
     if lora.is_pattern:  # `policy_model.check_adapter` finds the names
         return None
@@ -227,7 +227,7 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     experts, text = experts_key(hf_config), text_config(hf_config)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (
-            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it in "
+            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on its {named} in "
             f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
         )
     return None

@@ -118,7 +118,7 @@ def _unpacked(packed: Tensor, parts: Mapping[str, Tensor], file: Path, name: str
     state = functional.QuantState.from_dict(dict(parts), torch.device("cpu"))
     if state.quant_type != "nf4" or state.blocksize != BLOCK:
         raise UserError(
-            f"{file}: {name} is in {state.quant_type} by blocks of {state.blocksize}; only NF4 by blocks of {BLOCK} "
+            f"{file}: {name} is in {state.quant_type} in blocks of {state.blocksize}; only NF4 in blocks of {BLOCK} "
             "can be trained, so use another checkpoint"
         )
     state.dtype = torch.float32

@@ -79,7 +79,7 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Row
     if image_store.IDS not in rollouts.column_names:
         return None
     if prompts is None:
-        raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
+        raise UserError("the prompts of these rollouts have images; name the folder of the prompts with --prompts")
     store = image_store.ImageStore(prompts)
     pixels = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
     return RowImages(rollouts[image_store.IDS].to_pylist(), pixels, policy.image_tokens)

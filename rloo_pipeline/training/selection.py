@@ -105,7 +105,7 @@ def scores_of_functions(table: pa.Table) -> ScoresByFunction:
     """
     weights = tables.weights_of(table)
     if not weights:
-        raise UserError("scores: their tables have no weights of the reward functions; delete them and run again")
+        raise UserError("scores: the tables lack the weights of the reward functions; delete them and run again")
     columns = [table[tables.score_column(name)].to_pylist() for name in weights]
     rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
     values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))

@@ -149,7 +149,7 @@ def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(
-                f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, this run has {value}; "
+                f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, but this run has {value}; "
                 "keep the old setting or start a new run"
             )
 

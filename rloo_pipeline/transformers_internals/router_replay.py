@@ -65,7 +65,7 @@ class RouterReplay:
         choices, most, largest = int(self.routers[0].top_k), int(self.routers[0].num_experts), int(experts.max())
         if experts.shape[1] != self.layers * choices or largest >= most:
             raise UserError(
-                f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
+                f"rollout.router_replay: the rollouts have {experts.shape[1]} experts per token, up to number "
                 f"{largest}, but {self.name} has {self.layers} layers with {choices} of {most}: they were "
                 "sampled from a different model; delete the round's rollouts and run again"
             )

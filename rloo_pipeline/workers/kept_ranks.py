@@ -87,7 +87,7 @@ def _write(_: Path) -> None:
         _kept.ask({"write": True}, (1, 2))
     except (UserError, IncompatibleEngine) as error:
         close()
-        raise RuntimeError(f"{error}, so the ranks start anew") from error
+        raise RuntimeError(f"{error}, so the ranks are restarted") from error
 
 
 class RankAnswer(NamedTuple):

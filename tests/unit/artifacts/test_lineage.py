@@ -44,7 +44,9 @@ def test_a_file_of_a_run_with_another_seed_is_refused(tmp_path) -> None:
     manifest.write_manifest(older, round=1)
     lineage.require_own(1, [own, older, tmp_path / "missing"])
     for other in (tmp_path / "policies" / "00001", write_table(tmp_path / "other.parquet", seed=2)):
-        with pytest.raises(UserError, match=f"{other}: made by another run, with seed 2, but this run has seed 1; put"):
+        with pytest.raises(
+            UserError, match=f"{other}: made by another run, with seed 2, but this run has seed 1; restore"
+        ):
             lineage.require_own(1, [own, other])
 
 
@@ -79,7 +81,7 @@ def test_a_table_that_other_keys_decided_is_refused_by_the_name_of_the_key(tmp_p
         lineage.require_configured(same, [made])
     with pytest.raises(
         UserError,
-        match=r"made\.parquet: made with rollout\.temperature 1\.0, but this run has 0\.5; put this run's own",
+        match=r"made\.parquet: made with rollout\.temperature 1\.0, but this run has 0\.5; restore this run's own",
     ):
         lineage.require_configured(changed(config, "rollout", temperature=0.5), [made])
     assert lineage.DECIDED not in lineage.facts_of(tmp_path / "older.parquet")

@@ -76,7 +76,7 @@ def test_images_stay_where_the_messages_have_them() -> None:
     ("prompt", "message"),
     [
         ("a text", r"^a row: a prompt with images must be messages; set dataset\.user_prompt"),
-        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a message of the user"),
+        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a user message"),
         ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )

@@ -100,7 +100,7 @@ def test_gpus_that_are_set_aside_are_hidden_from_the_engine_in_every_stage(monke
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus[0]
         assert gpu_claims.names_set_aside(2) == tuple(gpus[1:3])
         gpu_claims.release()
-    with pytest.raises(IncompatibleEngine, match="2 GPUs set aside, and now 0 are"):
+    with pytest.raises(IncompatibleEngine, match="2 GPUs set aside instead of 0"):
         gpu_claims.set_aside(0)
 
 

@@ -40,7 +40,7 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("config", "lora", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapter of GPT2LMHeadModel; remove update.lora"),
+        ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapters for GPT2LMHeadModel; remove update.lora"),
         ({"architectures": ["StableLmForCausalLM"]}, ATTENTION, "StableLmForCausalLM"),
         (GLM4, Lora(), r"an adapter on gate_up_proj of Glm4ForCausalLM; .* without it"),
         (GLM4, Lora(target_modules=["gate_up_proj"]), "gate_up_proj"),
