@@ -67,7 +67,7 @@ def model_of(folder: Path, key: str = "model") -> Path:
     """The folder of the model that the run starts from, or of its `teacher`.
 
     Raises:
-        UserError: as `read`.
+        UserError: see `read`.
     """
     return Path(read(folder, key)[key]["path"])
 

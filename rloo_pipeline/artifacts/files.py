@@ -163,7 +163,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
         expected: values that some of its keys must have, such as the round.
 
     Raises:
-        UserError: as `read_json`, or the file has no digest, or a key does not have the expected value.
+        UserError: see `read_json`; or the file has no digest, or a key does not have the expected value.
     """
     content, sealed = _read_sealed(path, remedy)
     if not sealed:

@@ -79,7 +79,7 @@ def files_of(config: Config) -> dict[Path, str]:
     """The files of all user functions that a configuration names, and their digests.
 
     Raises:
-        UserError: it names a function that does not exist.
+        UserError: the configuration names a function that does not exist.
     """
     references = dict.fromkeys(provenance.functions(config, Config.model_fields))
     return {file: digest for name in references for file, digest in provenance.function_files(name).items()}

@@ -169,7 +169,7 @@ def check_policy(folder: Path, digest: str) -> None:
         folder: `policies/<round>`.
 
     Raises:
-        UserError: it differs from what the update wrote.
+        UserError: the digest differs from what the update recorded.
     """
     table = folder.parent.parent / "rounds" / folder.name / TRAIN
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
@@ -187,7 +187,7 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         content: what the file holds, without its seal.
 
     Raises:
-        UserError: it differs from what the update wrote.
+        UserError: the digest differs from what the update recorded.
     """
     table = file.with_name(TRAIN)
     if facts_of(table).get("metrics", metrics_digest(content)) != metrics_digest(content):

@@ -61,7 +61,7 @@ class Policy:
 
     @cached_property
     def adapter_modules(self) -> list[str]:
-        """Names in transformers of the modules that the adapter changes; raises as `model_files.adapter_modules`."""
+        """Names in transformers of the modules that the adapter changes; see `model_files.adapter_modules`."""
         return model_files.adapter_modules(self.folder)
 
     @cached_property
@@ -213,7 +213,7 @@ class Policy:
 
     @cached_property
     def processor(self) -> Any:
-        """The processor of text and images; raises as `vision.load_processor`."""
+        """The processor of text and images; raises the same errors as `vision.load_processor`."""
         return vision.load_processor(self.base, self.config, self.trust_remote_code)
 
     def pixels(self, image: Any) -> dict[str, Tensor]:
@@ -243,7 +243,7 @@ class Policy:
         """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
         Raises:
-            UserError: as `tokenizer` and `generation_ends`.
+            UserError: see `tokenizer` and `generation_ends`.
         """
         return sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
 

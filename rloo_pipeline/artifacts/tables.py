@@ -296,7 +296,7 @@ def _check_reward(path: Path, table: pa.Table) -> None:
     """Checks that `reward` in a table of scores is the weighted sum of the functions' scores.
 
     Raises:
-        UserError: it is a different number.
+        UserError: `reward` is a different number.
     """
     weights = weights_of(table)
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):

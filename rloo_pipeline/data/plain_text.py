@@ -94,7 +94,7 @@ class PlainText:
         """Token ids of a text without a template; nothing in it is special.
 
         Raises:
-            UserError: as `ids`.
+            UserError: see `ids`.
         """
         texts: list[str] = []
         return self._plain_ids(self._hide(text, texts), texts, self.spelled(text))

@@ -65,7 +65,7 @@ def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None
     """Checks that a column exists.
 
     Raises:
-        UserError: it does not exist; the message names the key of the configuration, and similar columns.
+        UserError: no such column exists; the message names the key of the configuration, and similar columns.
     """
     columns = list(columns)
     if name not in columns:
@@ -189,7 +189,7 @@ def chat_ids(
     add_generation_prompt: bool = True,
     tools: Sequence[Any] = (),
 ) -> list[int]:
-    """Token ids of messages in the model's chat template, as `render`; texts of the messages stay text."""
+    """Token ids of messages in the model's chat template (see `render`); text in the messages stays text."""
 
     def rendered(messages: Any) -> str:
         return render(messages, dataset, tokenizer, path, add_generation_prompt, tools)

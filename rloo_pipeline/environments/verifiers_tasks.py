@@ -150,7 +150,7 @@ def environment(argument: str) -> type:
         argument: the taskset's id, and its options as JSON.
 
     Raises:
-        UserError: it does not exist, or needs something that is not supported here.
+        UserError: the taskset does not exist, or needs something that is not supported here.
     """
     name = argument.partition(" ")[0]
     taskset, tasks, single = _load(argument)

@@ -214,7 +214,8 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, from a different round, or not from the update that wrote the round's table.
+        UserError: the file is missing, damaged, from a different round, or not from the update that wrote the round's
+            table.
     """
     metrics = read_artifact(metrics_of(folder, number), round=number)
     lineage.check_metrics(metrics_of(folder, number), metrics)

@@ -2,9 +2,9 @@
 
 An episode is a chain of requests: the prompt of a turn is the first prompt with all tokens since, as ids. Sampled
 tokens are appended as they came, answers as the template continues (`data.tool_template`). Each episode advances by
-itself, so the engine goes on with the others while a tool works. The seed of a turn depends only on its episode and its
-number, so the result is the same in whatever order answers arrive. That order decides which requests share a step of
-vLLM, and with it the last digits of log-probs.
+itself, so the engine continues with the others while a tool works. The seed of a turn depends only on its episode and
+its number, so the result is the same in whatever order answers arrive. That order decides which requests share a step
+of vLLM, and with it the last digits of log-probs.
 
 An episode ends with `stop` when the model calls no tool, or when a call would exceed `max_turns` or
 `max_tool_calling_iterations` and is not made. It ends with `length` when the next answer or the model itself needs more

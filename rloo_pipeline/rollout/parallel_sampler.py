@@ -34,7 +34,7 @@ class ParallelSampler:
         """Starts `count` engines at once, each with the policy; the other arguments are the same as for `Sampler`.
 
         Raises:
-            UserError: this job has too few GPUs, or as `Sampler`.
+            UserError: this job has too few GPUs; or see `Sampler`.
         """
         self.policy, self.digest = policy, policy.digest
         self.engine_seconds = [0.0] * count
@@ -81,13 +81,13 @@ class ParallelSampler:
         return max(self.engine_seconds)
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
-        """Loads another policy into all engines, as `Sampler.swap`."""
+        """Loads another policy into all engines; see `Sampler.swap`."""
         with announcing(f"loading {policy} into {len(self._connections)} vLLM engines"):
             self._call("swap", policy, max_model_len)
         self.policy, self.digest = policy, policy.digest
 
     def leave_gpu(self) -> None:
-        """Takes all engines off their GPUs, as `Sampler.leave_gpu`."""
+        """Takes all engines off their GPUs; see `Sampler.leave_gpu`."""
         self._call("leave_gpu")
 
     def close(self) -> None:

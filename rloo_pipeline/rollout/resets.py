@@ -29,7 +29,7 @@ def pool_of(settings: Rollout) -> EnvironmentPool:
     """The processes for tools and environments of a configuration; a context manager.
 
     Raises:
-        UserError: they cannot run in the sandbox or in the image that it names.
+        UserError: the processes cannot run in the configured sandbox or image.
     """
     where = Confinement(
         settings.environment_sandbox,

@@ -46,7 +46,7 @@ class Sampler:
         """Loads the policy: a full model, or an adapter with its base.
 
         Raises:
-            UserError: as `engine_arguments.arguments`, or vLLM does not apply all modules of the adapter.
+            UserError: see `engine_arguments.arguments`; or vLLM does not apply all modules of the adapter.
         """
         self.policy = policy
         self.digest = policy.digest

@@ -258,8 +258,8 @@ def replace_weights(llm: LLM, policy: Policy, lora: LoRARequest | None) -> LoRAR
     one.
 
     Raises:
-        IncompatibleEngine: as `reload_weights`.
-        UserError: as `load_adapter`.
+        IncompatibleEngine: see `reload_weights`.
+        UserError: see `load_adapter`.
     """
     if lora is None:
         reload_weights(llm, policy.folder)

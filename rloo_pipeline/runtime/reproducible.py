@@ -52,7 +52,7 @@ def card(asked: bool, role: str) -> dict[str, str]:
 def use_torch(threads: int, asked: bool) -> None:
     """Sets torch's number of threads, and with the key its deterministic kernels.
 
-    An operation without such a kernel then ends the stage with an error of torch that names it.
+    An operation without such a kernel then ends the stage, with torch's error that names it.
     """
     import torch
     import torch.utils.deterministic

@@ -41,7 +41,7 @@ def evaluate(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy.
         name: name of the evaluation, such as `warmstart` or `final`.
-        output, greedy, summary: files to write, as `EvaluationOutputs`.
+        output, greedy, summary: files to write (see `EvaluationOutputs`).
     """
     evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, EvaluationOutputs(output, greedy, summary))
 

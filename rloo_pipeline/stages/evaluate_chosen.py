@@ -39,7 +39,7 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
     """Evaluates a chosen policy on the test rows.
 
     Raises:
-        UserError: it is not the policy that was evaluated on `dataset.dev`.
+        UserError: the policy is not the one that was evaluated on `dataset.dev`.
     """
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     if policy.digest != chosen.digest:

@@ -45,7 +45,7 @@ def refill(
         round_: number of the round, from 1.
         rollouts, scores: all shards of the round's tables, in order.
         output, output_scores: the tables to write.
-        difficulty, pass_rates: pass rates, as `PassRateFiles`.
+        difficulty, pass_rates: tables of pass rates (see `PassRateFiles`).
 
     Raises:
         UserError: the tables do not belong to this round and policy, or a reward function fails.

@@ -29,7 +29,7 @@ class Best(NamedTuple):
 
 
 def select(runs: Sequence[Path], output: Path) -> None:
-    """Chooses the best round of each run, and the best arm, as `Select` in the configuration says.
+    """Chooses the best round of each run, and the best arm, as configured in `Select`.
 
     Args:
         runs: folders of the runs, of an experiment as <experiment>/<arm>/<seed>, in the order of the arms.

@@ -101,7 +101,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None =
         prompts: as for `update`.
 
     Raises:
-        UserError: as `retraining.restore`.
+        UserError: see `retraining.restore`.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}"), policy.trust_remote_code))

@@ -92,7 +92,7 @@ def tokenized(
         tools: returns the schemas of the tools in the prompt of a row.
 
     Raises:
-        UserError: as `demonstrations`.
+        UserError: see `demonstrations`.
     """
     pairs: list[Pair] = []
     held_out: list[Pair] = []

@@ -21,7 +21,7 @@ def check_dtype(dtype: Dtype) -> None:
     """Checks that this machine can train in a number format.
 
     Raises:
-        UserError: it cannot train in that format.
+        UserError: this machine cannot train in that format.
     """
     if not trains_in(dtype):
         raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {REMEDY}")

@@ -70,7 +70,7 @@ def check_run(config: Config, policy: Policy) -> None:
     """Checks the model of a run, the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: the folder has an adapter instead of a model, as `check_model` and `check_heads`, or vLLM cannot
+        UserError: the folder has an adapter instead of a model, `check_model` or `check_heads` fails, or vLLM cannot
             serve the adapter.
     """
     if not (file := policy.folder / "config.json").exists():

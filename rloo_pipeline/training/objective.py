@@ -202,7 +202,7 @@ def own_loss(name: str) -> OwnLoss:
     """The user's loss with this import string; each call checks its result.
 
     Raises:
-        UserError: it cannot be found; or, in a call, it does not return a loss for each token.
+        UserError: the function cannot be found; or, in a call, it does not return a loss for each token.
     """
     function = import_string.load(name)
 

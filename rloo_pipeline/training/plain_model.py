@@ -55,7 +55,7 @@ def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
     """Loads a full model with its linear layers in NF4, except the output layer or the layers that its record names.
 
     Raises:
-        UserError: as `load_plain`, or the model has no linear layer that can be quantized.
+        UserError: see `load_plain`; or the model has no linear layer that can be quantized.
     """
     import torch
     from transformers import BitsAndBytesConfig
@@ -118,13 +118,13 @@ def check_tensors(policy: Policy) -> None:
     """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them.
 
     Raises:
-        UserError: as `load_plain`.
+        UserError: see `load_plain`.
     """
     load_plain(policy, "float32", device_map="meta")
 
 
 def sizes(policy: Policy) -> Sizes:
-    """The sizes of a full model's tensors, which are not read; raises as `load_plain`."""
+    """The sizes of a full model's tensors, which are not read; raises the same errors as `load_plain`."""
     model = load_plain(policy, "float32", device_map="meta")
     counts = [parameter.numel() for parameter in model.parameters()]
     of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())

@@ -69,7 +69,7 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     `split` is as in `load`.
 
     Raises:
-        UserError: as `load`, or a new adapter names a layer that the model lacks.
+        UserError: see `load`; or a new adapter names a layer that the model lacks.
     """
     model: Any = load(
         policy,

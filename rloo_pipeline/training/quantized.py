@@ -46,7 +46,7 @@ def write_rounded(policy: Policy, target: Path, dtype: str) -> None:
     from the full model's.
 
     Raises:
-        UserError: as `plain_model.load_nf4`, or transformers renames or joins tensors of the file.
+        UserError: see `plain_model.load_nf4`; or transformers renames or joins tensors of the file.
     """
     write = _write_checkpoint if model_support.comes_in_nf4(policy.config) else _write_full
     write(policy, target, dtype)

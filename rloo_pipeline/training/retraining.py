@@ -63,7 +63,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
     The arguments are the same as for `engine_after`.
 
     Raises:
-        UserError: as `engine_after`, or the weights would differ from the lost ones.
+        UserError: see `engine_after`; or the weights would differ from the lost ones.
     """
     round_ = int(policy.folder.name)  # the round's own state, if it exists, has lost or damaged weights
     engine, carried, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)

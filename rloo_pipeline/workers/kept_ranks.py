@@ -162,7 +162,7 @@ class KeptRanks:
         return self.ask(stage | {"started": time.time()}, (1, progress.console.file.fileno()))
 
     def ask(self, request: JSON, descriptors: tuple[int, int]) -> list[RankAnswer]:
-        """Sends a request to all ranks and waits for their answers; raises as `run`."""
+        """Sends a request to all ranks and waits for their answers; raises the same errors as `run`."""
         try:
             self._send(json.dumps(request).encode() + b"\n", descriptors)
         except OSError:

@@ -34,7 +34,7 @@ def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Pat
         prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
-        UserError: as `retraining.engine_after`.
+        UserError: see `retraining.engine_after`.
     """
     key = _key(config, round_, policy.digest, _table(states, round_))
     kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None

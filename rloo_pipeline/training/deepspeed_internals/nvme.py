@@ -47,7 +47,7 @@ def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
     """DeepSpeed's keys for the offload of a model of these sizes to a new folder on this node's disk.
 
     Raises:
-        UserError: as `disk`, or the disk has too little space.
+        UserError: see `disk`; or the disk has too little space.
     """
     world = ranks.current().world
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
@@ -75,7 +75,7 @@ def disk(nvme_path: str | None) -> Path:
     """The folder on this node's disk in which each process makes a folder of its own.
 
     Raises:
-        UserError: it does not exist, or it is the default folder for temporary files and that is in memory.
+        UserError: the folder does not exist, or it is the default one for temporary files and that is in memory.
     """
     folder = Path(os.path.expandvars(nvme_path)) if nvme_path else Path(tempfile.gettempdir())
     if not folder.is_dir():

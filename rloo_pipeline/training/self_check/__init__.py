@@ -113,7 +113,7 @@ def run(
         prepare: moves the small model to its device, and installs the kernels that are to be checked.
 
     Raises:
-        UserError: as `load_or_run`.
+        UserError: see `load_or_run`.
     """
     from rloo_pipeline.training.batch_forms import forms_for
     from rloo_pipeline.training.kernels import attention

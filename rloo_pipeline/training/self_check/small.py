@@ -189,7 +189,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
         attention: name of the attention implementation; None for the model's default.
 
     Raises:
-        TooLargeError: it has more than MAX_WEIGHTS weights.
+        TooLargeError: the model has more than MAX_WEIGHTS weights.
     """
     auto_class = plain_model.auto_class(config.to_dict())
 

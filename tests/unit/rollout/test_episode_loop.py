@@ -228,7 +228,7 @@ def test_each_turn_has_a_seed_of_its_own(template, reader, calculator) -> None:
         (("message['content'] + '</tool_response>'", "'</tool_response>'"), "leaves out the answer of a tool"),
         (
             ("{% else %}{{ message['content'] }}", "{% else %}{{ message['content'] if loop.last else '' }}"),
-            "writes earlier turns in another way",
+            "writes earlier turns differently",
         ),
     ],
 )

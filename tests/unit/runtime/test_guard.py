@@ -88,7 +88,7 @@ def test_a_patch_release_with_other_parameters_is_refused_by_their_name(monkeypa
 def test_a_patch_release_without_a_method_is_refused_by_its_name(monkeypatch) -> None:
     patch_release(monkeypatch)
     monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
-    with pytest.raises(UserError, match=r"where .*Executor\._submit_job does not exist, and rloo_pipeline uses"):
+    with pytest.raises(UserError, match=r"where .*Executor\._submit_job does not exist, but rloo_pipeline uses"):
         guard.require("snakemake-executor-plugin-slurm")
 
 

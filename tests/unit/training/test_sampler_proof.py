@@ -76,7 +76,7 @@ def test_rounding_passes_and_so_do_few_tokens_that_went_to_other_experts(tmp_pat
     [
         ("00001", True, "vLLM does not apply all modules of the adapter"),
         ("00001", False, "an engine that stayed alive kept the weights of an older policy"),
-        ("00000", False, "another revision of the model"),
+        ("00000", False, "the folder's model has changed"),
     ],
 )
 def test_the_sentence_names_difference_bound_and_likely_cause(tmp_path, name, adapter, cause) -> None:

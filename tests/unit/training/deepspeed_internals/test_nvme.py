@@ -52,7 +52,7 @@ def test_a_folder_for_temporary_files_in_memory_is_refused_where_no_other_is_nam
     assert finding.ok == (file_system == "ext4")
     if not finding.ok:
         assert "is in the memory of this node" in finding.message
-        with pytest.raises(UserError, match="is in the memory of this node, so that an offload to it"):
+        with pytest.raises(UserError, match="is in the memory of this node, so that offloading to it"):
             nvme._folder(None)
 
 
