@@ -89,8 +89,8 @@ def _count(share: float, values: NDArray[np.float64]) -> int:
     return min(len(values), max(1, int(share * len(values))))
 
 
-def _at(mask: Tensor, places: NDArray[np.int64]) -> Tensor:
+def _at(mask: Tensor, positions: NDArray[np.int64]) -> Tensor:
     """A mask that is true at these positions among the tokens of `mask`."""
     chosen = torch.zeros(int(mask.sum()), dtype=torch.bool)
-    chosen[torch.from_numpy(places)] = True
+    chosen[torch.from_numpy(positions)] = True
     return torch.zeros_like(mask).masked_scatter(mask, chosen)

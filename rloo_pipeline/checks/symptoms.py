@@ -16,7 +16,7 @@ from rloo_pipeline.checks.history import START, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule, symptom
 
 JUMPS, SPAN = 2, 5
-"""Number of jumps of the gradient norm within `SPAN` rounds that is instability; a single jump is a bad batch."""
+"""Number of jumps of the gradient norm within `SPAN` rounds that counts as instability; a single one is a bad batch."""
 MANY_EQUAL = 0.5
 """Share of groups with identical rewards at which a low entropy counts as a collapse."""
 NOTHING_TO_LEARN = 0.9

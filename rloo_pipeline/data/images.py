@@ -94,7 +94,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Checks that data for a model with images have none, if the configuration names no column of images.
+    """Checks that rows for a model that takes images have none if the configuration names no image column.
 
     Raises:
         UserError: a column of COLUMNS has images.

@@ -33,7 +33,7 @@ class Preference(NamedTuple):
 
 
 def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> Iterator[Preference]:
-    """Yields the pairs in rows.
+    """Yields the pairs of the rows.
 
     Args:
         rows: all rows of the data.

@@ -54,7 +54,7 @@ def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
     """Checks that no column has a name that a run's own tables use.
 
     Raises:
-        UserError: a column does.
+        UserError: a column has such a name.
     """
     clash = sorted({*columns} & {*TABLE_COLUMNS} - {dataset.prompt_column, "prompt", "completion"})
     if clash:

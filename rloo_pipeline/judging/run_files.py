@@ -51,10 +51,9 @@ class RunFiles(NamedTuple):
         return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
-        """True if a file exists and was made from this training's policy of this number, not from an earlier
-        training's.
+        """True if a file exists and was made from this training's policy number `policy`, not an earlier training's.
 
-        Pass None for a file that is made without a policy.
+        `policy` is None for a file that is made without a policy.
         """
         if not policy:
             return _not_older(file, _before_rounds(self.folder) if policy == 0 else ())
@@ -241,7 +240,7 @@ def held_out_of(folder: Path, number: int) -> Path:
 
 
 def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
-    """held_out.json of those of these rounds that have one: the accuracy of the policy that sampled each."""
+    """Reads held_out.json of these rounds, the accuracy of the policy that sampled each; skips rounds without one."""
     files = (held_out_of(run, number) for number in rounds)
     measured = [_read(file) for file in files if file.exists()]
     return [summary for summary in measured if summary["accuracy"] is not None]
@@ -253,8 +252,8 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
     Args:
         run: folder of the run.
         name: name of the evaluation.
-        refused: the ones of these two that raise an error if they belong to a different policy. By default they are
-            read as None, since an earlier training may have left them.
+        refused: names of those that raise an error if they belong to a different policy. The others then count as None,
+            since an earlier training may have left them.
     """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)

@@ -3,7 +3,7 @@
 Each round begins as many prompts as without a budget, and continues the groups that the round before carried over (Kimi
 k1.5, arXiv 2501.12599; slime also buffers whole groups). In a round, a completion grows by at most N tokens. A group is
 whole when its K completions have ended; until then all of it is carried over. A cut depends on tokens alone, so a round
-is a function of the configuration, whatever the number of shards and the time that anything takes.
+is a function of the configuration, independent of the number of shards and of timing.
 
 A segment is the part of a completion that one policy sampled. A completion has at most S = ⌈max_completion_length / N⌉
 segments, and the K of a group begin together, so no token is older than S − 1 rounds when its group trains.

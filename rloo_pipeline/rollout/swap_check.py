@@ -3,8 +3,7 @@
 vLLM's layers may keep copies of their weights in other layouts, and a reload must renew all of them. If one copy is
 stale, the engine samples from a mixture of two policies, and nothing else would show it. transformers reads the
 policy's files independently. The longest prompt fills more than one block of the KV cache and is also sent before the
-swap, so that a
-cache that was not emptied shows too.
+swap, so that a cache that was not emptied shows too.
 """
 
 from __future__ import annotations

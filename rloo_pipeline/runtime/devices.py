@@ -80,7 +80,7 @@ def training_bytes() -> float:
 
 
 def left_for_training(total: float) -> float:
-    """Bytes of a GPU that warm workers leave to an update; without workers it takes no more."""
+    """Bytes of a GPU that warm workers leave to an update; an update without workers uses no more."""
     return total - sum(size for role, size in IDLE.items() if role != "trainer")
 
 

@@ -2,7 +2,7 @@
 
 pyarrow imports pandas before its first array; DeepSpeed and transformers import packages for parts that are not used
 here. This takes seconds at the start of every stage. All three work without these packages, which are therefore hidden
-during the import. User code and later imports find it as usual.
+during the import. User code and later imports find them as usual.
 """
 
 from __future__ import annotations

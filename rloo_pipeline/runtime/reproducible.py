@@ -23,7 +23,7 @@ VARIABLES = {
 """Environment variables on GPUs; vLLM's batch invariance sets the NCCL ones, too."""
 
 CARD = "_card"
-"""Suffix of the facts `sampler_card`, `logprobs_card` and `trainer_card` in tables and policies of a run with the key.
+"""Suffix of the facts `sampler_card`, `logprobs_card` and `trainer_card`, in tables and policies of runs with the key.
 """
 
 _asked: bool | None = None

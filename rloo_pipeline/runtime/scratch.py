@@ -28,8 +28,7 @@ _own: list[tuple[int, Path]] = []
 
 
 def use(folder: Path | None = None) -> None:
-    """Sets TMPDIR of this process and its children to a folder that is removed with them; inside such a folder, keeps
-    it.
+    """Sets TMPDIR, also for child processes, to a folder that is removed when they end; keeps an existing such folder.
 
     Args:
         folder: a new folder in TMPDIR; None makes one.

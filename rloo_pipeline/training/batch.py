@@ -162,8 +162,7 @@ def make_batch(
 
 
 def with_choices(algorithm: Algorithm, batch: Batch, seed: int) -> Batch:
-    """Marks the tokens that the losses of a batch leave out or hold back; `seed` is for the random choice of
-    `clip_cov`.
+    """Marks the tokens that the losses of a batch leave out or hold back; `seed` seeds the choice of `clip_cov`.
 
     Without log-probs of π_old before the first step, no token is held back: all ratios are 1 then.
     """

@@ -133,7 +133,7 @@ class Engine:
     def _forward(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies if asked for, which only a loss function
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies, which only a loss function
         sees.
         """
         shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())

@@ -60,7 +60,7 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
 
 
 def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
-    """Loads a policy as `load` does, split as the section `deepspeed` says, to compute log-probs."""
+    """Loads a policy as `load` does, split as configured in the section `deepspeed`, to compute log-probs."""
     if deepspeed.sequence_parallel > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, dtype, deepspeed.splits_weights)

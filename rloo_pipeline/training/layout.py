@@ -122,9 +122,7 @@ class Layout:
         return replace(self, **tensors, tokens=index, _by_heads={})
 
     def head_index(self, heads: int) -> HeadIndex:
-        """The layout for `heads` heads per token, derived from that for one, so that it need not wait for a GPU's
-        sizes.
-        """
+        """The layout for `heads` heads per token, derived from that for one without asking a GPU for any size."""
         if heads == 1:
             return self.tokens
         if heads not in self._by_heads:

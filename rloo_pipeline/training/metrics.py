@@ -31,7 +31,7 @@ OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "
 def staleness(rollouts: pa.Table, round_: int) -> float | None:
     """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from.
 
-    With `rollout.token_budget`, this is the mean over tokens; None if there are none.
+    With `rollout.token_budget`, this is the mean over tokens; None without any tokens.
     """
     if tables.SEGMENTS not in rollouts.column_names:
         return round_ - 1 - int(tables.footer(rollouts)["policy_round"])

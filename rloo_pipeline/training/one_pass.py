@@ -37,7 +37,7 @@ class OnePassProjection(Projection):
     """Maximum of each row of `probs`, which holds logits here."""
 
     def held_at_once(self) -> tuple[torch.dtype, int]:
-        """Takes the bytes that `Projection` takes for float32 logits and the softmax beside them."""
+        """As many logits as fit into the bytes that `Projection` takes for float32 logits and their softmax."""
         if not self._applies:
             return super().held_at_once()
         return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()

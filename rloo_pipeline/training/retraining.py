@@ -74,8 +74,8 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
             if any(written[name] != now.get(name) for name in names) or not node_files.fill(policy.folder, replayed):
                 raise UserError(
                     f"{policy}: its weights were on a node's own disk and are lost, and training its rounds again "
-                    "gives others: set keys that only affect speed to what they were, or delete the folder and run "
-                    "again, which repeats all rounds since the last policy that was kept"
+                    "gives different ones: set keys that only affect speed to what they were, or delete the folder and "
+                    "run again, which repeats all rounds since the last policy that was kept"
                 )
     engine.barrier()
     engine.policy = policy

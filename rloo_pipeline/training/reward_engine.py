@@ -73,8 +73,7 @@ class RewardEngine(Engine):
 
 
 def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
-    """Loads a causal language model with a random head of one output in place of its own; returns its form of batch
-    too.
+    """Loads a causal language model with a random one-output head in place of its own; also returns its form of batch.
 
     Raises:
         UserError: transformers cannot load it this way, weights are missing, or the model takes images.

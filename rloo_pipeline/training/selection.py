@@ -1,6 +1,6 @@
 """Selects the completions that an update uses, and the groups that teach, so that `refill` and `update` agree.
 
-A group teaches if some completion in the loss has a score that differs from the mean of its baseline. If
+A group teaches if some completion in the loss has a score that differs from the mean in its baseline. If
 `reward_clip_range` clips the scores themselves (not standardized rewards), clipped scores are compared.
 """
 

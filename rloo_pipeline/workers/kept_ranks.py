@@ -186,7 +186,7 @@ class KeptRanks:
         return [client.receive(connection)[0] for connection in ready]
 
     def _answers(self) -> list[RankAnswer]:
-        """The answers of all ranks, in their order; not of all if one has failed.
+        """The answers of all ranks, in their order; incomplete if one has failed.
 
         Raises:
             IncompatibleEngine: a rank has died, or does not answer.

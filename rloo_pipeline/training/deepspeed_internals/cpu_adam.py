@@ -29,8 +29,7 @@ def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
     """DeepSpeedCPUAdam with decoupled weight decay, over groups of parameters with AdamW's options.
 
     Raises:
-        UserError: it cannot be compiled here, or the file system has no locks to keep other processes from compiling
-            it.
+        UserError: it cannot be compiled here, or the file system has no locks against other processes.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -68,7 +67,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _recreate(optimizer: Any, *_: object) -> None:
     """Recreates the compiled part before a step; its only state is the powers of β₁ and β₂ at the last step.
 
-    From step to step it multiplies them by β, but after a resume it computes the powers anew, which rounds differently.
+    From step to step it multiplies them by β, but after a resume it computes the powers directly, which rounds
+    differently.
     """
     group = optimizer.param_groups[0]
     optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)

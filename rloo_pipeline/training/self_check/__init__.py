@@ -137,7 +137,7 @@ def run(
                 f"{kind}: it does not attend causally (a log-prob changes by {plain.causal_within:.2g} nats with the "
                 "tokens after it), so it cannot be sampled from; use another model"
             )
-        problems = [IMAGES] if images else []  # with the forms that were not used
+        problems = [IMAGES] if images else []  # reasons against the faster forms
         for form in forms or forms_for(images):
             problem, result = _try(plain, form, prepare)
             if result is not None:
