@@ -39,11 +39,11 @@ PEFT_PREFIX = "base_model.model."
 
 
 class StoredTensors:
-    """The tensors in safetensors files, each read when it is asked for.
+    """The tensors in safetensors files, each read on request.
 
     Attributes:
-        files: the file that has each tensor, by the tensor's name.
-        shapes: their shapes.
+        files: file of each tensor, by the tensor's name.
+        shapes: shape of each tensor, by its name.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -59,7 +59,7 @@ class StoredTensors:
                     self.shapes[name] = opened.get_slice(name).get_shape()
 
     def read(self, name: str) -> Tensor:
-        """A tensor. Its file is closed again, for its pages count as this process's memory."""
+        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
         from safetensors import safe_open
 
         with safe_open(self.files[name], "pt") as opened:

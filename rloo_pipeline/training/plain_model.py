@@ -38,7 +38,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
         UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
             tensors of the model.
     """
-    files = policy.weights  # this checks that they are complete
+    files = policy.weights  # checks that they are complete
     mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
@@ -52,7 +52,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
 
 
 def _untied(model: PreTrainedModel, stored: StoredTensors) -> list[str]:
-    """Names of tensors that should be tied to others, but are not equal to them in the files.
+    """Names of tensors that should be tied to others but differ from them in the files.
 
     transformers finds them while it loads weights, so the files are compared for a model that has none.
     """
@@ -66,7 +66,7 @@ def _untied(model: PreTrainedModel, stored: StoredTensors) -> list[str]:
 
 
 def without_weights(policy: Policy, dtype: str = "float32", **options: object) -> PreTrainedModel:
-    """A full model with buffers and tied parameters, whose parameters have no values."""
+    """A full model whose buffers and tied parameters are set up, but whose parameters have no values."""
     import torch
     from accelerate import init_empty_weights
 
