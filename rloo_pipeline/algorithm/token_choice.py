@@ -62,7 +62,7 @@ def clip_cov(
     values = _covariances(advantages, old_logps, mask)
     between = np.flatnonzero((values > low) & (values < high))
     drawn = random.Random(seed).sample(between.tolist(), min(len(between), _count(share, values)))
-    return _at(mask, np.array(drawn, np.int64))
+    return _mask_at(mask, np.array(drawn, np.int64))
 
 
 def kl_cov(
@@ -73,7 +73,7 @@ def kl_cov(
 ) -> Bool[Tensor, "completions tokens"]:
     """True for tokens that are held near π_old; on ties, the first. The arguments are the same as for `clip_cov`."""
     values = _covariances(advantages, old_logps, mask)
-    return _at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
+    return _mask_at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
 
 
 def _covariances(advantages: Tensor, old_logps: Tensor, mask: Tensor) -> NDArray[np.float64]:
@@ -89,7 +89,7 @@ def _count(share: float, values: NDArray[np.float64]) -> int:
     return min(len(values), max(1, int(share * len(values))))
 
 
-def _at(mask: Tensor, positions: NDArray[np.int64]) -> Tensor:
+def _mask_at(mask: Tensor, positions: NDArray[np.int64]) -> Tensor:
     """A mask that is true at these positions among the tokens of `mask`."""
     chosen = torch.zeros(int(mask.sum()), dtype=torch.bool)
     chosen[torch.from_numpy(positions)] = True

@@ -90,7 +90,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
     """Flushes a finished folder to disk and renames it to `path`, replacing any folder there."""
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
-            _share(file)
+            _apply_umask(file)
         _sync(file)
     previous = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fence.check()
@@ -106,7 +106,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def _share(path: Path) -> None:
+def _apply_umask(path: Path) -> None:
     """Gives a file the permissions of the umask, since safetensors makes its files readable by their owner only."""
     if path.stat().st_nlink == 1:
         path.chmod(0o666 & ~UMASK)

@@ -122,7 +122,7 @@ class Policy:
         if self.is_adapter:
             in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in self.adapter.items()}
             return json.dumps([self.trust_remote_code, str(self.base.resolve()), in_order], sort_keys=True)
-        config = _without(self.transformers_config.to_dict(), IGNORED_KEYS)
+        config = _without_keys(self.transformers_config.to_dict(), IGNORED_KEYS)
         return json.dumps([self.trust_remote_code, config], sort_keys=True, default=str)
 
     @cached_property
@@ -301,10 +301,10 @@ def _object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def _without_keys(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """A configuration without some keys, at every level."""
     return {
-        key: _without(value, keys) if isinstance(value, dict) else value
+        key: _without_keys(value, keys) if isinstance(value, dict) else value
         for key, value in config.items()
         if key not in keys
     }

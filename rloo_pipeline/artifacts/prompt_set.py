@@ -132,7 +132,7 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") ->
     """
     import datasets
 
-    columns = {name: _column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
+    columns = {name: _storable_column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
     try:
         return datasets.Dataset.from_dict(columns)
     except UNSTORABLE as error:
@@ -159,7 +159,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
+def _storable_column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
     """A column for `datasets`: our own type, or JSON if Arrow's types would change or cannot hold it."""
     if own_type is not None:
         return pa.array(values, own_type)

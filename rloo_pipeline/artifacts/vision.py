@@ -122,12 +122,12 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
         ) from error
     if not hasattr(processor, "image_processor"):
         raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
-    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _of_gemma(hf_config, processor)):
+    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _gemma_problem(hf_config, processor)):
         raise UserError(f"{folder}: {problem}")
     return processor
 
 
-def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
+def _gemma_problem(hf_config: Mapping[str, Any], processor: Any) -> str | None:
     """The problem with Gemma's processor or sizes, and advice; None if there is none."""
     images, parts = processor.image_processor, hf_config.get("mm_tokens_per_image", 256)
     if images.do_pan_and_scan:

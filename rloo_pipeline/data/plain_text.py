@@ -168,11 +168,11 @@ class PlainText:
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, meant: str = "") -> PlainText:
     """The cached `PlainText` of a tokenizer."""
-    return _made(tokenizer, len(tokenizer), meant)
+    return _cached(tokenizer, len(tokenizer), meant)
 
 
 @lru_cache(maxsize=8)
-def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainText:  # noqa: ARG001, a part of the key
+def _cached(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainText:  # noqa: ARG001, a part of the key
     return PlainText(tokenizer, meant)
 
 

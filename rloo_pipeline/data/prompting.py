@@ -240,7 +240,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
     Raises:
         UserError: a token has no row in the embedding, for example because it was added to the tokenizer alone.
     """
-    rows = _embedded(tokenizer.name_or_path)
+    rows = _embedding_rows(tokenizer.name_or_path)
     if rows is not None and max(ids, default=0) >= rows:
         id_ = max(ids)
         raise UserError(
@@ -251,7 +251,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
 
 
 @lru_cache(maxsize=8)
-def _embedded(folder: str) -> int | None:
+def _embedding_rows(folder: str) -> int | None:
     """Number of tokens that the model in a folder embeds; None if the folder has no model."""
     return policy.Policy(Path(folder)).vocabulary if folder and (Path(folder) / "config.json").is_file() else None
 

@@ -69,9 +69,9 @@ def _loaded(source: Source, path: Path) -> list[Row]:
     except UserError:
         raise
     except Exception as error:
-        cause = _root(error)
+        cause = _root_cause(error)
         raise_disk_full(cause)
-        damaged = _damaged(path)
+        damaged = _first_damaged(path)
         reason = f"{type(cause).__name__}: {one_line(cause)}"
         hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
@@ -94,7 +94,7 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
         return _as_declared(_of_json(builder, source.split), declared)
-    options = {"features": _texts(builder), "keep_default_na": False} if kind == "csv" else {}
+    options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
     rows = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
     return _as_declared(rows, declared) if options else rows
 
@@ -123,7 +123,7 @@ def _unpacked(file: str) -> Iterator[Path]:
     yield from map(Path, manager.iter_files(manager.extract(str(file))))
 
 
-def _texts(builder: DatasetBuilder) -> Any:
+def _text_features(builder: DatasetBuilder) -> Any:
     """Features that read all columns of CSV files as text."""
     import datasets
     import pandas as pd
@@ -159,7 +159,7 @@ def check_file(path: Path) -> None:
         raise UserError(f"{path}: is empty; add rows or correct the path")
 
 
-def _damaged(path: Path) -> str | None:
+def _first_damaged(path: Path) -> str | None:
     """The first damaged file in a folder, or the file itself, for a message; None if no file is damaged."""
     import csv
 
@@ -181,6 +181,6 @@ def _damaged(path: Path) -> str | None:
     return None
 
 
-def _root(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """The exception at the end of the chain of causes."""
-    return error if error.__cause__ is None else _root(error.__cause__)
+    return error if error.__cause__ is None else _root_cause(error.__cause__)

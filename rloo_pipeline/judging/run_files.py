@@ -102,7 +102,7 @@ class RunFiles(NamedTuple):
             # what workers print is also in the logs of the jobs that use them
             if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
                 continue
-            if line := _no_memory(file):
+            if line := _out_of_memory_line(file):
                 lines[latest if of_round is None else min(number, latest)] = f"{name}: {line}"
         return lines
 
@@ -292,7 +292,7 @@ def _read(file: Path) -> JSON:
 
 
 @_until_changed
-def _no_memory(log: Path) -> str | None:
+def _out_of_memory_line(log: Path) -> str | None:
     """The last line near a log's end that reports a lack of memory."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))

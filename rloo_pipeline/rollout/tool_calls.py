@@ -66,7 +66,7 @@ class CallReader:
             )
         self.texts = [template.turn_text(call_message([example])) for example in EXAMPLES]
         candidates = AUTO if parser == "auto" else (parser,)
-        self.name = next((name for name in candidates if self._reads(name)), "")
+        self.name = next((name for name in candidates if self._reads_examples(name)), "")
         if not self.name:
             template.check([])  # raises if the cause is the template, which writes no calls
             subject = "none of these parsers" if parser == "auto" else "it"
@@ -114,7 +114,7 @@ class CallReader:
             self.readers[key] = make(self.template.tokenizer, request.tools or None), request
         return self.readers[key]
 
-    def _reads(self, name: str) -> bool:
+    def _reads_examples(self, name: str) -> bool:
         """True if a parser reads the examples as the template writes them."""
         properties = {key: {"type": "string"} for _, arguments in EXAMPLES for key in arguments}
         parameters = {"type": "object", "properties": properties}

@@ -29,10 +29,10 @@ def visible_gpus() -> list[str]:
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         # CUDA ignores everything after a name that it does not know
         return [*takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, names.split(",")))]
-    return _listed(nvidia_smi("-L")) if has_gpu() else []
+    return _gpus_in(nvidia_smi("-L")) if has_gpu() else []
 
 
-def _listed(lines: list[str]) -> list[str]:
+def _gpus_in(lines: list[str]) -> list[str]:
     """The GPUs in the output of `nvidia-smi -L`, which lists the MIG slices of a GPU after it."""
     names: dict[str, list[str]] = {}
     for line in lines:

@@ -34,7 +34,7 @@ def use(folder: Path | None = None) -> None:
         folder: a new folder in TMPDIR; None makes one.
     """
     if around := _folder_around(Path(tempfile.gettempdir())):
-        _share(around)
+        _share_lock(around)
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
@@ -103,7 +103,7 @@ def _folder_around(folder: Path) -> Path | None:
     return next((parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), None)
 
 
-def _share(folder: Path) -> None:
+def _share_lock(folder: Path) -> None:
     if not _locks:
         lock = os.open(_lock_of(folder), os.O_RDONLY)
         _lock(lock)

@@ -58,8 +58,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
     first, second = batch_of(new, held_out), batch_of(old, held_out)
     samples = [sum(1 for _ in rows) for _, rows in groupby(new["prompt_id"].to_pylist())]
     with WorkerPools([config.judge], config.scoring.workers) as pools:
-        [of_new] = pools.score(_against(first, second), samples, {}, more=True)
-        [of_old] = pools.score(_against(second, first), samples, {})
+        [of_new] = pools.score(_with_opponents(first, second), samples, {}, more=True)
+        [of_old] = pools.score(_with_opponents(second, first), samples, {})
     for result in (of_new, of_old):
         require_scores(config.judge, result)
     verdicts = [_checked(config.judge, result) for result in (of_new, of_old)]
@@ -79,7 +79,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
     say(f"{config.judge.column} judged {judged} of {len(new)} pairs in both orders")
 
 
-def _against(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
+def _with_opponents(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
     return batch._replace(columns={**batch.columns, OTHERS: others.completions})
 
 

@@ -109,10 +109,10 @@ def score(
         for rows, logps in scored:  # all passes are queued on a GPU before the first result is read
             for row, logps_of_row in zip(rows, logps, strict=True):
                 values.logps[row] = logps_of_row.tolist()
-    return values if world == 1 else _of_all_ranks(values, world)
+    return values if world == 1 else _gathered_from_ranks(values, world)
 
 
-def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
+def _gathered_from_ranks(values: TokenValues, world: int) -> TokenValues:
     """The values of each row, taken from a rank that has computed it."""
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)

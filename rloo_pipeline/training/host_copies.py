@@ -64,14 +64,14 @@ class HostCopies:
         for storage, _ in copies:
             storage.resize_(0)
         size = sum(copy.nbytes() for _, copy in copies)
-        _tell(size, "to", began)
+        _log_move(size, "to", began)
 
         def restore() -> None:
             began = time.monotonic()
             for storage, copy in copies:
                 storage.resize_(copy.nbytes())
                 storage.copy_(copy)
-            _tell(size, "from", began)
+            _log_move(size, "from", began)
 
         return restore
 
@@ -112,7 +112,7 @@ def storages(tensors: Iterable[Tensor]) -> Storages:
     return {(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}
 
 
-def _tell(size: int, way: str, began: float) -> None:
+def _log_move(size: int, way: str, began: float) -> None:
     if size > TOLD:
         say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 

@@ -32,7 +32,7 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     rate, decay = settings.learning_rate.peak, settings.weight_decay
     adam: dict[str, Any] = {"betas": settings.adam_betas, "eps": settings.adam_epsilon}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    spared = _spared(module) if decay else set[int]()
+    spared = _undecayed(module) if decay else set[int]()
     if settings.offload.optimizer is not None:
         from rloo_pipeline.training.deepspeed_internals import cpu_adam
 
@@ -57,7 +57,7 @@ def build(module: nn.Module, settings: TrainerSettings) -> Optimizer:
     return _on_whole_matrices(MuonWithAdamW(groups, rate, decay, adam))
 
 
-def _spared(module: nn.Module) -> set[int]:
+def _undecayed(module: nn.Module) -> set[int]:
     """Ids of the parameters that do not decay."""
     by_layer = [p for layer in module.modules() if isinstance(layer, nn.LayerNorm) for p in layer.parameters()]
     by_name = [p for name, p in module.named_parameters() if SPARED.search(name.lower())]
@@ -92,18 +92,20 @@ def _on_whole_matrices(optimizer: Optimizer) -> Optimizer:
             [parameter], size = group["params"], torch.Size(group["shape"])
             if parameter.grad is not None and parameter.shape != size:
                 flat.append((parameter, parameter.data, parameter.grad))
-                _set(parameter, *(values[: size.numel()].view(size) for values in (parameter.data, parameter.grad)))
+                _set_data(
+                    parameter, *(values[: size.numel()].view(size) for values in (parameter.data, parameter.grad))
+                )
 
     def flatten(*_: object) -> None:
         while flat:
-            _set(*flat.pop())
+            _set_data(*flat.pop())
 
     optimizer.register_step_pre_hook(shape)
     optimizer.register_step_post_hook(flatten)
     return optimizer
 
 
-def _set(parameter: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor) -> None:
+def _set_data(parameter: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor) -> None:
     """Points a parameter and its gradient to other tensors; torch requires that both always have the same shape."""
     parameter.grad = None
     parameter.data = data
@@ -119,7 +121,7 @@ class MuonWithAdamW(Optimizer):
 
     def __init__(self, groups: list[Group], rate: float, decay: float, adam: dict[str, Any]) -> None:
         """Both optimizers over `groups`, with a peak learning rate, weight decay and AdamW's options."""
-        muon, others = _of(groups, use_muon=True), _of(groups, use_muon=False)
+        muon, others = _groups_of(groups, use_muon=True), _groups_of(groups, use_muon=False)
         self._parts: list[tuple[bool, Optimizer]] = []
         if muon:
             self._parts.append((True, Muon(muon, rate, decay, adjust_lr_fn="match_rms_adamw")))
@@ -130,11 +132,11 @@ class MuonWithAdamW(Optimizer):
     def step(self, *_: object) -> None:  # type: ignore[override]
         """Takes a step with both, on this optimizer's groups and state, which loading a checkpoint replaces."""
         for use_muon, optimizer in self._parts:
-            optimizer.param_groups = _of(self.param_groups, use_muon=use_muon)
+            optimizer.param_groups = _groups_of(self.param_groups, use_muon=use_muon)
             optimizer.state = self.state
             optimizer.step()
 
 
-def _of(groups: list[Group], use_muon: bool) -> list[Group]:
+def _groups_of(groups: list[Group], use_muon: bool) -> list[Group]:
     """The groups of one of the two optimizers."""
     return [group for group in groups if group["use_muon"] is use_muon]

@@ -107,7 +107,7 @@ def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = 
     import peft
 
     _check_targets(model, lora)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_beside_text(model))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_vision_pattern(model))
     try:
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage)
     except ValueError as error:
@@ -127,7 +127,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
         return
     from transformers import Conv1D
 
-    beside = re.compile(_beside_text(model) or r"(?!)")
+    beside = re.compile(_vision_pattern(model) or r"(?!)")
     layers = [
         name
         for name, module in model.named_modules()
@@ -142,7 +142,7 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
             )
 
 
-def _beside_text(model: Any) -> str | None:
+def _vision_pattern(model: Any) -> str | None:
     """A pattern of the modules that get no adapter: the vision encoder and projector; None for a text model."""
     hf_config = model.config.to_dict()
     if not vision.takes_images(hf_config):

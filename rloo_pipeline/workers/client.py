@@ -76,7 +76,7 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
     deadline = time.monotonic() + PATIENCE[role]
     while True:
         busy = False
-        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run(argv)
+        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run_of(argv)
         for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
             lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -92,7 +92,7 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
         time.sleep(0.02)
 
 
-def _run(argv: Sequence[str]) -> str:
+def _run_of(argv: Sequence[str]) -> str:
     """The folder of the run that a stage writes to, taken from a path in its arguments; one run's in an experiment."""
     output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
     for folder in ("/rounds/", "/policies/", "/evaluation/", "/warmstart/"):

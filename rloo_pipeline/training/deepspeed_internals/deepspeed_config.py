@@ -129,10 +129,10 @@ def adjust(
     if not weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
     elif quantized:
-        engine.module_state_dict = lambda *_, **__: _trained(engine.module)
+        engine.module_state_dict = lambda *_, **__: _trainable(engine.module)
 
 
-def _trained(module: nn.Module) -> dict[str, Tensor]:
+def _trainable(module: nn.Module) -> dict[str, Tensor]:
     """The trainable parameters, by name."""
     return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
 

@@ -43,7 +43,7 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     if reason := obstacle(engine):
         raise IncompatibleEngine(reason)
     frozen = (weights for weights in engine.module.parameters() if not weights.requires_grad)
-    restore_values = copies.take(_changing(engine), frozen)
+    restore_values = copies.take(_changing_tensors(engine), frozen)
     zeros = list[tuple[UntypedStorage, int]]()
     for storage in host_copies.storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())).values():
         zeros.append((storage, storage.nbytes()))
@@ -58,7 +58,7 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     return restore
 
 
-def _changing(engine: DeepSpeedEngine) -> Iterator[Tensor]:
+def _changing_tensors(engine: DeepSpeedEngine) -> Iterator[Tensor]:
     """Trained weights, their float32 copies, and the optimizer's moments."""
     optimizer = engine.basic_optimizer
     yield from (weights for weights in engine.module.parameters() if weights.requires_grad)

@@ -77,7 +77,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
                 empty.copy_(stored.read(name))
             weights = nn.Parameter(empty, requires_grad=old.requires_grad)
             for each in names[old]:
-                _set(model, each, weights)
+                _replace_tensor(model, each, weights)
             yield weights
 
     from deepspeed import zero
@@ -87,11 +87,11 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     zero.Init(source, config_dict_or_path=configuration)
     for name, buffer in dict(model.named_buffers()).items():
         value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer
-        _set(model, name, value.to(device))
+        _replace_tensor(model, name, value.to(device))
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _set(model: nn.Module, name: str, value: Tensor) -> None:
+def _replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
     """Replaces a parameter or a buffer."""
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, value)

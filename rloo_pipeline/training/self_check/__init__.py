@@ -139,7 +139,7 @@ def run(
             )
         problems = [IMAGES] if images else []  # reasons against the faster forms
         for form in forms or forms_for(images):
-            problem, result = _try(plain, form, prepare)
+            problem, result = _try_form(plain, form, prepare)
             if result is not None:
                 return result._replace(why="; ".join(dict.fromkeys(problems)), images=images)
             problems.append(problem)
@@ -149,7 +149,7 @@ def run(
     )
 
 
-def _try(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
+def _try_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
     """Tries a form; returns the problem, or the result if there is none."""
     try:
         difference = plain.compare(form, prepare)

@@ -45,7 +45,7 @@ class Shrink(Enum):
 def shrink(config: Any, kind: Shrink) -> Any:
     """The configuration of a small copy, with attention windows that are shorter than its sequences."""
     small = copy.deepcopy(config)
-    for part in [small.get_text_config(), *_others(small)]:
+    for part in [small.get_text_config(), *_sub_configurations(small)]:
         _few_layers(part)
     if kind is Shrink.HEADS:
         _few_heads(small.get_text_config())
@@ -89,7 +89,7 @@ def _few_vision_layers(config: Any) -> None:
         setattr(config, name, token)
 
 
-def _others(config: Any) -> list[Any]:
+def _sub_configurations(config: Any) -> list[Any]:
     """Sub-configurations of a composite other than its language model."""
     text = config.get_text_config()
     parts = [getattr(config, name, None) for name in config.sub_configs]
@@ -208,12 +208,12 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create()
-        _spread(model)
+        _randomize(model)
     return model
 
 
 @torch.no_grad()
-def _spread(model: nn.Module) -> None:
+def _randomize(model: nn.Module) -> None:
     """Randomizes the weights: projections keep inputs of size 1 at about SPREAD, norms and biases vary."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
