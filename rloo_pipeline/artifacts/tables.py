@@ -216,19 +216,19 @@ def _digest(content: bytes, start: int) -> bytes:
 def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
     """Reads a table, or some of its columns, without the groups that the next round continues (`carried`).
 
-        Args:
-            path: Parquet file.
-            kind: kind of table that the footer must name.
-            columns: names of the columns to read; all by default. A table of an older version may lack some.
-            expected: facts that the footer must have, such as the round and the digest of the policy.
+    Args:
+        path: Parquet file.
+        kind: kind of table that the footer must name.
+        columns: names of the columns to read; all by default. A table of an older version may lack some.
+        expected: facts that the footer must have, such as the round and the digest of the policy.
 
-        Returns:
-            The table; its footer has the file's digest.
+    Returns:
+        The table; its footer has the file's digest.
 
-        Raises:
-            UserError: the file is missing, truncated, damaged, or of a different kind or schema version, its footer has
-    different facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
-                reward is not the weighted sum of the scores.
+    Raises:
+        UserError: the file is missing, truncated, damaged, or of a different kind or schema version, its footer has
+            different facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
+            reward is not the weighted sum of the scores.
     """
     columns = [*columns, CARRIED] if columns else columns
     table = _read(path, kind, columns, **expected)
