@@ -1,7 +1,7 @@
 """Checks that the columns of an episode agree: a completion of several turns in one row of rollouts.
 
-`completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
-and of the chat template between them. `loss_mask` is True for sampled ones, and only they have a value in
+`completion_ids` are all tokens after the prompt: sampled ones, and between them those of tools' answers, of users
+and of the chat template. `loss_mask` is True for sampled ones, and only they have a value in
 `sampling_logps`. A turn with the role `assistant` consists of exactly the tokens that were sampled in it.
 """
 

@@ -66,7 +66,7 @@ EPISODES = pa.schema(
 completion_ids; `messages` is a JSON list of the messages after the prompt, in TRL's form; `environment_state` is JSON.
 `tool_failures` counts those of `tool_calls` that were answered by an error."""
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
-"""Rollouts of prompts with images, which they name by digest."""
+"""Rollouts of prompts with images, whose digests they have."""
 EXPERTS = "routed_experts"
 """Column with the experts that vLLM chose, layer by layer, for every token of prompt and completion but the last."""
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])

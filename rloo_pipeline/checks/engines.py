@@ -37,7 +37,7 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
     fail={"float32": 1e-2, "bfloat16": 0.3, "float16": 0.1, "fp8": 0.7},
 )
 def logprob_difference(evidence: Evidence) -> CheckResult | None:
-    """Difference between vLLM's and the trainer's log-probs in nats: of any token in float32, of the mean in 16 bits.
+    """Difference between vLLM's and the trainer's log-probs in nats: for any token in float32, on average in 16 bits.
 
     In 16 bits, rounding alone moves single tokens far apart.
     """

@@ -238,7 +238,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
     """Checks that the tokenizer's model embeds these tokens.
 
     Raises:
-        UserError: a token has no row in the embedding, for example because it was added to the tokenizer alone.
+        UserError: a token has no row in the embedding, for example because it was only added to the tokenizer.
     """
     rows = _embedding_rows(tokenizer.name_or_path)
     if rows is not None and max(ids, default=0) >= rows:

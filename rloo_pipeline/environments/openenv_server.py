@@ -2,7 +2,7 @@
 such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
 
 The process from which episodes are forked starts the server, on the loopback interface unless the command says
-otherwise, and ends it; its output goes to the stage's log. Each episode opens its own WebSocket, and thereby its own
+otherwise, and ends it; its output goes to the stage's log. Each episode opens its own WebSocket, and so its own
 session (`/ws`: https://github.com/meta-pytorch/OpenEnv). This file needs `websockets`, but not OpenEnv.
 
 If the environment is an MCP environment, the model gets its tools. Any other gives the model one tool, `step`, with the

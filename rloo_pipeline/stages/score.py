@@ -1,6 +1,6 @@
 """score: rollouts and the columns of their prompts → the score of each reward function and their weighted sum.
 
-A reward function may run in a job of its own (`only`), which writes a table with its scores alone. The job with the
+A reward function may run in a job of its own (`only`), which writes a table with only its scores. The job with the
 other functions reads them from there (`parts`) and writes the same table as a single job would. That job also scores
 the held-out completions of the shard, by the functions that need no GPU, since their processes are running anyway.
 """

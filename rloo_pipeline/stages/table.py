@@ -3,7 +3,7 @@
 A stage is the command that a rule calls; for example, the rules `score_alone` and `score` both call the stage `score`.
 Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
 
-Every command of a run imports this module before anything else, so it imports nothing of this package.
+Every command of a run imports this module before anything else, so it imports nothing from this package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Demonstrations as token ids, split into those for SFT and held-out ones. Used by `warmstart` and `checks`.
 
-A demonstration with tools is an episode: messages of the assistant, with answers of tools between them. Each turn of it
+A demonstration with tools is an episode: messages of the assistant, with tool answers between them. Each of its turns
 is one demonstration here. Its prompt is everything before it, in exactly the token ids that an episode has.
 """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ExpertLoad:
-    """Counts the tokens of each expert of each layer of a model."""
+    """Counts the tokens that each expert layer sends to each expert."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Hooks the expert layers; a model without any has no metrics."""

@@ -29,7 +29,7 @@ OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "
 
 
 def staleness(rollouts: pa.Table, round_: int) -> float | None:
-    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from.
+    """Rounds by which the sampling policy is older than the policy that the update of round `round_` starts from.
 
     With `rollout.token_budget`, this is the mean over tokens; None without any tokens.
     """

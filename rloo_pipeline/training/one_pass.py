@@ -151,7 +151,7 @@ def _differentiate(
     divisor: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """at_target · onehot − scale · softmax in place of a block of the logits of one row."""
+    """Overwrites a block of one row's logits with at_target · onehot − scale · softmax."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * block + tl.arange(0, block)
     inside, pointers = places < vocabulary, logits + row * vocabulary + places

@@ -1,6 +1,6 @@
 """DeepSpeed's AdamW for CPUs, whose moments and float32 weights are in host memory (`deepspeed.offload.optimizer`).
 
-DeepSpeed compiles it for the processor at hand when it is first used, and torch keeps the result in the cache folder.
+DeepSpeed compiles it for this processor when it is first used, and torch keeps the result in the cache folder.
 """
 
 from __future__ import annotations
