@@ -179,7 +179,7 @@ def check_heads(policy: Policy, model: ModelConfig) -> None:
     """Checks the attention heads of a model, as read by a started engine.
 
     Raises:
-        UserError: vLLM cannot compute it on a CPU.
+        UserError: vLLM cannot compute them on a CPU.
     """
     if model.use_mla or not model.is_attention_free:
         _check_head(policy.config_file, model.get_head_size(), model.use_mla)

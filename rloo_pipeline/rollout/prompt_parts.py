@@ -54,7 +54,7 @@ class PromptParts:
         Args:
             name: name of the part.
             rows: rows of its data.
-            path: path of its data, for messages.
+            path: path of the data, for messages.
 
         Raises:
             UserError: a column is missing, a prompt cannot be made, or no prompt is left.

@@ -38,7 +38,7 @@ from rloo_pipeline.training.packing import Sequences
 Verdicts = list[dict[str, Any]]
 
 HISTOGRAM_BINS = 24
-"""Bins of the histogram of lengths."""
+"""Number of bins in the histogram of lengths."""
 LARGEST_K = 64
 """Largest K for which the expected share of mixed groups is computed."""
 

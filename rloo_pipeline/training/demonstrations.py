@@ -84,7 +84,7 @@ def tokenized(
 
     Args:
         rows: demonstrations.
-        path: their file, for messages.
+        path: file of the demonstrations, for messages.
         section: the section `warmstart.sft`.
         template: the model's template.
         evaluated: token ids of the evaluation prompts.

@@ -159,7 +159,7 @@ def require_evaluation(
         policy: the policy.
         table: all or some of the completions.
         logps: the trainer's log-probs of them.
-        completions: their file.
+        completions: file of the completions.
         checks: checks.json of the run.
 
     Returns:

@@ -1,8 +1,8 @@
 """Trains mixtures of experts with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
 
-Near a tie, the trainer's router and vLLM's choose different experts, since their sums round differently. The token's
-log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts. Their
-weights still come from the trainer's own router, so the router gets its gradient.
+Near a tie, the trainer's router and vLLM's may choose different experts, since their sums round differently. The
+token's log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts.
+Their weights still come from the trainer's own router, so the router gets its gradient.
 
 A transformers router chooses experts by one call of `torch.topk` on their scores. This module replaces that call.
 """
