@@ -123,7 +123,7 @@ def frozen() -> Iterator[None]:
 
 
 def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:
-    """Creates vLLM's scheduler for a configuration, made to output whole completions. Called in the engine's process."""
+    """Creates vLLM's scheduler, changed to output whole completions. Called in the engine's process."""
     plain = copy(vllm_config.scheduler_config)
     plain.scheduler_cls = None
     kind: Any = plain.get_scheduler_cls()
