@@ -64,6 +64,8 @@ class RoundTables(NamedTuple):
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     """Existing files of one table of a round: the shards in order, then the refill's.
 
+    If the round was trained on, returns all of them, so that their reader notices if one is missing.
+
     Args:
         folder: results/<run>/rounds/<round>.
         kind: `rollouts`, `scores`, `reference` or `teacher`.
@@ -71,7 +73,8 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     """
     shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
     refill = [folder / REFILL / f"{kind}.parquet"] if settings.refill else []
-    return [file for file in (*shards, *refill) if file.exists()]
+    files = [file for file in (*shards, *refill) if file.exists()]
+    return [*shards, *refill] if files and (folder / "metrics.json").exists() else files
 
 
 def scores_beside(rollouts: Path) -> Path:
