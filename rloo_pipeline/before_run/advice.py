@@ -1,4 +1,4 @@
-"""Advice: settings that would make a stage fit on a GPU."""
+"""Suggests settings with which a stage would fit on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed
 
 
 def override(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration with other values for some keys, each written as `section.key`."""
+    """The configuration with some keys changed, each written as `section.key`."""
     for key, value in changes.items():
         section, _, name = key.partition(".")
         part = getattr(config, section)
@@ -26,13 +26,13 @@ def override(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
-    """Advice: the first of the increasingly costly changes with which an update fits; where that takes more GPUs, also
-    what would fit with the optimizer, or the weights too, in the node's memory.
+    """Suggests the cheapest change with which an update fits. If that needs more GPUs, also suggests one that offloads
+    the optimizer, or the weights too, to host memory.
 
     Args:
         config: the run's configuration.
         shape: the model's dimensions.
-        room: bytes of a GPU that may be used.
+        room: usable bytes of a GPU.
     """
 
     def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
 
 
 def _written(changes: dict[str, Any]) -> str:
-    """Changes as they are written in a configuration."""
+    """Formats changes as they are written in a configuration."""
     values = {
         key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
     }
@@ -65,8 +65,8 @@ def _written(changes: dict[str, Any]) -> str:
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences split
-    over processes, then more cards.
+    """Changes to try: checkpointing, which costs a third more time; then smaller micro-batches, sequences split over
+    processes, and more cards.
     """
     longest = config.longest_sequence
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
@@ -85,7 +85,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
+    """Changes to try with the same GPUs: the optimizer in host memory, then the weights too."""
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
             yield from _with_less(
@@ -103,14 +103,14 @@ def is_allowed(config: Config) -> bool:
 
 
 def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
-    """These changes, then with fewer activations too."""
+    """These changes alone, then together with changes that reduce activations."""
     yield changes
     yield changes | CHECKPOINTING
     yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
 
 
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
-    """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
+    """Suggests the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):
         wider = RunMemory(override(config, {"vllm.tensor_parallel_size": count}), shape)
         if wider.concurrent_sequences(wider.rollout(card)) >= 1:

@@ -1,8 +1,8 @@
-"""Checks of a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that the jobs request;
-and the jobs request as many GPUs as their engines use.
+"""Checks a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that jobs request, and jobs
+request as many GPUs as their engines use.
 
-Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
-first attempt, and the first number of a sum; `scoring_memory` follows from the configuration.
+Requests in the rules themselves are parsed from workflow/rules/*.smk: `growing(amount)` counts with the amount of its
+first attempt, and a sum with its first number. `scoring_memory` follows from the configuration.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Partition(NamedTuple):
 
     up: bool
     minutes: float
-    """Maximum time of a job."""
+    """Time limit of a job."""
     megabytes: float
-    """Maximum memory of a job on a node."""
+    """Memory limit of a job on a node."""
     gres: str
-    """Generic resources of its nodes, such as `gpu:h100:4`."""
+    """Generic resources (GRES) of its nodes, such as `gpu:h100:4`."""
 
 
 class ResourceRequest(NamedTuple):
@@ -47,17 +47,17 @@ class ResourceRequest(NamedTuple):
     megabytes: float
     gres: str | None
     engine_gpus: tuple[str, int] | None = None
-    """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+    """Configuration key that sets the number of GPUs per node for its engine, and that number."""
     attempts: int = 1
-    """The last attempt requests this many times the minutes."""
+    """Number of attempts; attempt n requests n times the minutes."""
 
 
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
-"""Advice for a profile that uses Snakemake's own SLURM executor."""
+"""Advice for a profile for Snakemake's own SLURM executor."""
 
 
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
-    """All checks of SLURM; none if the profile is for another executor.
+    """Runs all checks of SLURM; none if the profile is for another executor.
 
     Args:
         profile: folder of the Snakemake profile.
@@ -86,7 +86,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
 
 
 def read_profile(profile: Path) -> dict[str, Any]:
-    """The settings in a profile.
+    """Reads the settings of a profile.
 
     Raises:
         UserError: the file is missing, or not YAML.
@@ -124,7 +124,7 @@ def partitions(shown: str, nodes: str) -> dict[str, Partition]:
 
 
 def minutes_of(time: str) -> float:
-    """A time of SLURM, [days-]hours:minutes:seconds, in minutes."""
+    """Converts a SLURM time, [days-]hours:minutes:seconds, to minutes."""
     if time in UNLIMITED:
         return float("inf")
     days, _, clock = time.rpartition("-")
@@ -135,8 +135,8 @@ def minutes_of(time: str) -> float:
 
 
 def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
-    """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
-    of the profile.
+    """The resources that each rule requests in its first attempt, from the profile's set-resources, the rule, or the
+    profile's defaults, in this order.
     """
     engine_gpus = _engine_gpus(config)
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
@@ -153,11 +153,11 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
 
 
 def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
-    """For each rule, the key that gives its engine's GPUs per node, and their number."""
+    """For each rule, the key that sets its engine's GPUs per node, and their number."""
     ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
     training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
     training += ["reward_model"] if config.reward_model is not None else []
-    if config.deepspeed.splits_passes:  # log-probs take the ranks of an update
+    if config.deepspeed.splits_passes:  # log-probs run on the ranks of an update
         training += ["checks", "distance", "prove_chosen"]
         training += ["reference", "refill_reference"] if config.uses_reference else []
         training += ["teacher"] if config.algorithm.teacher is not None else []
@@ -168,7 +168,7 @@ def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
     one_engine = ("vllm.tensor_parallel_size", vllm.tensor_parallel_size)
     several = (f"{one_engine[0]} · vllm.data_parallel_size", vllm.gpus)
     parallel = one_engine if vllm.data_parallel_size == 1 else several
-    # reward functions with `gpus` take turns with the engine
+    # reward functions with `gpus` take turns with the engine on the same GPUs
     rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
     engine = max(parallel, rewards, key=lambda pair: pair[1])
     return {
@@ -186,7 +186,7 @@ def _with_environments(engine: tuple[str, int], rollout: Rollout) -> tuple[str, 
 
 
 def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]]]:
-    """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
+    """Rules that are submitted as jobs, with their resources. A `use rule` inherits those of its base."""
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
         text = file.read_text(encoding="utf-8")
@@ -202,13 +202,13 @@ def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]
 
 
 def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Resources of a profile; `mem` is another name of `mem_mb`, whose value may have a unit."""
+    """Resources in a profile. `mem` is an alias of `mem_mb` whose value may have a unit."""
     return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
 
 
 def _amount(name: str, value: Any) -> float:
-    """Minutes of `runtime`, or megabytes of `mem`, as Snakemake reads them: 90, 2h, 64GB; of an expression such as
-    `30 * attempt`, its first number.
+    """Parses `runtime` into minutes or `mem` into megabytes as Snakemake does: 90, 2h, 64GB. For an expression such as
+    `30 * attempt`, takes its first number.
     """
     from snakemake.exceptions import WorkflowError
     from snakemake.resources import Resource
@@ -220,7 +220,7 @@ def _amount(name: str, value: Any) -> float:
 
 
 def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
-    """Each request against its partition; rules with the same request share a finding."""
+    """Compares each request with its partition. Rules with the same request share a finding."""
     groups: dict[ResourceRequest, list[str]] = {}
     for rule, request in by_rule.items():
         groups.setdefault(request, []).append(rule)
@@ -231,7 +231,7 @@ def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, Res
 
 
 def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
-    """A remark on the time that a later attempt requests; empty if the partition allows it."""
+    """A warning about the time that the last attempt requests; empty if the partition allows it."""
     partition = by_name.get(request.partition or "")
     minutes = request.minutes * request.attempts
     if partition is None or minutes <= partition.minutes:
@@ -243,7 +243,7 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
 
 
 def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:
-    """Message and fix for a request; the fix is empty if the cluster can satisfy it."""
+    """Returns message and fix for a request; the fix is empty if the cluster can satisfy the request."""
     gpus = GPUS.fullmatch(request.gres or "")
     if gpus and request.engine_gpus and int(gpus[2] or 1) < request.engine_gpus[1]:
         key, count = request.engine_gpus
@@ -275,6 +275,6 @@ def _has_gres(available: str, requested: str) -> bool:
     """True if a node has the requested GPUs: a type and a number, or a number alone."""
     request = GPUS.fullmatch(requested)
     if request is None:
-        return True  # not GPUs
+        return True  # other resources than GPUs
     kind, count = request[1], int(request[2] or 1)
     return any(kind in (None, model) and int(number or 1) >= count for model, number in GPUS.findall(available))

@@ -1,4 +1,4 @@
-"""Refuses calls of Snakemake that could not work, or would not do what the user meant."""
+"""Refuses Snakemake calls that cannot work, or that would not do what the user meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rloo_pipeline.trackers import trackers
 
 
 def require_packages(call: SnakemakeCall) -> None:
-    """Checks the image that stages run in, or the packages of trackers here.
+    """Checks that the image for stages exists or, without one, that packages of trackers are installed here.
 
     Raises:
         UserError: the image or a tracker's package is missing.
@@ -31,14 +31,14 @@ def require_packages(call: SnakemakeCall) -> None:
 
 
 def require_inputs(call: SnakemakeCall) -> None:
-    """Checks the inputs of each run; identical inputs are checked once."""
+    """Checks the inputs of each run. Identical inputs are checked only once."""
     alike = {config.arm_json: config for config in call.runs.configs.values()}
     for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
         logger.warning(note)
 
 
 def warn_in_dry_run(call: SnakemakeCall) -> None:
-    """Prints in a dry run the errors that a run would end with."""
+    """In a dry run, prints the errors that would end the real run."""
     if call.dry_run:
         require_inputs(call)
         for warning in (*early_stop.longer_runs(call), call.functions.notice()):
@@ -47,7 +47,7 @@ def warn_in_dry_run(call: SnakemakeCall) -> None:
 
 
 def refuse_unknown_rules(call: SnakemakeCall) -> None:
-    """Raises: UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that."""
+    """Refuses profiles that set threads or resources of an unknown rule, which Snakemake itself ignores."""
     settings, rules = call.workflow.resource_settings, {rule.name for rule in call.workflow.rules}
     unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
     if unknown and call.main and not call.is_module:
@@ -58,7 +58,7 @@ def refuse_unknown_rules(call: SnakemakeCall) -> None:
 
 
 def refuse_executor(call: SnakemakeCall) -> None:
-    """Raises: UserError: jobs would be submitted by the SLURM plugin itself."""
+    """Refuses Snakemake's own SLURM executor."""
     if call.workflow.executor_plugin.name == "slurm":
         raise UserError(
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "

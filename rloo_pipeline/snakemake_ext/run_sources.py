@@ -1,7 +1,7 @@
-"""Inputs of stage-assets: local files, and repositories of the Hub, pinned by their commits.
+"""Finds the inputs of stage-assets: local files, and Hub repositories pinned by commit.
 
-Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
-merely newer. Where another file of a model is, `replaced` says so.
+Its rule watches local files, but only config.json of a model, since Snakemake would rerun everything if a large file
+were merely newer. If another file of a model was replaced, `replaced` reports it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def local_files(config: Config) -> list[Path]:
-    """Local files of the datasets, and the model's config.json: when one of them changes, everything made from it runs
+    """Local files of the datasets, and the model's config.json. When one of them changes, everything made from it runs
     again.
     """
     files = []
@@ -33,20 +33,20 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
+    """Files in a folder that `datasets.load_dataset` may read: all that are neither hidden nor in a hidden folder."""
     files = sorted(folder.rglob("*"))
     return [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
 
 
 def replaced(folder: Path) -> str | None:
-    """A sentence if a file of a local model was replaced since `folder` was written, the assets of a run."""
+    """The error message if a file of a local model was replaced since `folder`, the assets of a run, was written."""
     try:
         written = (folder / ASSETS).stat().st_mtime
         assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
         models = [
             place for name, place in assets.items() if name in ("model", "reward_model") or name.startswith("teacher")
         ]
-    except (OSError, ValueError, KeyError):  # what reads them says it
+    except (OSError, ValueError, KeyError):  # the code that reads them will complain
         return None
     local = [model for model in models if model["revision"] is None]
     entries = ((Path(model["path"]) / name, entry) for model in local for name, entry in model["files"].items())
@@ -60,12 +60,14 @@ def replaced(folder: Path) -> str | None:
 
 
 def are_pinned(config: Config) -> bool:
-    """True if the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
+    """True if the run fetches the same from the Hub at any time, because it names the commit of everything that it
+    fetches.
+    """
     return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
 
 
 def _revisions(config: Config) -> Iterator[str | None]:
-    """Revisions of all that is fetched from the Hub, as configured."""
+    """Configured revisions of everything that is fetched from the Hub."""
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision
