@@ -7,9 +7,9 @@ in a column of the dataset, and each row has one of two kinds:
   by line; blanks at line ends, and white space at the beginning and end of the output, are ignored. The exit status
   must be 0.
 - asserts on the program's functions, as in MBPP and HumanEval: a list of strings, each of which is a test, or a single
-    string in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the
-    function that the column `entry_point` names. If the only name that tests use is a builtin, as in `assert sum(10,
-    15) == 6`, it is taken to be the program's function.
+  string in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the
+  function that the column `entry_point` names. If the only name that tests use is a builtin, as in `assert sum(10, 15)
+  == 6`, it is taken to be the program's function.
 
 How programs are kept from faking success: expected outputs never enter the program's process. For scripts, this process
 compares outputs. For asserts, the tests run in a second process with its own sandbox. When they call a function of the
@@ -25,17 +25,16 @@ killing processes; redefining `abs` or `math` for the tests.
 Not covered:
 
 - Expected outputs in the prompt (MBPP shows its asserts): a program can look up answers in a table. Keep some tests out
-    of the prompt.
+  of the prompt.
 - Tests that let the program decide: `assert f(x)`, which any true value passes; comparisons between two objects of the
-    program's own classes; `x in` such an object; a helper that the tests take from the program, unless it is a builtin
-    or a standard module; an expected value computed from a list that the program has already had; `np.allclose` and `(…
-    == …).all()`, which are true for an empty array (`np.testing.assert_allclose` compares shapes).
+  program's own classes; `x in` such an object; a helper that the tests take from the program, unless it is a builtin or
+  a standard module; an expected value computed from a list that the program has already had; `np.allclose` and `(… ==
+  …).all()`, which are true for an empty array (`np.testing.assert_allclose` compares shapes).
 - Values that the pipe cannot carry. If an argument is of a class that the tests define, the row gets None, with a
-    reason in the column `error`. If a function of the tests returns such a value to the program, the program gets a
-    TypeError. Tests fail if they use order or arithmetic on objects of the program's classes, `isinstance` with such a
-    class, or a context manager of the program that suppresses an exception. A named tuple comes back as a tuple. A
-    list, dict, set or deque that a function changes in place is changed for the tests too. Coroutines run one after
-    another.
+  reason in the column `error`. If a function of the tests returns such a value to the program, the program gets a
+  TypeError. Tests fail if they use order or arithmetic on objects of the program's classes, `isinstance` with such a
+  class, or a context manager of the program that suppresses an exception. A named tuple comes back as a tuple. A list,
+  dict, set or deque that a function changes in place is changed for the tests too. Coroutines run one after another.
 
 Start-up takes CPU time, measured on one core of an AMD EPYC: for a script 39 ms under bubblewrap, 125 ms under
 Apptainer, 34 ms unconfined; for all asserts of a row, which need two processes, 99, 271 and 90 ms.
@@ -87,8 +86,8 @@ def code_reward(
     configuration, since a row that exceeds that gets no score.
 
     Args:
-        completions: strings, or lists of messages, of which the last one counts. tests_column: name of the column with
-            the tests.
+        completions: strings, or lists of messages, of which the last one counts.
+        tests_column: name of the column with the tests.
         entry_point_column: name of the column with the function to pass to `check`, if the tests define `check`.
         timeout: seconds of wall-clock time and of CPU time per run of the program (all asserts of a row, or one input).
         row_timeout: seconds for all runs of a row. Remaining inputs count as failed.

@@ -3,19 +3,19 @@
 Differences from snakemake-executor-plugin-slurm 2.8.0, and their reasons:
 
 - **Polling.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so it notices the end
-    of a one-minute stage up to half a minute late. Here the wait is a tenth of the time since a job last ended.
+  of a one-minute stage up to half a minute late. Here the wait is a tenth of the time since a job last ended.
 - **Job states.** The plugin treats a cancelled job as failed and submits it again. It waits silently and forever for a
-    preempted job that SLURM does not requeue, a job that SLURM no longer lists, a held job, one that its partition, QOS
-    or account does not allow, and `CANCELLED by 0`. With sacct, all tasks of an array get the state of the last one,
-    because it queries JobIDRaw. Here `slurm_states` interprets states.
+  preempted job that SLURM does not requeue, a job that SLURM no longer lists, a held job, one that its partition, QOS
+  or account does not allow, and `CANCELLED by 0`. With sacct, all tasks of an array get the state of the last one,
+  because it queries JobIDRaw. Here `slurm_states` interprets states.
 - **Arrays.** The plugin runs every task but the first in a Snakemake process that believes it is the first one's job.
-    So a task that ends before the first one fails, log files have different names than those it prints, and jobs that
-    are ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs exactly
-    what its own job would run.
+  So a task that ends before the first one fails, log files have different names than those it prints, and jobs that are
+  ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs exactly what
+  its own job would run.
 - **SLURM's controller does not answer**, for example during a restart. The plugin counts that as a failed job and at
-    once submits it again with the resources of its next attempt. Here the same job is submitted until SLURM accepts it.
+  once submits it again with the resources of its next attempt. Here the same job is submitted until SLURM accepts it.
 - **Ctrl-C.** The plugin cancels the jobs that it knows, but not those that it is just submitting. Here these are
-    cancelled too.
+  cancelled too.
 - **Failed nodes** are not excluded from later submissions, since SLURM starts no job on a node that is down.
 
 It overrides the methods that the executor interface provides for this (run_jobs, check_active_jobs, cancel),

@@ -37,7 +37,8 @@ class ForkServerProcess:
         Args:
             environments: import strings by name.
             tools: import strings of functions.
-            where: sandbox, image or Python in which it runs. workers: maximum number of episodes at a time.
+            where: sandbox, image or Python in which it runs.
+            workers: maximum number of episodes at a time.
 
         Raises:
             UserError: it cannot be started there, or a file or module does not exist.

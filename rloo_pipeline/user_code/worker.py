@@ -3,7 +3,7 @@
 `worker_process.WorkerProcess` starts it with three file descriptors:
 
 - a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message announces a `CallBatch`, and
-    results go out as JSON, with several short calls per message. At the end of the stream the process exits.
+  results go out as JSON, with several short calls per message. At the end of the stream the process exits.
 - an in-memory file with the pickled `CallBatch`;
 - an in-memory file, the `StatusBoard`, with the current call, which the parent reads when a call hangs.
 
