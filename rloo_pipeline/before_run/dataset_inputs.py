@@ -161,7 +161,7 @@ def _first_columns(path: Path) -> list[str] | None:
     if path.suffix in json_rows.SUFFIXES:
         first = next(json_rows.objects(path), None)
         if first is None:
-            raise UserError(f"{path}: is empty, there is no row in it")
+            raise UserError(f"{path}: is empty; give it rows")
         return list(first.row)
     try:
         import pyarrow.parquet

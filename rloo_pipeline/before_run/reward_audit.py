@@ -123,7 +123,7 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
             "the reward that decides (correct.reward), and are its columns the right ones?"
         )
     if reward.weight and len({*solutions, *wrong}) == 1:
-        return "it tells the data's own solutions from nothing else here"
+        return "it does not tell the data's own solutions from wrong answers here"
     return ""
 
 

@@ -39,7 +39,7 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         console.print(
             f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."
             if more
-            else "Nor on more of these GPUs.",
+            else "It does not fit on more of these GPUs either.",
             style="bold",
         )
     else:
@@ -61,7 +61,7 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         console.print(f"  {layout.name}: {layout.problem}")
     console.print(f"\nAssumed: {estimate.ASSUMED}. Without warm start, scoring and evaluations.", style="dim")
     if card.name != speeds.CARD.lower():
-        console.print(f"No speed was measured on {card.name}: its data sheet stands in for it.", style="dim")
+        console.print(f"No speed was measured on {card.name}: its speeds come from its data sheet.", style="dim")
     if not fitting or not layouts.computes_the_same(fitting[0], config):
         raise UserError(f"{config.run} does not fit on {machine}, see above")
 

@@ -61,7 +61,7 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
         held_out: expression of the held-out data; None to hold out part of the training data.
 
     Raises:
-        UserError: a line depends on a value that the script's text does not show.
+        UserError: a line depends on a value that the script does not show.
     """
     parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
     loading: dict[str, list[ast.stmt]] = {}
@@ -229,7 +229,7 @@ class _Filled(ast.NodeTransformer):
         try:
             value = self.script.value(node)
         except UnknownValueError:
-            problem = "the text does not show its value; write it into the line"
+            problem = "the script does not show its value; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None

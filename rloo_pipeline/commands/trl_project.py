@@ -19,7 +19,7 @@ from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
-UNSHOWN = "the text does not show its value; set the key yourself"
+UNSHOWN = "the script does not show its value; set the key yourself"
 
 
 class TrlProject(NamedTuple):
@@ -104,7 +104,7 @@ class _Reader:
         self.rows.append(ArgumentRow(option, value if len(value) <= 60 else f"{value[:57]}…", here, note))
 
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
-        """Splits options into those with known values, and those whose values the text does not show."""
+        """Splits options into those with known values, and those whose values the script does not show."""
         known: JSON = {}
         unknown: dict[str, ast.expr] = {}
         for name, value in options.items():
@@ -115,14 +115,14 @@ class _Reader:
         return known, unknown
 
     def _value(self, node: ast.expr | None, default: Any = None) -> Any:
-        """The value of an expression, or a default if there is none or the text does not show its value."""
+        """The value of an expression, or a default if there is none or the script does not show its value."""
         try:
             return default if node is None else self.script.value(node)
         except UnknownValueError:
             return default
 
     def _init_kwargs(self, known: Any, node: ast.expr | None) -> dict[str, Any]:
-        """Arguments for loading the model, as values, or as expressions if the text does not show every value."""
+        """Arguments for loading the model, as values, or as expressions if the script does not show every value."""
         if known is None and node is not None and (known := self.script.entries(node)) is None:
             self._row("model_init_kwargs", ast.unparse(node), "", UNSHOWN)
         if known is not None and not isinstance(known, dict):
@@ -142,7 +142,9 @@ class _Reader:
         name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
-            raise UserError(f"{self.script.path}: the text does not show the model ({shown_as}); name it with --model")
+            raise UserError(
+                f"{self.script.path}: the script does not show the model ({shown_as}); name it with --model"
+            )
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         if "quantization_config" in self.script.arguments:
@@ -237,7 +239,7 @@ class _Reader:
         target = self.script.argument("reward_funcs")
         nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
         if weights and len(weights) != len(nodes):
-            problem = f"reward_weights has {len(weights)} numbers, and the text shows {len(nodes)} reward functions"
+            problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
         rewards, copied = list[JSON](), list[str]()
         for number, part in enumerate(nodes):
@@ -328,7 +330,7 @@ class _Reader:
             options = self.script.keywords(call)
         else:
             text = ast.unparse(self.script.arguments["peft_config"])
-            self._row("peft_config", text, "", "the text does not show a LoraConfig; set update.lora")
+            self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
             return None
         lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"

@@ -1,7 +1,7 @@
 """Reads a TRL training script through its syntax tree. Nothing in it is run or imported.
 
-Only values that the text shows are used: constants, names and dictionaries of constants, concatenated strings, defaults
-of argparse, and the script's command-line options.
+Only values that the script shows are used: constants, names and dictionaries of constants, concatenated strings,
+defaults of argparse, and the script's command-line options.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class TrlScript:
                 yield statement
 
     def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
-        """Keyword arguments of a call, including those of a `**` dictionary that the text shows.
+        """Keyword arguments of a call, including those of a `**` dictionary that the script shows.
 
         Raises:
-            UserError: the text does not show the dictionary.
+            UserError: the script does not show the dictionary.
         """
         found: dict[str, ast.expr] = {}
         for keyword in call.keywords:
@@ -116,12 +116,12 @@ class TrlScript:
                 continue
             entries = self.entries(keyword.value)
             if entries is None:
-                raise UserError(self.at(keyword.value, "write the arguments out; the text does not show them"))
+                raise UserError(self.at(keyword.value, "write the arguments out; the script does not show them"))
             found |= entries
         return found
 
     def entries(self, node: ast.expr) -> dict[str, ast.expr] | None:
-        """The values of a dictionary by key; None if the text does not show its keys."""
+        """The values of a dictionary by key; None if the script does not show its keys."""
         value = self.resolved(node)
         if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
             return self.keywords(value)
@@ -155,7 +155,7 @@ class TrlScript:
         return node
 
     def chosen(self, node: ast.expr) -> ast.expr:
-        """The branch of `a if condition else b` that applies, if the text shows the condition."""
+        """The branch of `a if condition else b` that applies, if the script shows the condition."""
         target = self.resolved(node)
         if not isinstance(target, ast.IfExp):
             return target
@@ -174,7 +174,7 @@ class TrlScript:
         """Evaluates an expression to plain data.
 
         Raises:
-            UnknownValueError: the text does not show it.
+            UnknownValueError: the script does not show it.
         """
         if isinstance(node, ast.Constant):
             return node.value

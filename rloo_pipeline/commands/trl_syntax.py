@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
-"""An expression whose value the text does not show."""
+"""An expression whose value the script does not show."""
 
 
 class Binding(NamedTuple):

@@ -39,7 +39,7 @@ def _check_config(folder: Path, config: Config) -> None:
         if key := next((key for key in before | now if key in before and before[key] != now.get(key)), None):
             raise UserError(
                 f"{folder} was made with {key}: {before[key]}, and the configuration now has {now.get(key)}: adopt it "
-                f"with that of {folder / 'config.yaml'}, and change keys afterwards"
+                f"with {folder / 'config.yaml'} as its configuration, and change keys afterwards"
             )
 
 

@@ -52,8 +52,8 @@ def refuse_unknown_rules(call: SnakemakeCall) -> None:
     unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
     if unknown and call.main and not call.is_module:
         raise UserError(
-            f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
-            f"are {', '.join(sorted(rules))}"
+            "set-resources or set-threads names a rule that this workflow does not have: "
+            f"{', '.join(sorted(unknown))}; its rules are {', '.join(sorted(rules))}"
         )
 
 

@@ -61,7 +61,7 @@ def _of_other_keys(call: SnakemakeCall) -> str | None:
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
                 return (
                     f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
-                    "files were made, has nothing about it; put .snakemake back, give the run another name, delete the "
+                    "files were made, has no record of it; put .snakemake back, give the run another name, delete the "
                     "file, or make all files of the run again with --forceall"
                 )
     return None

@@ -27,7 +27,7 @@ def refuse_unpinned(call: SnakemakeCall) -> None:
     """Refuses the cache for a run whose sources on the Hub may change."""
     if call.workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, call.runs.configs.values())):
         raise UserError(
-            "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
+            "--cache: its key does not cover what a branch or tag on the Hub contains; give model.revision and the "
             "revision of each dataset as commits of 40 digits, or leave --cache out"
         )
 

@@ -65,7 +65,9 @@ def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCo
     for reference in tools:
         function = import_string.load(reference)
         if isinstance(function, type) or not hasattr(function, "__name__"):
-            raise UserError(f"'{reference}': not a function, as a tool is; a class is a rollout.environment")
+            raise UserError(
+                f"'{reference}': not a function; a tool must be one, and a class belongs in rollout.environment"
+            )
         if function.__name__ in functions:
             raise UserError(f"'{reference}': two of rollout.tools are called {function.__name__}; rename one of them")
         functions[function.__name__] = reference, function

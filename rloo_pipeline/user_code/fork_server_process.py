@@ -117,11 +117,11 @@ class ForkServerProcess:
     def _what_is_there(self) -> str:
         """Lists the available packages, as a hint after an import error."""
         if self.where.python:
-            return f"; there are the packages of {self.where.python}"
+            return f"; it can use the packages of {self.where.python}"
         if not self.where.has_own_files:
             return ""
         packages = f"that {self.where.image} has" if self.where.image else "of Python"
-        return f"; there are the packages {packages}, its own code, and the paths in rollout.environment_read_only"
+        return f"; it can use the packages {packages}, its own code, and the paths in rollout.environment_read_only"
 
     def _why_it_died(self) -> str:
         code = self.process.wait()

@@ -212,7 +212,7 @@ class ScoringJob:
         if split.remaining == 0 and self.reward.on_error == "fail":
             raise UserError(
                 f"{self.label} {split.failure} for {rows_text(split.rows)} together and for none of them alone; "
-                "fix the function, or set its batch to group where it compares completions"
+                "fix the function, or set its batch to group if it compares completions"
             )
 
     def _record_late(self, call: PlannedCall, failure: str) -> None:
