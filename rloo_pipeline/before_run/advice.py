@@ -49,14 +49,14 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         offload = first(_offloads(config))
     if nearest is None and offload is None:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
-    advice = [] if nearest is None else [_written(nearest)]
+    advice = [] if nearest is None else [_as_yaml(nearest)]
     if offload is not None:
         host = memory.total(RunMemory(override(config, offload), shape).offloaded()) / GB
-        advice.append(f"{_written(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
+        advice.append(f"{_as_yaml(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
     return "would fit with " + "; or, without more GPUs, with ".join(advice)
 
 
-def _written(changes: dict[str, Any]) -> str:
+def _as_yaml(changes: dict[str, Any]) -> str:
     """Formats changes as they are written in a configuration."""
     values = {
         key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
@@ -80,7 +80,7 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
         for stage in (1, 2, 3):
             if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
                 more = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
-                yield from _with_less(more, longest)
+                yield from _with_fewer_activations(more, longest)
                 yield from (more | change for change in split)
 
 
@@ -88,7 +88,7 @@ def _offloads(config: Config) -> Iterator[dict[str, Any]]:
     """Changes to try with the same GPUs: the optimizer in host memory, then the weights too."""
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
-            yield from _with_less(
+            yield from _with_fewer_activations(
                 {"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, config.longest_sequence
             )
 
@@ -102,7 +102,7 @@ def is_allowed(config: Config) -> bool:
     return True
 
 
-def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
+def _with_fewer_activations(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
     """These changes alone, then together with changes that reduce activations."""
     yield changes
     yield changes | CHECKPOINTING

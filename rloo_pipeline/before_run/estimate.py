@@ -190,8 +190,8 @@ class GpuEstimate(NamedTuple):
         work = 2.0 * shape.parameters * _packed_tokens(config) * rounds + _attention(config, shape, trained)
         work *= _passes(config) / flops
         seconds = {
-            "rollout": self._decoding(pace) + starts["rollout"] * shards * engines * rounds,
-            "update": work + (self._moved(pace) + starts["update"]) * rounds * config.deepspeed.processes,
+            "rollout": self._decoding_seconds(pace) + starts["rollout"] * shards * engines * rounds,
+            "update": work + (self._offload_seconds(pace) + starts["update"]) * rounds * config.deepspeed.processes,
         }
         seconds["rollout"] *= config.sampler_gpus / engines
         scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
@@ -200,7 +200,7 @@ class GpuEstimate(NamedTuple):
             seconds[stage] += starts["reference"] * shards * rounds * config.deepspeed.forward_processes
         return {stage: value / 3600 for stage, value in seconds.items()}
 
-    def _decoding(self, pace: str) -> float:
+    def _decoding_seconds(self, pace: str) -> float:
         """Decoding time per GPU in seconds, summed over engines and rounds. In each step, a GPU reads its part of the
         weights and of the KV cache.
         """
@@ -214,7 +214,7 @@ class GpuEstimate(NamedTuple):
         bandwidth = self.card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * config.vllm.tensor_parallel_size
         return counts["completion tokens"] / batch * read_per_step / bandwidth
 
-    def _moved(self, pace: str) -> float:
+    def _offload_seconds(self, pace: str) -> float:
         """Seconds per round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
         algorithm, deepspeed = self.config.algorithm, self.config.deepspeed
         learned = self.memory.trained / deepspeed.processes

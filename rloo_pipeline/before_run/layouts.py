@@ -74,18 +74,18 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
     """
     on_cpu, all_on_cpu = Offload(optimizer="cpu"), Offload(optimizer="cpu", parameters="cpu")
     kinds: dict[str, tuple[int, list[list[Changes]]]] = {
-        TURNS: (gpus, [_turns(config, gpus, {})]),
-        BESIDE: (gpus, _beside(config, gpus)),
-        f"{gpus // 2} of the GPUs": (gpus // 2, [_turns(config, gpus // 2, {})]),
-        OPTIMIZER: (gpus, [_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
-        WEIGHTS: (gpus, [_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
-        ADAPTER: (gpus, [[] if config.update.lora else _turns(config, gpus, {"update.lora": Lora()})]),
+        TURNS: (gpus, [_in_turns(config, gpus, {})]),
+        BESIDE: (gpus, _side_by_side(config, gpus)),
+        f"{gpus // 2} of the GPUs": (gpus // 2, [_in_turns(config, gpus // 2, {})]),
+        OPTIMIZER: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
+        WEIGHTS: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
+        ADAPTER: (gpus, [[] if config.update.lora else _in_turns(config, gpus, {"update.lora": Lora()})]),
     }
     found: list[GpuLayout] = []
     for name, (held, groups) in kinds.items():
         fitting = {layout.name for layout in found if not layout.problem}
         needless = fitting & {TURNS, OPTIMIZER} if name in (OPTIMIZER, WEIGHTS) else None
-        best = [_first(name, config, group, shape, card, held) for group in groups if group and not needless]
+        best = [_first_that_fits(name, config, group, shape, card, held) for group in groups if group and not needless]
         if best:
             found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
 
@@ -96,7 +96,7 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
     return sorted(found, key=order)
 
 
-def _first(
+def _first_that_fits(
     name: str, config: Config, candidates: Sequence[Changes], shape: ModelDims, card: Card, gpus: int
 ) -> GpuLayout:
     """The first candidate that fits. The cost of splitting engines, weights and gradients was not measured, so they are
@@ -109,7 +109,7 @@ def _first(
     return layout
 
 
-def _turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
+def _in_turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
     """Candidates in which all GPUs sample and then all train; none without a GPU."""
     if not gpus:
         return []
@@ -117,7 +117,7 @@ def _turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
     return list(_allowed(config, [changes | one | other | {"rollout.lag": 0} for one, other in parts]))
 
 
-def _beside(config: Config, gpus: int) -> list[list[Changes]]:
+def _side_by_side(config: Config, gpus: int) -> list[list[Changes]]:
     """Candidates in which some GPUs sample while the others train on earlier samples, for each number of GPUs that
     train.
     """

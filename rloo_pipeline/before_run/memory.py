@@ -106,7 +106,7 @@ class RunMemory(NamedTuple):
         """Bytes of all weights as the trainer holds them. NF4 takes 4 bits per weight and a float32 scale per 64
         weights.
         """
-        in_4_bits = _in_layers(self.shape) if self.config.model.quantization else 0
+        in_4_bits = _weights_in_layers(self.shape) if self.config.model.quantization else 0
         return in_4_bits * (0.5 + 4 / 64) + (self.shape.parameters - in_4_bits) * self._size
 
     @property
@@ -119,7 +119,7 @@ class RunMemory(NamedTuple):
         """Bytes of optimizer state of all trained parameters, without float32 copies of weights."""
         name = self.config.update.optimizer
         is_muon = name == "muon" and self.config.update.lora is None
-        apart = self.shape.parameters - _in_layers(self.shape) if is_muon else 0
+        apart = self.shape.parameters - _weights_in_layers(self.shape) if is_muon else 0
         return MOMENTS[name] * self.trained + (MOMENTS["adamw"] - MOMENTS["muon"]) * apart
 
     @property
@@ -165,7 +165,7 @@ class RunMemory(NamedTuple):
         if distills := distills and config.algorithm.teacher_top_k > 0:
             forward["teacher's tokens"] = self._likeliest(batch)
         freed = 0.0 if batch.several else total(forward)
-        scratch = SCRATCH[config.update.optimizer][self.device] * _largest(config.update, self.shape)
+        scratch = SCRATCH[config.update.optimizer][self.device] * _largest_parameter(config.update, self.shape)
         if on_gpu and offload.on_disk:  # DeepSpeed's gradients pass through it in float32
             scratch += learned * 4 * self._share
         if first:
@@ -293,13 +293,13 @@ class RunMemory(NamedTuple):
         return rollout["KV cache"] * self.config.vllm.tensor_parallel_size / of_one
 
 
-def _in_layers(shape: ModelDims) -> int:
+def _weights_in_layers(shape: ModelDims) -> int:
     """Number of weights in the matrices of all layers, without those of experts."""
     layer = 2 * shape.hidden * (shape.heads + shape.key_value) + 3 * shape.hidden * shape.intermediate
     return min(shape.parameters, shape.layers * layer)
 
 
-def _largest(update: Update, shape: ModelDims) -> float:
+def _largest_parameter(update: Update, shape: ModelDims) -> float:
     """Number of elements in the largest trained parameter."""
     if update.lora is not None:
         return float(update.lora.r * max(shape.hidden, shape.intermediate))

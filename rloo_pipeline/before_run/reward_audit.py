@@ -86,7 +86,7 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
     readable = [row for row in places if own[row] is not None]
     neighbours = list(zip(readable, [*readable[1:], *readable[:1]], strict=True))
     pairs = _chosen(
-        [(a, b) for a, b in neighbours if _written(rows[a][column]) != _written(rows[b][column])],
+        [(a, b) for a, b in neighbours if _final_answer(rows[a][column]) != _final_answer(rows[b][column])],
         {row: str(rows[row][column]) for row in readable} if reward.function == MATH_REWARD else {},
     )
     return GoldAudit(
@@ -127,7 +127,7 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
     return ""
 
 
-def _written(gold: Any) -> str:
+def _final_answer(gold: Any) -> str:
     """The final answer in a gold answer, which may be a whole solution, without white space."""
     from rloo_pipeline.rewards import math
 

@@ -138,7 +138,7 @@ def _outside_folders(config: Config) -> Iterator[str]:
     to.
     """
     working_folder = Path.cwd().resolve()
-    paths = chain.from_iterable(map(_link_by_link, chain(_named(config), _links(config))))
+    paths = chain.from_iterable(map(_link_by_link, chain(_named_paths(config), _links(config))))
     for path in filter(Path.exists, paths):
         real = path.resolve()
         folder = real if real.is_dir() else real.parent
@@ -148,7 +148,7 @@ def _outside_folders(config: Config) -> Iterator[str]:
                 yield str(path if path.is_dir() else path.parent)
 
 
-def _named(config: Config) -> Iterator[Path]:
+def _named_paths(config: Config) -> Iterator[Path]:
     """Files and folders that the configuration names, results/, and Snakemake's cache."""
     yield from map(Path, ("results", *config.container.binds, *config.rollout.environment_read_only))
     yield from _with_rows_or_weights(config)

@@ -68,7 +68,7 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
     console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a project folder; name another one")
-    asks = _asks(choices)
+    asks = _must_ask(choices)
     model = _chosen("model", choices.model, asks, lambda name: _model(name, folder))
     columns = choices.prompt, choices.answer
     data = _chosen("data", choices.data, asks, lambda name: project_data(name, choices.held_out, *columns, folder))
@@ -93,7 +93,7 @@ def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal
         console.print(f"{'replaced' if name in existing else 'wrote'} {folder / name}", soft_wrap=True)
 
 
-def _asks(choices: ProjectChoices) -> bool:
+def _must_ask(choices: ProjectChoices) -> bool:
     """True if model or data is missing, so that the user has to be asked.
 
     Raises:

@@ -113,7 +113,7 @@ def _sort(words: Sequence[str]) -> _Words:
     option, number = "--configfile", 0  # the last option before the word, and the number of values it has so far
     for word in options:
         if not word.startswith("-"):
-            kind = _kind(word, option, number)
+            kind = _option_of(word, option, number)
             (files if kind in FILES else changes if kind in CHANGES else others).append(word)
             number += 1
             continue
@@ -128,17 +128,17 @@ def _sort(words: Sequence[str]) -> _Words:
     return sorted_words
 
 
-def _kind(word: str, option: str, number: int) -> str:
+def _option_of(word: str, option: str, number: int) -> str:
     """The option that a word belongs to, if it follows `option` and `number` of its values."""
     is_change, is_file = re.match(r"[A-Za-z_][\w.-]*=", word), is_yaml_name(word)
     if option in FILES + CHANGES:
         return "--configfile" if is_file else "--config" if is_change else option
-    if not (is_file or is_change) or _takes(option, number):
+    if not (is_file or is_change) or _takes_another_value(option, number):
         return option
     return "--configfile" if is_file else "--config"
 
 
-def _takes(option: str, number: int) -> bool:
+def _takes_another_value(option: str, number: int) -> bool:
     """True if a Snakemake option that already has `number` values accepts another one."""
     from snakemake.cli import get_argument_parser  # importing Snakemake takes a second
 

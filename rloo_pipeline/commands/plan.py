@@ -65,12 +65,12 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     for arm, config in arms.items():
         row = [seeds * value for value in _costs(config, card, prompts[arm])]
         total = [before + value for before, value in zip(total, row, strict=True)]
-        table.add_row(arm, *map(_short, row))
+        table.add_row(arm, *map(_rounded, row))
     total[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
     total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
     if runs.first.select:  # one choice, and a test and its proof for each seed of the chosen arm
         total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
-    table.add_row("all", *map(_short, total), style="bold")
+    table.add_row("all", *map(_rounded, total), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
@@ -78,7 +78,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         console.print(f"note: {note}", style="yellow")
 
 
-def _short(value: float) -> str:
+def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.1f}"
 
 

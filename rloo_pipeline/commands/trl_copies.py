@@ -103,7 +103,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
         for statement in script.statements:  # frame.columns = …
-            if id(statement) not in chosen and statement.lineno < before and _changed(statement) == name:
+            if id(statement) not in chosen and statement.lineno < before and _mutated_name(statement) == name:
                 chosen[id(statement)] = statement
                 waiting += _names(statement)
     script.taken |= {statement.lineno for statement in chosen.values()}
@@ -116,7 +116,7 @@ def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
     return [(part.id, line) for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
 
 
-def _changed(statement: ast.stmt) -> str | None:
+def _mutated_name(statement: ast.stmt) -> str | None:
     """The name whose object a statement such as `name.attribute = …` or `name[key] = …` changes."""
     place = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if not isinstance(place, ast.Attribute | ast.Subscript):

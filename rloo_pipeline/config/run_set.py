@@ -196,7 +196,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
     homes: dict[str, Mapping[str, str]] = {}
     shared: dict[str, Config] = {}
     for folder, config in configs.items():
-        homes[folder] = _homes_of(plan.experiment, config)
+        homes[folder] = _shared_folders(plan.experiment, config)
         for home in homes[folder].values():
             shared.setdefault(home, config)
             homes.setdefault(home, homes[folder])
@@ -227,7 +227,7 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
             raise UserError(f"{origin}: {key}: all arms of an experiment need the same value; set it in the base")
 
 
-def _homes_of(name: str, config: Config) -> dict[str, str]:
+def _shared_folders(name: str, config: Config) -> dict[str, str]:
     """For one run: group → folder of its files below results/."""
     homes: dict[str, str] = {}
     is_there = {

@@ -37,7 +37,7 @@ def _prompts(ids: list[str]) -> str:
     return f"{len(ids):,} (digest {hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]})"
 
 
-def _right(run: FinishedRun) -> JSON:
+def _definition_of_right(run: FinishedRun) -> JSON:
     """The reward function that decides what counts as right, with its options and threshold."""
     reward = run.config.deciding_reward
     return {"function": reward.function, "options": reward.options, "threshold": run.config.correct.threshold}
@@ -79,7 +79,7 @@ FACTS = (
     ),
     Fact(
         "definition of right",
-        _right,
+        _definition_of_right,
         lambda value: f"{value['function'].rpartition(':')[2]} ≥ {value['threshold']:g}",
         "accuracy does not mean the same in all of them",
     ),
@@ -98,7 +98,7 @@ FACTS = (
 )
 COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "other held-out prompts": lambda run: run.held_out_prompts,
-    "another definition of right": _right,
+    "another definition of right": _definition_of_right,
     "another version of the reward functions": lambda run: run.functions.get(run.deciding),
     "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
 }

@@ -120,12 +120,12 @@ def _trace(style: Style, curve: Curve, few: bool) -> JSON:
         "y": curve.values,
         "connectgaps": False,
         "line": {"color": style.colour, "width": 2, "dash": style.dash},
-        "marker": {"color": style.colour, "size": 5 if few else _lone(curve.values)},
+        "marker": {"color": style.colour, "size": 5 if few else _isolated(curve.values)},
         "hovertemplate": "%{y:.4g}",
     }
 
 
-def _lone(values: list[float | None]) -> list[int]:
+def _isolated(values: list[float | None]) -> list[int]:
     """Marker sizes that show only isolated values, which no line connects."""
     around = [None, *values, None]
     return [4 if around[i] is None and around[i + 2] is None else 0 for i in range(len(values))]
@@ -155,10 +155,10 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: 
             x += [*(n for n, _ in outline), None]
             y += [*(value for _, value in outline), None]
     shape = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself"}
-    return shape | {"fillcolor": _see_through(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+    return shape | {"fillcolor": _translucent(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
 
 
-def _see_through(colour: str) -> str:
+def _translucent(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
 

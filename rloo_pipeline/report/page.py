@@ -57,8 +57,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     first = summary["warmstart"]
     named = {"warmstart": first, **summary["between"], "final": summary["final"]}
     evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
-    checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
-    stopped = None if checks or summary["rounds"] else _if_there(run / "warmstart" / "checks.failed.json")
+    checks = _read_if_exists(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
+    stopped = None if checks or summary["rounds"] else _read_if_exists(run / "warmstart" / "checks.failed.json")
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
     begun = min(summary["rounds"] + 1 + config.rollout.lag, config.rounds)
@@ -93,7 +93,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     )
 
 
-def _if_there(file: Path, **expected: object) -> JSON | None:
+def _read_if_exists(file: Path, **expected: object) -> JSON | None:
     return read_artifact(file, REMEDY, **expected) if file.exists() else None
 
 

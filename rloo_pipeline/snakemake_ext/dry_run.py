@@ -75,7 +75,7 @@ def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     """
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
-        rules["; ".join(_why(job.reason)) or FOLLOWS][job.rule] += 1
+        rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
     last = rules.pop(FOLLOWS, None)
     if last:
         rules[FOLLOWS] = last
@@ -90,7 +90,7 @@ def _names(rules: Counter[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in rules.items())
 
 
-def _why(reason: str) -> Iterator[str]:
+def _reasons(reason: str) -> Iterator[str]:
     """The reasons for one job in words, without the reason that it depends on a job that runs again."""
     params = PARAMS.search(reason)
     rest = PARAMS.sub("", reason)
@@ -173,7 +173,7 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
     for run, log in logs:
         if run not in measured:
             measured[run] = _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS))
-        if alike := _alike(measured[run], run, log):
+        if alike := _similar_jobs(measured[run], run, log):
             known += 1
             seconds += fmean(job.seconds for job in alike)
             gpu_seconds += fmean(job.seconds * job.gpus for job in alike)
@@ -196,7 +196,7 @@ def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
     return kinds
 
 
-def _alike(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
+def _similar_jobs(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
     """Jobs of the same kind as the one with this log, or all jobs of its stage if there are none."""
     name = Path(log).relative_to(run / "logs").with_suffix("")
     return measured.get(_kind(str(name))) or measured.get(name.parts[0], [])

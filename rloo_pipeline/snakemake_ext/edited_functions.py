@@ -54,9 +54,9 @@ class EditedFunctions:
         frozen_functions.use(self._copies if in_job or self._keeps or not self.edited else None)
 
     def _compare(self) -> None:
-        before = self._by(self._copies, _files)
+        before = self._facts_from(self._copies, _files)
         try:
-            now = self._by(None, _files)
+            now = self._facts_from(None, _files)
         except UserError as error:
             if not self._keeps:
                 raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
@@ -65,12 +65,12 @@ class EditedFunctions:
         changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
         self.edited = [os.path.relpath(file) for file in changed]
         if changed and not self._keeps:
-            earlier, digests = self._by(self._copies, _digests), self._by(None, _digests)
+            earlier, digests = self._facts_from(self._copies, _digests), self._facts_from(None, _digests)
             for run, stage in digests:
                 if digests[run, stage] != earlier[run, stage]:
                     self._stages.setdefault(run, set()).add(stage)
 
-    def _by(self, copies: Path | None, facts_of: Callable[[dict[str, Config]], Facts]) -> Facts:
+    def _facts_from(self, copies: Path | None, facts_of: Callable[[dict[str, Config]], Facts]) -> Facts:
         """Facts about the functions of the runs, from their copies or, with None, from the files."""
         frozen_functions.use(copies)
         return facts_of(self._runs.by_folder)

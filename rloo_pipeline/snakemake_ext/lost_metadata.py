@@ -34,7 +34,7 @@ def kept(call: SnakemakeCall) -> str | None:
     outputs = call.outputs()
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
-    return _of_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+    return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
 
 
 def note_configs(call: SnakemakeCall) -> None:
@@ -49,7 +49,7 @@ def settle_functions(call: SnakemakeCall) -> None:
         logger.info(notice)
 
 
-def _of_other_keys(call: SnakemakeCall) -> str | None:
+def _made_with_other_keys(call: SnakemakeCall) -> str | None:
     """The error message if a file would stay that was made with a different value of a key that decides it."""
     if RerunTrigger.PARAMS not in call.workflow.rerun_triggers:  # with --rerun-triggers, keys do not count
         return None

@@ -116,7 +116,7 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         scratch.remove_abandoned(top)  # frees the space that policies of killed runs take
     for run, config in asking.items():
         exchange.refuse(config, nodes, as_jobs=False)
-        found = places.node_folder(config, _bytes(run, config), len(asking))
+        found = places.node_folder(config, _policy_bytes(run, config), len(asking))
         if not found.ok:
             raise UserError(found.sentence)
     if len(tops) > 1:
@@ -128,7 +128,7 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         atexit.register(_end, os.getpid(), list(asking))
 
 
-def _bytes(run: Path, config: Config) -> float:
+def _policy_bytes(run: Path, config: Config) -> float:
     """Bytes of a policy's weights, from policy 0 or the model's config.json; 0 if neither is here yet."""
     if weights := [file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors")]:
         return sum(weights)

@@ -144,11 +144,11 @@ class ForkServer:
     def _open(self, episode: int, file: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(file)
+            self._serve_episode(file)
         os.close(file)
         self.processes[episode] = pid, process_end.readable_after(pid)
 
-    def _become(self, file: int) -> None:
+    def _serve_episode(self, file: int) -> None:
         """Serves an episode in the new process, and exits."""
         status = 1
         try:

@@ -108,13 +108,13 @@ class ForkServerProcess:
                     raise UserError(self._why_it_died())
                 kind, *rest = json.loads(data)
                 if kind == "broken":
-                    raise UserError(rest[0] + self._what_is_there())
+                    raise UserError(rest[0] + self._available_packages())
                 if kind == "ready":
                     self.ready = True
                 else:
                     self._unread.append((rest[0], rest[1]))
 
-    def _what_is_there(self) -> str:
+    def _available_packages(self) -> str:
         """Lists the available packages, as a hint after an import error."""
         if self.where.python:
             return f"; it can use the packages of {self.where.python}"

@@ -126,7 +126,7 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    columns = [(name, _apart(values)) for name, values in batch.columns.items()]
+    columns = [(name, _unshared(values)) for name, values in batch.columns.items()]
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
     first = next(iter(batch.calls.values())).rows.start
     for number, (rows, deadline) in batch.calls.items():
@@ -137,7 +137,7 @@ def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
         yield Call(number, rows, arguments, deadline)
 
 
-def _apart(values: list[Any]) -> list[Any]:
+def _unshared(values: list[Any]) -> list[Any]:
     """Copies lists and dicts that rows share (as the rows of a prompt do), because a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()

@@ -215,7 +215,7 @@ class RemoteObject:
         return self._request("getattr", name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with _unheard(error):
+        with _suppressing(error):
             self._request("exit", _nearest_builtin(kind))
 
     def __await__(self) -> Any:
@@ -229,7 +229,7 @@ class RemoteObject:
         return self._request("aenter")
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with _unheard(error):
+        with _suppressing(error):
             self._request("aexit", _nearest_builtin(kind))
 
     def __iter__(self) -> Iterator[Any]:
@@ -247,7 +247,7 @@ class RemoteObject:
         return int(self._number)
 
 
-def _unheard(error: BaseException | None) -> AbstractContextManager[None]:
+def _suppressing(error: BaseException | None) -> AbstractContextManager[None]:
     """Suppresses an exception from the program's `__exit__` if the tests' own error should propagate."""
     return nullcontext() if error is None else suppress(Exception)
 
