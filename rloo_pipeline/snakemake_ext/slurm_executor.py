@@ -14,12 +14,13 @@ Differences from snakemake-executor-plugin-slurm 2.8.0, and their reasons:
   its own job would run.
 - **SLURM's controller does not answer**, for example during a restart. The plugin counts that as a failed job and at
   once submits it again with the resources of its next attempt. Here the same job is submitted until SLURM accepts it.
+  SLURM may accept a job without saying so ("Socket timed out"); such a job is cancelled before it is submitted again.
 - **Ctrl-C.** The plugin cancels the jobs that it knows, but not those that it is just submitting. Here these are
   cancelled too.
 - **Failed nodes** are not excluded from later submissions, since SLURM starts no job on a node that is down.
 
-It overrides the methods that the executor interface provides for this (run_jobs, check_active_jobs, cancel),
-run_array_jobs and _report_job_error_threadsafe.
+It overrides the methods that the executor interface provides for this (run_jobs, run_job, check_active_jobs, cancel),
+run_array_jobs, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
@@ -65,6 +67,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         except UserError as error:
             raise WorkflowError(str(error)) from None
         self._states = JobStates()
+        self._submitting = Lock()
+        """Held while a job is submitted; whoever holds it knows all jobs that SLURM accepted and named."""
+        self._known: set[str] = set()
+        """Ids of jobs and arrays that SLURM accepted and named."""
         self._last_end = time.monotonic()
         super().__init__(workflow, logger)  # starts the polling thread
 
@@ -85,6 +91,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             else:
                 self._submit_job(group[0])
 
+    def run_job(self, job: Any) -> None:
+        """Submits a job while no other thread submits one."""
+        with self._submitting:
+            super().run_job(job)
+
     def run_array_jobs(self, jobs: Sequence[Any]) -> None:
         """Submits jobs of one rule, those with the same resources as one array."""
         alike: dict[str, list[Any]] = defaultdict(list)
@@ -102,17 +113,21 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self.run_job(jobs[0])
             return
         try:
-            submitted = submit_array(self, command, jobs)
-        except Exception as error:  # this runs in its own thread, where nobody else would see the exception
+            with self._submitting:
+                for job_info in submit_array(self, command, jobs):
+                    self._report_job_submission_threadsafe(job_info)
+        except Exception as error:  # this runs in its own thread, where nobody else would see it
             if not self._submits_again(str(error), self._submit_array, command, jobs):
                 self._submission_failed(jobs, error)
-            return
-        for job_info in submitted:
-            self._report_job_submission_threadsafe(job_info)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"submission of {job.name} failed: {error}")
+
+    def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
+        """Reports a job that SLURM took, and remembers its number."""
+        self._known.add(str(job_info.external_jobid).partition("_")[0])
+        super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
         """Reports a job that could not be submitted. If SLURM's controller did not answer, submits it again instead."""
@@ -126,10 +141,28 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         if not NO_ANSWER.search(error):
             return False
         self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
-        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
-        with suppress(RuntimeError):  # submitting threads have been told to end
-            self._job_submission_executor.submit(submit, *arguments)
+        self._later(self._submit_again, submit, *arguments)
         return True
+
+    def _later(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in a submitting thread after a while, unless these threads have been told to end."""
+        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
+        with suppress(RuntimeError):
+            self._job_submission_executor.submit(function, *arguments)
+
+    def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
+        """Cancels jobs that SLURM may have accepted without saying so, then submits them again."""
+        with self._submitting:
+            queue = subprocess.run(
+                ["squeue", "-h", f"--name={self.run_uuid}", "--format=%F"], capture_output=True, text=True, check=False
+            )
+            if unnamed := sorted({*queue.stdout.split()} - self._known):
+                self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
+                subprocess.run(["scancel", *unnamed], check=False)
+        if queue.returncode:
+            self._later(self._submit_again, submit, *arguments)
+        else:
+            submit(*arguments)
 
     def cancel(self) -> None:
         """Cancels the run's jobs, including those that a thread was just submitting when the user interrupted."""

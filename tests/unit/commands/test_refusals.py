@@ -487,7 +487,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }
