@@ -23,7 +23,7 @@ NEEDED = {
     "Triton": "vLLM needs it: a C compiler (gcc) and the headers of Python must be on this node",
     "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
 }
-"""For each kernel, the advice if it does not run."""
+"""Advice for each kernel, given if it does not run."""
 FIRST_START, LATER_STARTS = 73, 43
 """Seconds to vLLM's first token, without and with its compile cache, for 1.7 billion weights on an H200."""
 

@@ -44,7 +44,7 @@ def findings(image: str) -> Iterator[Finding]:
     )
     if runs.ok and exists and program:
         lock = _output(program, "exec", image, "cat", LOCK)
-        if lock is None:  # otherwise Apptainer may have them through AppArmor, or do without them through setuid
+        if lock is None:  # if it runs, Apptainer has namespaces (perhaps by AppArmor) or setuid
             yield namespaces()
         yield from cuda(lock, driver())
 

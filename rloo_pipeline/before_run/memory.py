@@ -166,7 +166,7 @@ class RunMemory(NamedTuple):
             forward["teacher's tokens"] = self._likeliest(batch)
         freed = 0.0 if batch.several else total(forward)
         scratch = SCRATCH[config.update.optimizer][self.device] * _largest_parameter(config.update, self.shape)
-        if on_gpu and offload.on_disk:  # DeepSpeed's gradients pass through it in float32
+        if on_gpu and offload.on_disk:  # DeepSpeed's gradients pass through scratch memory in float32
             scratch += learned * 4 * self._share
         if first:
             optimizer = max(0.0, gradients + optimizer + scratch - freed)

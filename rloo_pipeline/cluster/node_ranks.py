@@ -70,7 +70,7 @@ class NodeRanks(kept_ranks.KeptRanks):
         """Ends the ranks and waits for them to exit."""
         assert self._srun.stdin
         self._srun.stdin.close()
-        self._srun.terminate()  # srun forwards the signal, which ends busy ranks
+        self._srun.terminate()  # srun forwards the signal to ranks, which may be busy
         try:
             self._srun.wait(kept_ranks.KILL_SECONDS)
         except subprocess.TimeoutExpired:

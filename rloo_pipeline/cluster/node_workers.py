@@ -161,7 +161,7 @@ def _start_workers(plan: JSON) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)  # fails if the folder exists, since it could be another user's
     scratch.claim(folder)
-    if (store := os.environ.get(scratch.EXCHANGE)) and not Path(store).exists():  # the controller starts its own
+    if (store := os.environ.get(scratch.EXCHANGE)) and not Path(store).exists():  # the controller has made its own
         Path(store).mkdir(mode=0o700)
         scratch.claim(Path(store))
     cores = int(os.environ.get("SLURM_CPUS_PER_TASK", os.cpu_count() or 1))

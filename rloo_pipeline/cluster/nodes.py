@@ -119,7 +119,7 @@ def take_rank() -> None:
     """Sets RANK, WORLD_SIZE and LOCAL_RANK in a process that `launch` started; does nothing in others."""
     if RENDEZVOUS not in os.environ or "RANK" in os.environ:
         return
-    # not by submitit, which reads the variables of the job; that may have more nodes than this step
+    # submitit reads the variables of the job, which may have more nodes than this step, so they get those of the step
     for job, step in (("JOB_NUM_NODES", "NUM_NODES"), ("JOB_NODELIST", "NODELIST"), ("NTASKS", "NUM_TASKS")):
         if f"SLURM_STEP_{step}" in os.environ:
             os.environ[f"SLURM_{job}"] = os.environ[f"SLURM_STEP_{step}"]

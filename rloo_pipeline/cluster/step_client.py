@@ -69,7 +69,7 @@ def inner(command: str, image: str | None) -> str | None:
         return command
     try:
         words = shlex.split(command)
-    except ValueError:  # such as a user's rule that runs without the image
+    except ValueError:  # an apostrophe in a comment of a user's own rule, which runs without the image
         return None
     return words[-1] if words[-2:-1] == ["-c"] and image in words else None
 

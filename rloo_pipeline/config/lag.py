@@ -26,7 +26,7 @@ OF_TOKENS: JSON = {"correction": "token_mis", "min": 0.5, "max": 5.0}
 OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
 """The weight of the whole completion, truncated at 2 as in Yao et al. 2025 and TRL. It drops no completion."""
 OF_QUANTIZED_TOKENS: JSON = {"correction": "token_tis", "max": 2.0}
-"""The same per token, as Yao et al. 2025 weight FP8 rollouts."""
+"""The weight of each token, truncated at 2, as Yao et al. 2025 use for FP8 rollouts."""
 
 
 def fill(values: Any) -> Any:

@@ -81,8 +81,8 @@ class Config(RunKeys):
 
     @property
     def sampler_format(self) -> str:
-        """Number format of the engine that samples rollouts. It bounds how far its log-probs may be from the
-        trainer's.
+        """Number format of the engine that samples rollouts. How far its log-probs may be from the trainer's depends on
+        it.
         """
         return self.model.dtype if self.rollout.quantization is None else FP8
 
@@ -236,7 +236,8 @@ class Config(RunKeys):
         for section in ("dataset", "algorithm", "reward_model"):
             if not params.get(section, True):
                 del params[section]
-        if stage == "warmstart":  # only SFT trains; the others keep the parameters that finished runs recorded
+        # without SFT, deepspeed has no effect; with it, defaults are left out, as in finished runs
+        if stage == "warmstart":
             defaults = Deepspeed().model_dump(mode="json")
             changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}
             params |= {"deepspeed": changed} if changed and self.warmstart.sft else {}

@@ -76,7 +76,7 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     now = time.time() if now is None else now
     past, config = len(run.rounds), run.config
     before, after = _shown(jobs_before_rounds(config)), _shown(jobs_after_rounds(config))
-    if not (run.folder / "selection.json").exists():  # the page of an experiment is in the experiment's folder
+    if not (run.folder / "selection.json").exists():  # an experiment has its selection in its own folder
         after = [job for job in after if job.stage not in BY_SEED]
     in_round = Counter(job.stage for job in _shown(jobs_of_round(config, 1)))
     once = Counter(job.stage for job in [*before, *after])

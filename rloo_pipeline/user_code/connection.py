@@ -55,9 +55,7 @@ class Connection(UserCodeProcess):
         self._began, self._timeout = 0.0, math.inf
 
     def send(self, kind: str, request: Any, timeout: float) -> None:
-        """Sends a request. Its deadline is `timeout` seconds from now, and is extended by as much with each tool's
-        answer.
-        """
+        """Sends a request. Its deadline is `timeout` seconds from now, and from each tool's answer."""
         self.request, self._done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
         self._began, self._timeout = time.monotonic(), timeout

@@ -35,7 +35,7 @@ from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
 SCHEMAS = -1
-"""Number that stands for an episode in requests to the process that makes schemas."""
+"""Number used in place of an episode's for the process that makes schemas."""
 
 
 class OpenEpisode:
@@ -177,7 +177,7 @@ class EnvironmentPool:
             self._open[number].send(kind, request, self.timeout)
         elif episode.lost is None and kind == "call":
             self._queue.append((number, kind, request))
-        else:  # the process is already gone
+        else:  # there is no process to ask
             texts = (error_text(f"the environment has ended: {episode.lost}"),) * len(getattr(request, "calls", ()))
             self._answers.append(Answer(number, kind, texts, (True,) * len(texts), lost=episode.lost))
             if kind == "finish":
