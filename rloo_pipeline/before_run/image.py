@@ -113,7 +113,7 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
 
 
 def driver() -> tuple[int, int] | None:
-    """The highest CUDA version that the node's driver reports to support."""
+    """The highest CUDA version that the node's driver supports, as it reports itself."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -118,7 +118,7 @@ def check_model(config: Config, model: Policy) -> None:
 
 
 def check_sampler(config: Config, model: Policy) -> None:
-    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs."""
+    """Checks that vLLM can split the model over `vllm.tensor_parallel_size` GPUs; raises UserError if not."""
     parts = config.vllm.tensor_parallel_size
     heads = int(model.text_config.get("num_attention_heads") or parts)
     model_support.check_heads(heads, parts, model.config_file, "GPUs of vllm.tensor_parallel_size")

@@ -74,7 +74,7 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
 
 
 def functions(inputs: RunInputs) -> Iterator[Finding]:
-    """Checks that the functions which the configuration names exist, by the text of their files."""
+    """Checks by the text of their files that the functions named in the configuration exist."""
     sections = {section for stage in STAGES.values() for section in stage.decides}
     for name in provenance.functions(inputs.config, sections - {"rewards", "model"}):  # these two are called instead
         with problems_of("function") as problems:

@@ -304,7 +304,7 @@ class Algorithm(Section):
 
     @property
     def values_tokens(self) -> bool:
-        """True if each token has an advantage of its own."""
+        """True if each token has its own advantage."""
         return self.kl.placement == "token_reward" or self.values_by_teacher
 
     @property

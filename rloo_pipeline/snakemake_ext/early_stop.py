@@ -99,7 +99,7 @@ def prepare_interrupt(call: SnakemakeCall) -> None:
 
 def only_first_interrupt() -> None:
     """Makes only the first SIGINT raise KeyboardInterrupt, since a second one, while Snakemake ends its jobs, would
-    break its event loop with a traceback. Leaves other people's handlers alone.
+    break its event loop with a traceback. Leaves handlers that others have installed alone.
 
     Having our own handler also keeps asyncio from installing one that cancels a task instead.
     """
