@@ -22,8 +22,8 @@ from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 ASSUMED = (
     f"every completion at its maximum length; training at {speeds.TRAINING.typical:.0%} of the card's peak "
     f"({speeds.TRAINING.slow:.0%} to {speeds.TRAINING.fast:.0%}), decoding at {speeds.DECODING.typical:.0%} of its "
-    f"bandwidth ({speeds.DECODING.slow:.0%} to {speeds.DECODING.fast:.0%}), as measured on one {speeds.CARD}; N GPUs N "
-    "times as fast, which was not measured, nor was offload"
+    f"bandwidth ({speeds.DECODING.slow:.0%} to {speeds.DECODING.fast:.0%}), as measured on one {speeds.CARD}; N GPUs "
+    "are N times as fast (not measured, and neither was offload)"
 )
 TABLE_BYTES = 30.0
 """Compressed bytes per token in the tables of a round: ids, log-probs and text."""

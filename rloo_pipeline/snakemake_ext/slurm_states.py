@@ -111,7 +111,7 @@ def _never_starts(reason: str) -> str:
     """Why a job with this reason would wait forever; empty if it would not."""
     if BEYOND_LIMITS.fullmatch(reason):
         remedy = "set runtime, mem_mb and gres of its rule under set-resources in the profile, and continue"
-        return f"asks for what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
+        return f"requests what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
     if NOT_ALLOWED.fullmatch(reason):
         remedy = "set slurm_account or slurm_qos under default-resources in the profile, and continue"
         return f"may not use its account or QOS ({reason}), so it was cancelled; {remedy}"
