@@ -18,18 +18,30 @@ from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
+def take_all(call: SnakemakeCall) -> None:
+    """With `--touch`, makes Snakemake also record how files whose times are in order were made, and keep temporary
+    policies, since it counts the jobs that still need them as done.
+    """
+    if _touches(call):
+        call.workflow.dag.forcerules.update(call.workflow.dag.rules)
+        call.workflow.storage_settings.notemp = True
+
+
 def check(call: SnakemakeCall) -> None:
     """With `--touch`, checks all files of the runs.
 
     Raises:
         UserError: a file is damaged or belongs to another run, or a run was made with a different configuration.
     """
-    touches = call.workflow.executor_plugin.name == "touch"
-    for run, config in call.runs.by_folder.items() if touches else ():
+    for run, config in call.runs.by_folder.items() if _touches(call) else ():
         folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
             check_files(folder, config)
+
+
+def _touches(call: SnakemakeCall) -> bool:
+    return bool(call.workflow.executor_plugin.name == "touch")
 
 
 def _check_config(folder: Path, config: Config) -> None:

@@ -187,9 +187,9 @@ ROWS = (
         "checks",
         "warmstart/checks.json",
         policy="first",
-        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks")
+        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks", "correct")
         | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
-        reads=("correct", "deepspeed"),
+        reads=("deepspeed",),
         worker="logprobs",
         box=(3, 215),
         after=("probe",),
