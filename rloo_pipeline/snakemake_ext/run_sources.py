@@ -1,7 +1,7 @@
-"""Inputs of stage-assets: local files, and repositories of the Hub, pinned by their commits.
+"""Finds the inputs of stage-assets: local files, and Hub repositories pinned by commit.
 
-Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
-merely newer. Where another file of a model is, `replaced` says so, and where another file has an older time.
+Its rule watches local files, but only config.json of a model, since Snakemake would rerun everything if a large file
+were merely newer. `replaced` reports other files of a model that were replaced, and files replaced by older ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def local_files(config: Config) -> list[Path]:
-    """Local files of the datasets, and the model's config.json: when one of them changes, everything made from it runs
+    """Local files of the datasets, and the model's config.json. When one of them changes, everything made from it runs
     again.
     """
     files = []
@@ -37,19 +37,19 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
+    """Files in a folder that `datasets.load_dataset` may read: all that are neither hidden nor in a hidden folder."""
     files = sorted(folder.rglob("*"))
     return [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
 
 
 def replaced(folder: Path) -> str | None:
-    """A sentence if a local file was replaced since `folder` was written, the assets of a run, and nothing will run
-    again for it. For a newer data file everything runs again.
+    """The error message if a local file was replaced after `folder`, the assets of a run, was written, but nothing
+    would run again for it. (A newer data file makes everything run again.)
     """
     try:
         written = (folder / ASSETS).stat().st_mtime
         sources = _local_sources(folder)
-    except (OSError, ValueError, KeyError):  # what reads them says it
+    except (OSError, ValueError, KeyError):  # the code that reads them will complain
         return None
     if file := next(_replaced(sources, written), None):
         return (
@@ -60,8 +60,8 @@ def replaced(folder: Path) -> str | None:
 
 
 def _replaced(sources: dict[str, Any], written: float) -> Iterator[Path]:
-    """Files that are not those of the entries. Another one may have an older time, by `mv`, `cp -p` or `rsync -a`, and
-    the same size: only then are contents compared, of at most a GiB in all.
+    """Yields files that differ from their entries. A replacement can have an older time (by `mv`, `cp -p` or `rsync
+    -a`) and the same size. Only then are contents compared, up to a GiB in total.
     """
     moved = []
     for name, source in sources.items():
@@ -85,8 +85,8 @@ def _replaced(sources: dict[str, Any], written: float) -> Iterator[Path]:
 
 
 def lost(config: Config, folder: Path) -> str | None:
-    """A sentence if a model or dataset that was a local folder when `folder` was written, the assets of a run, is not
-    there. Snakemake would take it for one of the Hub, and make everything again.
+    """The error message if a model or dataset is missing that was a local folder when `folder`, the assets of a run,
+    was written. Snakemake would mistake its name for a Hub id, and make everything again.
     """
     try:
         recorded = {source["path"] for source in _local_sources(folder).values()}
@@ -105,19 +105,21 @@ def lost(config: Config, folder: Path) -> str | None:
 
 
 def _local_sources(folder: Path) -> dict[str, Any]:
-    """The entries of assets.json about files that are neither the run's own nor from the Hub."""
+    """The entries in assets.json for files that are neither the run's own nor from the Hub."""
     assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     entries = {name: entry for name, entry in assets.items() if isinstance(entry, dict)}
     return {name: entry for name, entry in entries.items() if entry["revision"] is None and entry["files"]}
 
 
 def are_pinned(config: Config) -> bool:
-    """True if the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
+    """True if the run fetches the same from the Hub at any time, because it names the commit of everything that it
+    fetches.
+    """
     return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
 
 
 def _revisions(config: Config) -> Iterator[str | None]:
-    """Revisions of all that is fetched from the Hub, as configured."""
+    """Configured revisions of everything that is fetched from the Hub."""
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision
