@@ -60,7 +60,8 @@ class RoundTables(NamedTuple):
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
-    """Files of one table of a round that are there: those of the shards in order, then that of the refill.
+    """Files of one table of a round that are there: those of the shards in order, then that of the refill. If the round
+    was trained on, all of them: the one who reads them must find that one is missing.
 
     Args:
         folder: results/<run>/rounds/<round>.
@@ -69,7 +70,8 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     """
     shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
     refill = [folder / REFILL / f"{kind}.parquet"] if settings.refill else []
-    return [file for file in (*shards, *refill) if file.exists()]
+    files = [file for file in (*shards, *refill) if file.exists()]
+    return [*shards, *refill] if files and (folder / "metrics.json").exists() else files
 
 
 def scores_beside(rollouts: Path) -> Path:

@@ -41,8 +41,9 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
         if policy.is_adapter:
             _merge(policy, config.model.dtype, target)
         else:
-            shutil.copytree(folder, target, dirs_exist_ok=True)
-        (target / manifest.MANIFEST).unlink(missing_ok=True)  # it is of the run
+            for name in manifest.file_names(folder):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, target / name)  # without its mode, which may forbid writing
     say(f"{folder} is in {output}")
 
 

@@ -17,18 +17,30 @@ from rloo_pipeline.judging import run_files
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
+def take_all(call: SnakemakeCall) -> None:
+    """With `--touch`, has Snakemake also record how those files were made whose times are in order, and keep temporary
+    policies: it takes the jobs that still need them for done.
+    """
+    if _touches(call):
+        call.workflow.dag.forcerules.update(call.workflow.dag.rules)
+        call.workflow.storage_settings.notemp = True
+
+
 def check(call: SnakemakeCall) -> None:
     """With `--touch`, checks all files of the runs.
 
     Raises:
         UserError: a file is damaged or of another run, or the configuration is not the one that a run was made with.
     """
-    touches = call.workflow.executor_plugin.name == "touch"
-    for run, config in call.runs.by_folder.items() if touches else ():
+    for run, config in call.runs.by_folder.items() if _touches(call) else ():
         folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
             check_files(folder, config)
+
+
+def _touches(call: SnakemakeCall) -> bool:
+    return bool(call.workflow.executor_plugin.name == "touch")
 
 
 def _check_config(folder: Path, config: Config) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from snakemake.logging import logger
 
 from rloo_pipeline.before_run import inputs, slurm_checks
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import early_stop
+from rloo_pipeline.snakemake_ext import early_stop, run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 from rloo_pipeline.trackers import trackers
 
@@ -31,15 +32,32 @@ def require_packages(call: SnakemakeCall) -> None:
 
 
 def require_inputs(call: SnakemakeCall) -> None:
-    """Checks the inputs of each run; identical inputs are checked once."""
+    """Checks the inputs of each run; identical inputs are checked once.
+
+    Raises:
+        UserError: an input is missing, or cannot be used as configured.
+    """
+    for run, config in call.runs.by_folder.items():
+        if lost := run_sources.lost(config, call.run_folder(run) / "assets"):
+            raise UserError(lost)
     alike = {config.arm_json: config for config in call.runs.configs.values()}
     for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
         logger.warning(note)
 
 
 def warn_in_dry_run(call: SnakemakeCall) -> None:
-    """Prints in a dry run the errors that a run would end with."""
+    """Prints in a dry run the errors that a run would end with.
+
+    Raises:
+        UserError: an input is missing, or Snakemake cannot write its records.
+    """
     if call.dry_run:
+        records = Path(".snakemake")
+        if not os.access(records if records.exists() else ".", os.W_OK):
+            raise UserError(
+                f"{records.absolute()}: this user cannot write there, which Snakemake does even in a dry run; `rloo "
+                "watch` shows a run and only reads it"
+            )
         require_inputs(call)
         for warning in (*early_stop.longer_runs(call), call.functions.notice()):
             if warning:

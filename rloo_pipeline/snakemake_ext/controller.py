@@ -68,6 +68,7 @@ BEFORE_RUNNING: Steps = (
     run_folders.freeze,
     run_folders.write_configs,
     run_folders.mark_unfinished,
+    run_folders.remove_lost_shards,
     early_stop.forget_earlier,
     node_exchange.refuse_jobs,
     steps.use_this_machine,

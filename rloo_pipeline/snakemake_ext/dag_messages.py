@@ -9,7 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from rloo_pipeline.runtime.progress import announcing
-from rloo_pipeline.snakemake_ext import lost_metadata
+from rloo_pipeline.snakemake_ext import adoption, lost_metadata
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -33,6 +33,7 @@ def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
     if message.startswith("Building DAG"):
         call.workflow.dag_settings.force_incomplete = True
         lost_metadata.ignore_damaged_records(call.workflow.persistence)
+        adoption.take_all(call)
         call.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
     if "Directory cannot be locked" in message and call.owner:
         record.msg = f"Error: {call.owner}"

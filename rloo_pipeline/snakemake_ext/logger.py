@@ -39,10 +39,12 @@ NOISE = re.compile(
 ENDS = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully")
 """Errors that say only that some job failed, which the last lines say better."""
 ERROR = re.compile(
-    r'WorkflowError in file "[^"]*", line \d+:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
+    r'WorkflowError(?: in file "[^"]*", line \d+)?:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
     re.DOTALL,
 )
-RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/__init__\.py"')
+RAISES = re.compile(
+    r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/(?:__init__|dag_messages)\.py"'
+)
 """Files that turn a UserError into an error of Snakemake; their names would not help the user."""
 
 
