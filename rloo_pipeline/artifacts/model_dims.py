@@ -58,6 +58,8 @@ class ModelDims(NamedTuple):
     """Number of parameters in the vision encoder and its projector."""
     query_heads: int = 1
     """Number of query heads, which limits `deepspeed.sequence_parallel` and `vllm.tensor_parallel_size`."""
+    holds_scores: bool = False
+    """True if training holds the attention weights of whole sequences, since no kernel has soft caps or sinks."""
 
     def in_sampler(self, dtype: str, quantized: bool) -> int:
         """Bytes of the weights in vLLM. Quantized ones take a byte; embeddings, head and vision encoder are not."""
@@ -126,6 +128,7 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
             parameters=0,
             source=str(folder),
             query_heads=heads,
+            holds_scores=bool(text.get("attn_logit_softcapping")) or text.get("model_type") == "gpt_oss",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'config.json'}: does not give the sizes of a transformer ({error})") from error

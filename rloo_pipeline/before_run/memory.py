@@ -28,7 +28,9 @@ SAMPLER = 800 * MB
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Number of values per token that a layer keeps for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
-"""The part of these that stays in float32 in a 16-bit model: that of the norms."""
+"""The part of these that stays in float32 in a 16-bit model: norms."""
+SCORES = 8.0
+"""Bytes that a layer keeps for each attention weight, if training holds them."""
 LIVE = 1e9
 """Maximum number of offloaded weights that DeepSpeed holds on a GPU (its `stage3_max_live_parameters`)."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
@@ -216,7 +218,7 @@ class RunMemory(NamedTuple):
             "weights": self.shape.parameters
             * self._size
             * (self._share if self.config.deepspeed.splits_weights else 1),
-            "activations": batch.tokens * self._layer_bytes(),
+            "activations": self._layer(batch),
             "logits": self.logits(batch),
         }
 
@@ -225,16 +227,24 @@ class RunMemory(NamedTuple):
         layer.
         """
         if not self.config.deepspeed.recomputes:
-            return batch.tokens * self.shape.layers * self._layer_bytes()
+            return self.shape.layers * self._layer(batch)
         offloads = self.device == "cuda" and self.config.deepspeed.gradient_checkpointing == "offload"
-        return batch.tokens * self._layer_bytes() + (0 if offloads else self._layer_inputs(batch))
+        return self._layer(batch) + (0 if offloads else self._layer_inputs(batch))
 
     def _layer_inputs(self, batch: MicroBatch) -> float:
         """Bytes of the inputs of all layers."""
         return float(batch.tokens * self.shape.layers * self.shape.hidden * self._size)
 
+    def _layer(self, batch: MicroBatch) -> float:
+        """Activations of one layer, with the attention weights of whole sequences if it holds them."""
+        kept = batch.tokens * self._layer_bytes()
+        if not self.shape.holds_scores:
+            return kept
+        sequences = batch.completion_tokens / self.config.rollout.max_completion_length
+        return kept + SCORES * sequences * self.config.longest_sequence**2 * self.shape.query_heads
+
     def _layer_bytes(self) -> float:
-        """Bytes per token that a layer keeps."""
+        """Bytes per token that a layer keeps, but for attention weights."""
         widths = self.shape._asdict()
         all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * self._size
         return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - self._size)

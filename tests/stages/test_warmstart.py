@@ -67,7 +67,7 @@ def discarded(words: list[str]) -> list[bool]:
 
     load, loaded, gone = forward_only.load_configured, list[TokenLogProbs](), list[TokenLogProbs]()
     forward_only.load_configured = lambda *arguments: loaded.append(load(*arguments)) or loaded[-1]
-    TokenLogProbs.discard = gone.append
+    TokenLogProbs.discard = lambda logprobs: gone.append(logprobs)
     with contextlib.suppress(SystemExit):
         main(words)
     return [any(one is other for other in gone) for one in loaded]
