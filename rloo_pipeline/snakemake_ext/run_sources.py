@@ -1,7 +1,8 @@
 """Inputs of stage-assets: local files, and repositories of the Hub, pinned by their commits.
 
 Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
-merely newer. Where another file of a model is, `replaced` says so, and where another file has an older time.
+merely newer. Where another file of a model is, `replaced` says so, and where another file has an older time. A data
+file that is newer and has the same content is no reason either (`unchanged`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
@@ -45,43 +45,71 @@ def _files_in(folder: Path) -> list[Path]:
 def replaced(folder: Path) -> str | None:
     """A sentence if a local file was replaced since `folder` was written, the assets of a run, and nothing will run
     again for it. For a newer data file everything runs again.
-    """
-    try:
-        written = (folder / ASSETS).stat().st_mtime
-        sources = _local_sources(folder)
-    except (OSError, ValueError, KeyError):  # what reads them says it
-        return None
-    if file := next(_replaced(sources, written), None):
-        return (
-            f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to begin "
-            "again with the new one, give the run another name, or put the old one back with its old time"
-        )
-    return None
 
-
-def _replaced(sources: dict[str, Any], written: float) -> Iterator[Path]:
-    """Files that are not those of the entries. Another one may have an older time, by `mv`, `cp -p` or `rsync -a`, and
-    the same size: only then are contents compared, of at most a GiB in all.
+    Another file may have an older time, by `mv`, `cp -p` or `rsync -a`, and the same size.
     """
     moved = []
-    for name, source in sources.items():
-        top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
-        for inner, entry in source["files"].items():
-            file = (top.parent if top.is_file() else top) / inner
-            if not file.exists():
-                continue
-            status = file.stat()
-            if status.st_mtime > written:
-                yield from [file] if is_model else []
-            elif status.st_size != entry["bytes"]:
-                yield file
-            elif status.st_ctime > written:
-                moved.append((status.st_size, file, entry[manifest.DIGEST]))
-    sizes = accumulate(size for size, *_ in sorted(moved))
+    for source in _sources(folder):
+        if source.is_newer:
+            if source.is_model:
+                return _replaced(source.file, folder)
+        elif source.file.stat().st_size != source.bytes:
+            return _replaced(source.file, folder)
+        elif source.file.stat().st_ctime > source.written:
+            moved.append(source)
+    other = next((source.file for source, same in _compared(moved) if not same), None)
+    return _replaced(other, folder) if other else None
+
+
+def _replaced(file: Path, folder: Path) -> str:
+    return (
+        f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to begin "
+        "again with the new one, give the run another name, or put the old one back with its old time"
+    )
+
+
+def unchanged(folder: Path) -> set[Path]:
+    """Data files that are newer than `folder`, the assets of a run, with the same content, as after `git checkout`."""
+    newer = [source for source in _sources(folder) if source.is_newer and not source.is_model]
+    return {source.file for source, same in _compared(newer) if same}
+
+
+class _Source(NamedTuple):
+    """A local file that a run began with, and that is there."""
+
+    file: Path
+    is_model: bool
+    bytes: int
+    digest: str
+    written: float
+    """When the assets were written."""
+
+    @property
+    def is_newer(self) -> bool:
+        return self.file.stat().st_mtime > self.written
+
+
+def _sources(folder: Path) -> Iterator[_Source]:
+    """The local files in `folder`, the assets of a run; none where these cannot be read, as what reads them says."""
+    with suppress(OSError, ValueError, KeyError):
+        written = (folder / ASSETS).stat().st_mtime
+        for name, source in _local_sources(folder).items():
+            top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
+            for inner, entry in source["files"].items():
+                file = (top.parent if top.is_file() else top) / inner
+                if file.exists():
+                    yield _Source(file, is_model, entry["bytes"], entry[manifest.DIGEST], written)
+
+
+def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:
+    """Files of at most a GiB in all, the smallest first, and whether each has the content that it had."""
     with suppress(ImportError):  # a controller without blake3
-        for total, (_, file, digest) in zip(sizes, sorted(moved), strict=True):
-            if total <= manifest.LARGE and manifest.digest(file) != digest:
-                yield file
+        total = 0
+        for source in sorted(sources, key=lambda source: source.bytes):
+            if (total := total + source.bytes) > manifest.LARGE:
+                return
+            same_size = source.file.stat().st_size == source.bytes
+            yield source, same_size and manifest.digest(source.file) == source.digest
 
 
 def lost(config: Config, folder: Path) -> str | None:
