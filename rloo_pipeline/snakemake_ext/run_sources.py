@@ -2,7 +2,7 @@
 
 Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
 merely newer. Where another file of a model is, `replaced` says so, and where another file has an older time. A data
-file that is newer and has the same content is no reason either (`unchanged`).
+file that is newer and has the same content runs nothing again either (`unchanged`).
 """
 
 from __future__ import annotations
