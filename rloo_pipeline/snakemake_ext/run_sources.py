@@ -93,7 +93,7 @@ def _sources(folder: Path) -> Iterator[_Source]:
     """The local files in `folder`, the assets of a run; none where these cannot be read, as what reads them says."""
     with suppress(OSError, ValueError, KeyError):
         written = (folder / ASSETS).stat().st_mtime
-        for name, source in _local_sources(folder).items():
+        for name, source in recorded(folder).items():
             top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
             for inner, entry in source["files"].items():
                 file = (top.parent if top.is_file() else top) / inner
@@ -117,7 +117,7 @@ def lost(config: Config, folder: Path) -> str | None:
     there. Snakemake would take it for one of the Hub, and make everything again.
     """
     try:
-        recorded = {source["path"] for source in _local_sources(folder).values()}
+        paths = {source["path"] for source in recorded(folder).values()}
     except (OSError, ValueError, KeyError):
         return None
     models = (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
@@ -127,12 +127,12 @@ def lost(config: Config, folder: Path) -> str | None:
         if (name := source.name)
     )
     for path in (*models, *data):
-        if str(path) in recorded and not path.exists():
+        if str(path) in paths and not path.exists():
             return f"{path} is missing, and the run began with this folder; put it back, or give the run another name"
     return None
 
 
-def _local_sources(folder: Path) -> dict[str, Any]:
+def recorded(folder: Path) -> dict[str, Any]:
     """The entries of assets.json about files that are neither the run's own nor from the Hub."""
     assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     entries = {name: entry for name, entry in assets.items() if isinstance(entry, dict)}
