@@ -19,6 +19,7 @@ class Fork:
 
     def __init__(self, address: str, command: Sequence[Any], own_session: bool = False) -> None:
         """Args: socket of the server, what `_become` takes, and whether the command has a session of its own."""
+        self._code: int | None = None
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
         self._connection.sendall(json.dumps([own_session, list(command)]).encode() + b"\n")
@@ -35,16 +36,25 @@ class Fork:
         Raises:
             EOFError: the server has ended.
         """
-        with self._connection, self._connection.makefile() as lines:
-            if answer := lines.readline():
-                return int(answer)
-        raise EOFError("the process that forks has ended")
+        if self._code is None:
+            with self._connection, self._connection.makefile() as lines:
+                if not (answer := lines.readline()):
+                    raise EOFError("the process that forks has ended")
+            self._code = int(answer)
+        return self._code
 
     def poll(self) -> int | None:
         """The exit status, or None while the command runs."""
+        if self._code is not None:
+            return self._code
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             return self.wait() if selector.select(0) else None
+
+    def kill(self) -> None:
+        """Has the server kill the command, unless it has a session of its own."""
+        if self._code is None:
+            self._connection.shutdown(socket.SHUT_WR)
 
 
 PORTS = range(15_000, 32_000)

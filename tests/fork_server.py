@@ -212,6 +212,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    Path("/proc/self/comm").write_text(" ".join(arguments))  # for `forks.words_of`
     own = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:0] = own
     sys.argv[:] = [module, *arguments]

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import fork_server
 import own_pytest
+import psutil
 from filelock import FileLock
 from fork_client import Fork, rank_variables
 
@@ -85,11 +86,8 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
     """Runs commands at the same time."""
     with contextlib.ExitStack() as files:
         outputs = [[files.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
-        request = [
-            [str(module), list(arguments), dict(environment), str(folder or Path.cwd())]
-            + [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in texts]
-            for (module, arguments, environment, folder), texts in zip(commands, outputs, strict=True)
-        ]
+        files_of = [[f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in texts] for texts in outputs]
+        request = _requests(commands, files_of)
         codes = _forked(request) if use_forks else _started_anew(request)
         texts = [
             [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in files_of_command]
@@ -98,6 +96,40 @@ def run_together(commands: Sequence[Command]) -> list[subprocess.CompletedProces
     return [
         subprocess.CompletedProcess(*result) for result in zip(commands, codes, *zip(*texts, strict=True), strict=True)
     ]
+
+
+def _requests(commands: Sequence[Command], files: Sequence[Sequence[str]]) -> list[list[Any]]:
+    """Commands with the files of their output, as `fork_server` takes them."""
+    return [
+        [str(module), list(arguments), dict(environment), str(folder or Path.cwd()), *texts]
+        for (module, arguments, environment, folder), texts in zip(commands, files, strict=True)
+    ]
+
+
+def start(command: Command, output: Path) -> "Fork | subprocess.Popen[bytes]":
+    """Starts a command that writes to a file. It can be polled, waited for and killed."""
+    output.touch()
+    [request] = _requests([command], [[str(output)] * 2])
+    if not use_forks:
+        return _new_process(request)
+    _started()
+    return Fork(_address, request)
+
+
+def address() -> str:
+    """Socket of the process from which commands are forked, for a program of a test; empty without forks."""
+    if use_forks:
+        _started()
+    return _address if use_forks else ""
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """The command line of a process that may have ended; of a fork, the beginning of its arguments."""
+    try:
+        words = process.cmdline()
+        return process.name().split() if fork_server.__file__ in words else words
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _forked(request: list[list[Any]]) -> list[int]:
@@ -113,12 +145,9 @@ def _forked(request: list[list[Any]]) -> list[int]:
 
 def _started_anew(request: list[list[Any]]) -> list[int]:
     """Exit statuses of commands, each in a new process of the same interpreter."""
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        for command in request:
-            start = [sys.executable, fork_server.__file__, "become", str(os.getpid()), json.dumps(command)]
-            environment = {**command[2], "PYTHONPATH": str(ROOT)}
-            processes.append(subprocess.Popen(start, env=environment, stdin=subprocess.DEVNULL, start_new_session=True))
+        processes += map(_new_process, request)
         return [process.wait() for process in processes]
     except BaseException:
         for process in processes:
@@ -126,6 +155,12 @@ def _started_anew(request: list[list[Any]]) -> list[int]:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         raise
+
+
+def _new_process(command: list[Any]) -> subprocess.Popen[bytes]:
+    start = [sys.executable, fork_server.__file__, "become", str(os.getpid()), json.dumps(command)]
+    environment = {**command[2], "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(start, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def run_ranks(

@@ -316,6 +316,11 @@ class Project:
         options = [*([PLAIN] if plain else []), "--configfile", "config/test.yaml"]
         return forks.run("snakemake", [*options, *arguments], self.environment, self.folder)
 
+    def start(self, *arguments: str) -> "forks.Fork | subprocess.Popen[bytes]":
+        """Starts snakemake with the written configuration; its output goes to `log` in the folder."""
+        words = ["--configfile", "config/test.yaml", *arguments]
+        return forks.start(forks.Command("snakemake", words, self.environment, self.folder), self.folder / "log")
+
     def planned(self, *arguments: str, **changes) -> set[str]:
         """The files that a dry run would write, relative to the run's folder."""
         outcome = self.snakemake("--dry-run", *arguments, **changes)

@@ -64,18 +64,23 @@ def digest(file: bytes) -> str:
     return hashlib.sha256(file).hexdigest()
 
 
-def decode(file: bytes, location: str) -> Image:
-    """The pixels of an image file in RGB, turned as a camera noted it (EXIF); of an animation, its first frame.
+def decode(file: bytes | Image, location: str) -> Image:
+    """The pixels of an image file, or of an image of PIL, in RGB, turned as a camera noted it (EXIF); of an animation,
+    its first frame.
 
     Raises:
-        UserError: PIL cannot read it, or it has more pixels than PIL takes for harmless.
+        UserError: PIL cannot read it, it has no pixels or more than PIL takes for harmless, or pixels of over 8 bits,
+            which PIL would clip.
     """
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert("RGB")
+            image = ImageOps.exif_transpose(Image.open(io.BytesIO(file)) if isinstance(file, bytes) else file)
+            if image.mode.startswith(("I", "F")) or not min(image.size):
+                raise ValueError(f"mode {image.mode}, {image.width} by {image.height} pixels; convert it to 8-bit RGB")
+            return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 

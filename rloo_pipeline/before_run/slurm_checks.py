@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.config import Config, Rollout, Scoring
+from rloo_pipeline.config import Config, Scoring
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.stages.table import ROWS, StageRow
+from rloo_pipeline.workers import gpu_shares
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
 GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
@@ -138,55 +140,48 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
     of the profile.
     """
-    engine_gpus = _engine_gpus(config)
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
-    for rule, own in _rules(rules, config.scoring):
+    for rule, row, own in _rules(rules, config.scoring):
         for_rule = _resources(per_rule.get(rule))
         resources = default | own | for_rule
         minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
-        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule), attempts)
+        gpus = None if row is None else _engine_gpus(row, config)
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts)
     return by_rule
 
 
-def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
-    """For each rule, the key that gives its engine's GPUs per node, and their number."""
-    ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
-    training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
-    training += ["reward_model"] if config.reward_model is not None else []
-    if config.deepspeed.splits_passes:  # log-probs take the ranks of an update
-        training += ["checks", "distance", "prove_chosen"]
-        training += ["reference", "refill_reference"] if config.uses_reference else []
-        training += ["teacher"] if config.algorithm.teacher is not None else []
-    scoring = ["probe", "evaluate", "evaluate_chosen"]
-    scoring += ["refill"] if config.rollout.refill else []
-    scoring += ["difficulty"] if config.measures_difficulty else []
-    vllm = config.vllm
-    one_engine = ("vllm.tensor_parallel_size", vllm.tensor_parallel_size)
-    several = (f"{one_engine[0]} · vllm.data_parallel_size", vllm.gpus)
-    parallel = one_engine if vllm.data_parallel_size == 1 else several
-    # reward functions with `gpus` take turns with the engine
-    rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
-    engine = max(parallel, rewards, key=lambda pair: pair[1])
-    return {
-        **dict.fromkeys(training, ranks),
-        **dict.fromkeys(scoring, _with_environments(engine, config.rollout)),
-        "rollout": _with_environments(parallel, config.rollout),
-        "harness": one_engine,
-    }
+def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
+    """The key that gives the GPUs per node of a rule's engine, and their number.
+
+    None if a run has no job of the rule, or one GPU is enough for any configuration.
+    """
+    role, vllm, ranks = gpu_shares.role_of(row.stage), config.vllm, config.deepspeed
+    without_sft = row.stage == "warmstart" and not config.warmstart.sft
+    if without_sft or (row.when is not None and not row.when(config, 1)):
+        return None
+    if role == "trainer" or (role == "logprobs" and ranks.splits_passes):
+        return "deepspeed.processes", ranks.processes // ranks.nodes
+    if role != "sampler":
+        return None
+    key, count = "vllm.tensor_parallel_size", vllm.tensor_parallel_size
+    if row.stage == "harness":
+        return key, count
+    if vllm.data_parallel_size > 1:
+        key, count = f"{key} · vllm.data_parallel_size", vllm.gpus
+    of_rewards = max((reward.gpus for reward in config.rewards), default=0)
+    if "rewards" in (row.decides or ()) and of_rewards > count:  # they take turns with the engine
+        key, count = "rewards.gpus", of_rewards
+    beside = config.rollout.environment_gpus
+    return (f"{key} + rollout.environment_gpus", count + beside) if beside else (key, count)
 
 
-def _with_environments(engine: tuple[str, int], rollout: Rollout) -> tuple[str, int]:
-    key, count = engine
-    beside = rollout.environment_gpus
-    return (f"{key} + rollout.environment_gpus", count + beside) if beside else engine
-
-
-def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]]]:
-    """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
+def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, StageRow | None, dict[str, int]]]:
+    """Rules that are submitted as jobs, their rows, and their resources; a `use rule` inherits those of its base."""
+    rows = {row.rule: row for row in ROWS}
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
         text = file.read_text(encoding="utf-8")
@@ -198,7 +193,7 @@ def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]
             name = header[1] or header[3]
             resources[name] = own or resources.get(header[2] or "", {})
             if resources[name]:
-                yield name, resources[name]
+                yield name, rows.get(name, rows.get(header[2])), resources[name]
 
 
 def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -98,10 +98,11 @@ def _open_policies(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def _model_of(arguments: argparse.Namespace) -> Policy | None:
-    """The stage's policy, or the model that it makes one from; None if the stage has several or none."""
+    """The stage's policy, or the model that it makes one from; None if it has several or none, or a reward model."""
     if hasattr(arguments, "policy"):
         return arguments.policy  # type: ignore[no-any-return]
-    return Policy(assets.model_of(arguments.assets)) if hasattr(arguments, "assets") else None
+    makes_policy = hasattr(arguments, "assets") and not hasattr(arguments, "model")
+    return Policy(assets.model_of(arguments.assets)) if makes_policy else None
 
 
 def take_sampler(config: Config) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts.image_store import decode
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.prompting import check_embedded, guard, render
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,10 +48,8 @@ def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
         raise UserError(f"{location} holds {image!r:.60}; {VALID}")
     if not isinstance(image, Mapping):
-        from PIL import ImageOps
-
         buffer = io.BytesIO()
-        ImageOps.exif_transpose(image).convert("RGB").save(buffer, "PNG")  # Pillow does not store its EXIF
+        decode(image, location).save(buffer, "PNG")  # Pillow does not store its EXIF
         return buffer.getvalue()
     if image["bytes"] is not None:
         return bytes(image["bytes"])
@@ -145,5 +143,10 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     check_embedded(ids, processor.tokenizer, location)
     if not pixels:
         return ImagePrompt(ids, ids)
-    expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]
+    try:
+        expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]
+    except ValueError as error:  # such as an image that is too narrow for the model
+        raise UserError(
+            f"{location}: the model's processor refuses an image ({one_line(error)}); drop the row"
+        ) from error
     return ImagePrompt(list(expanded), ids)

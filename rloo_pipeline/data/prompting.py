@@ -106,6 +106,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt is a text, or a list of "
                 "messages with role and content"
             )
+        prompt = prompt if isinstance(prompt, str) else [*map(_with_text, prompt)]
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -128,19 +129,30 @@ def completion_messages(row: Row, column: str, location: str) -> list[dict[str, 
     """
     completion = row[column]
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    if isinstance(messages, list):
+        messages = [*map(_with_text, messages)]
     if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
             f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list "
-            "with one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
+            "with one assistant message, or an episode: messages of the assistant, each call of a tool "
+            "({function: {name, arguments}}) with its answer"
         )
     return messages
 
 
+def _with_text(message: Any) -> Any:
+    """A message whose text is empty if it has calls alone, as in TRL's data."""
+    silent = isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None
+    return message | {"content": ""} if silent else message
+
+
 def _is_turn(message: Any) -> bool:
     """True if a message is a text or calls of the assistant, or the answer of a tool."""
-    if not isinstance(message, dict):
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         return False
-    return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
+    functions = (isinstance(call, dict) and call.get("function") for call in message.get("tool_calls") or ())
+    named = all(isinstance(function, dict) and "name" in function for function in functions)
+    return message.get("role") in ("assistant", "tool") and named
 
 
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:

@@ -86,17 +86,15 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
     datasets.disable_progress_bars()
-    rows: list[Row]
     if path.is_file():
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train").to_list()
-        return rows
+        return _without_fill(datasets.load_dataset("parquet", data_files=str(path), split="train").to_list())
     builder = datasets.load_dataset_builder(str(path), name=source.config_name)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
         return _as_declared(_of_json(builder, source.split), declared)
     options = {"features": _texts(builder), "keep_default_na": False} if kind == "csv" else {}
-    rows = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
-    return _as_declared(rows, declared) if options else rows
+    rows: list[Row] = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
+    return _as_declared(rows, declared) if options else _without_fill(rows)
 
 
 def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
@@ -141,8 +139,26 @@ def _as_declared(rows: list[Row], features: Any) -> list[Row]:
 
     empty = {name: () if getattr(kind, "dtype", None) == "string" else ("",) for name, kind in features.items()}
     columns = {name: [None if row.get(name) in empty[name] else row.get(name) for row in rows] for name in features}
-    typed: list[Row] = datasets.Dataset.from_dict(columns).cast(features).to_list()
-    return typed
+    return _without_fill(datasets.Dataset.from_dict(columns).cast(features).to_list())
+
+
+def _without_fill(rows: list[Row]) -> list[Row]:
+    """Removes null keys from messages, as TRL does: Arrow gives each message, and each call of a tool, the keys of all
+    others, which a chat template would write as arguments.
+    """
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
+                row[name] = _without_nulls(value)
+    return rows
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def check_file(path: Path) -> None:

@@ -68,6 +68,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         folder=frame.folder_name(run, config.run),
         summary=summary,
         held_out=held_out,
+        ended_by_gate=files.ended_by_gate,
         reward_names=score_names(config.rewards),
         deciding=config.deciding_reward.column,
         evaluations=evaluations,

@@ -175,7 +175,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
             bool(correct[index, 0]),
             {name: row[tables.score_column(name)] for name in score_names(config.rewards)},
             row["finish_reason"],
-            len(row["completion_ids"]),
+            len(row["sampling_logps"]),
             row.get("advantage"),
         )
         for index, row in enumerate(rows.to_pylist())
@@ -191,18 +191,25 @@ def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
     return [
         ShownTurn(
             " ".join(filter(None, (message["role"], message.get("name")))),
-            _shortened("\n".join(filter(None, (message["content"], *_calls(message)))), most),
+            _shortened(_shown_text(message), most),
         )
         for message in messages
     ]
 
 
+def _shown_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, and its calls of tools."""
+    return "\n".join(filter(None, (content_text(message["content"]), *_calls(message))))
+
+
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
     """The calls of a message, as Python writes them."""
     for call in message.get("tool_calls") or ():
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        arguments_text = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-        yield f"→ {name}({', '.join(arguments_text)})"
+        function = call.get("function") or call  # templates read both forms in prompts
+        arguments = function.get("arguments") or {}
+        if not isinstance(arguments, str):
+            arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        yield f"→ {function['name']}({arguments})"
 
 
 def _shortened(text: str, most: int) -> str:
@@ -216,7 +223,7 @@ def _messages(row: Mapping[str, Any]) -> Messages:
     """The messages of a prompt as the page shows them, which share MAX_CHARACTERS."""
     messages = _whole_messages(row)
     most = MAX_CHARACTERS // max(1, len(messages))
-    return [message | {"content": _shortened(content_text(message["content"]), most)} for message in messages]
+    return [message | {"content": _shortened(_shown_text(message), most)} for message in messages]
 
 
 def _whole_messages(row: Mapping[str, Any]) -> Messages:

@@ -90,7 +90,10 @@ class Sampler:
     def _compiling(self, version: str) -> contextlib.AbstractContextManager[None]:
         """A block in which vLLM may fill its compile cache. vLLM writes some of these files in place."""
         settings = {key: value for key, value in self.settings.items() if key != "model"}
-        facts = json.dumps([version, devices.card(), settings, self.policy.config], sort_keys=True, default=str)
+        invariant = os.environ.get("VLLM_BATCH_INVARIANT")  # by which vLLM compiles other code
+        facts = json.dumps(
+            [version, devices.card(), invariant, settings, self.policy.config], sort_keys=True, default=str
+        )
         folder = Path(os.environ.get("VLLM_CACHE_ROOT", caches.cache_folder() / "vllm"))
         return caches.compiling(folder / "torch_compile_cache", hashlib.sha256(facts.encode()).hexdigest()[:16])
 

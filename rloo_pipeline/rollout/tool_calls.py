@@ -91,7 +91,7 @@ class CallReader:
         extracted = parser.extract_tool_calls(answer, request)
         try:
             calls = tuple((call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls)
-            json.dumps(calls, ensure_ascii=False).encode()  # a lone surrogate can be neither sent nor stored
+            json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()  # JSON has no NaN, UTF-8 no lone surrogate
         except (ValueError, RecursionError):
             return ToolCalls(text, (), True)
         if not calls:

@@ -14,11 +14,12 @@ What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
   job would run.
 - **SLURM's controller does not answer**, as while it is restarted. The plugin counts that as a failed job, which is
   submitted again at once, with the resources of its next attempt. Here the same job is submitted until it is taken.
+  SLURM may take a job and not say so ("Socket timed out"); such a job is cancelled before it is submitted again.
 - **Ctrl-C** cancels the jobs that the plugin knows, but not those that it is submitting at that moment.
 - **Nodes that failed** are not left out of later submissions: SLURM starts no job on a node that is down.
 
-Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs, cancel),
-run_array_jobs and _report_job_error_threadsafe.
+Overridden are the methods that the executor interface provides for it (run_jobs, run_job, check_active_jobs, cancel),
+run_array_jobs, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
@@ -64,6 +66,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         except UserError as error:
             raise WorkflowError(str(error)) from None
         self._states = JobStates()
+        self._submitting = Lock()
+        """Held while a job is submitted, so that without it all jobs that SLURM took and named are known."""
+        self._known: set[str] = set()
+        """Numbers of jobs and arrays that SLURM took and named."""
         self._last_end = time.monotonic()
         super().__init__(workflow, logger)  # starts the thread that asks for states
 
@@ -82,6 +88,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             else:
                 self._submit_job(group[0])
 
+    def run_job(self, job: Any) -> None:
+        """Submits one job, while no other thread submits any."""
+        with self._submitting:
+            super().run_job(job)
+
     def run_array_jobs(self, jobs: Sequence[Any]) -> None:
         """Submits jobs of one rule; those that ask for the same resources as one array."""
         alike: dict[str, list[Any]] = defaultdict(list)
@@ -99,17 +110,21 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self.run_job(jobs[0])
             return
         try:
-            submitted = submit_array(self, command, jobs)
+            with self._submitting:
+                for job_info in submit_array(self, command, jobs):
+                    self._report_job_submission_threadsafe(job_info)
         except Exception as error:  # this is a thread of its own, in which nobody else would see it
             if not self._submits_again(str(error), self._submit_array, command, jobs):
                 self._submission_failed(jobs, error)
-            return
-        for job_info in submitted:
-            self._report_job_submission_threadsafe(job_info)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"submission of {job.name} failed: {error}")
+
+    def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
+        """Reports a job that SLURM took, and remembers its number."""
+        self._known.add(str(job_info.external_jobid).partition("_")[0])
+        super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
         """Reports a job that could not be submitted. If SLURM's controller did not answer, submits it again instead."""
@@ -121,10 +136,28 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         if not NO_ANSWER.search(error):
             return False
         self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
-        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
-        with suppress(RuntimeError):  # the threads that submit have been told to end
-            self._job_submission_executor.submit(submit, *arguments)
+        self._later(self._submit_again, submit, *arguments)
         return True
+
+    def _later(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in a thread that submits jobs, after a while, unless these have been told to end."""
+        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
+        with suppress(RuntimeError):
+            self._job_submission_executor.submit(function, *arguments)
+
+    def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
+        """Submits what SLURM may have taken without saying so, after it has cancelled that."""
+        with self._submitting:
+            queue = subprocess.run(
+                ["squeue", "-h", f"--name={self.run_uuid}", "--format=%F"], capture_output=True, text=True, check=False
+            )
+            if unnamed := sorted({*queue.stdout.split()} - self._known):
+                self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
+                subprocess.run(["scancel", *unnamed], check=False)
+        if queue.returncode:
+            self._later(self._submit_again, submit, *arguments)
+        else:
+            submit(*arguments)
 
     def cancel(self) -> None:
         """Cancels the run's jobs, also those that a thread was submitting while the user interrupted it."""

@@ -122,6 +122,7 @@ def gather(
     if not (config.rollout.cut_by or config.rollout.masked_by):
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
     trained, held_out = _demonstration_logps(config, assets, prompts, policy, logprobs)
+    logprobs.discard()  # a worker would hold it on the GPU through the rounds
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),

@@ -11,7 +11,6 @@ stage `evaluate` cannot do this, since the trainer's model may not fit beside th
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.packing import Sequences
 
 
 def distance(
@@ -56,12 +54,12 @@ def distance(
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)
-    logps = _logps(config, policy, sequences, "policy")
+    temperature = settings.temperature or 1.0
+    logps = forward_only.logps_of_completions(config, policy, temperature, sequences, "policy")
     if checks is not None:
         sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
-    gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed(_logps(config, start, sequences, "policy 0"))
+    kl -= _summed(forward_only.logps_of_completions(config, start, temperature, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     summary = {
@@ -81,14 +79,6 @@ def distance(
     if config.rollout.masked_by:
         measure = f"log-ratio to policy 0 of completions under {config.rollout.masked_by}"
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
-
-
-def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
-    """log π of each token, by completion, under a policy."""
-    logprobs = forward_only.load_configured(
-        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
-    )
-    return forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
 
 
 def _summed(logps: list[list[float]]) -> NDArray[np.float64]:

@@ -38,10 +38,8 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     table = table.take(sorted(order[:MOST]))
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
-    logprobs = forward_only.load_configured(
-        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
-    )
-    logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
+    temperature = config.evaluation.temperature or 1.0
+    logps = forward_only.logps_of_completions(config, policy, temperature, sequences, "proof")
     checks = chosen.run / "warmstart" / "checks.json"
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:

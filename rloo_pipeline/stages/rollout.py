@@ -75,7 +75,7 @@ def rollout(
         held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
     tables.write(output, completions, completions.schema, "rollouts", **about)
-    tokens = sum(tables.lengths(completions["completion_ids"])) - begun
+    tokens = sum(tables.sampled_lengths(completions)) - begun
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
     say(
         f"round {round_} shard {shard}: {len(completions)} completions, {tokens} tokens, {speed}, "

@@ -65,6 +65,8 @@ class StageRow(NamedTuple):
     """Role of the warm worker that can run the stage: its engine is vLLM, a model for log-probs, a trainer, or none
     (`scorer`). `observer` is a separate role, so that no round waits for stages that only observe.
     """
+    engine: Literal["sampler", "trainer"] | None = None
+    """Role of the worker that has such an engine, if the stage starts one that no worker keeps."""
     next_policy_waits: bool = False
     """True if the next policy waits for this stage."""
     watched: bool = True
@@ -155,6 +157,7 @@ ROWS = (
         decides=_whole("reproducible", "seed", "model", "reward_model")
         | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
+        engine="trainer",
         box=(1, -15),
         after=("stage_assets",),
         identifies=True,
@@ -164,6 +167,7 @@ ROWS = (
         "policies/00000",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
+        engine="trainer",
         box=(2, 90),
         after=("prompts",),
         identifies=True,
@@ -391,6 +395,7 @@ ROWS = (
         when=lambda config, _: config.evaluation.harness is not None,
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
         reads=("vllm",),
+        engine="sampler",
         box=(7, 240),
         after=("update", "stage_harness"),
     ),

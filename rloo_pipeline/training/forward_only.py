@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Deepspeed
+from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.training import plain_model, policy_model, sequence_group
@@ -65,6 +66,21 @@ def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperatur
         split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, dtype, deepspeed.splits_weights)
     return TokenLogProbs(model, temperature, sequence_group.group_of(deepspeed.sequence_parallel))
+
+
+def logps_of_completions(
+    config: Config, policy: Policy, temperature: float, sequences: Sequences, label: str
+) -> list[list[float]]:
+    """Log-probs of completions under a policy that is loaded for them alone, so that it leaves a worker's GPU again.
+
+    The arguments are those of `load_configured` and `score`, with the sections `model` and `deepspeed` of `config`.
+    """
+    logprobs = load_configured(policy, config.model.dtype, config.deepspeed, temperature)
+    logps = score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
+    logprobs.discard()
+    del logprobs
+    gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
+    return logps
 
 
 def score(

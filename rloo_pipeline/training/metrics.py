@@ -74,8 +74,11 @@ def tool_metrics(rollouts: pa.Table) -> Metrics:
         return {}
     calls, failures = (sum(rollouts[name].to_pylist()) for name in ("tool_calls", "tool_failures"))
     names = json.loads(tables.footer(rollouts).get(tables.TOOLS, "[]"))
-    messages = (message for row in rollouts["messages"].to_pylist() for message in json.loads(row))
-    called = Counter(call["function"]["name"] for message in messages for call in message.get("tool_calls") or ())
+    rows = rollouts.select(["messages", "finish_reason"]).to_pylist()
+    # calls at the end were made if their answers had no room, and not if a limit of turns ended the episode
+    parts = (json.loads(row["messages"])[: None if row["finish_reason"] == "length" else -1] for row in rows)
+    calls_made = (call for part in parts for message in part for call in message.get("tool_calls") or ())
+    called = Counter(call["function"]["name"] for call in calls_made)
     return {
         "tools/call_frequency": calls / len(rollouts),
         "tools/failure_frequency": failures / calls if calls else 0.0,

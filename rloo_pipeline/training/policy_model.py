@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,12 +96,7 @@ def check_adapter(policy: Policy, lora: Lora | None) -> None:
     """
     if lora is None:
         return
-    from accelerate import init_empty_weights
-
-    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
-    with init_empty_weights(include_buffers=False):
-        model: Any = plain_model.auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
-    adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
+    adapted = _with_adapter(plain_model.without_weights(policy), lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
         model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))

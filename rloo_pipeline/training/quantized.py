@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, plain_model, weight_files
@@ -61,17 +62,18 @@ def _write_full(policy: Policy, target: Path, dtype: str) -> None:
             "their names; remove model.quantization"
         )
     in_4_bits = {f"{name}.weight" for name, _ in plain_model.layers_in_nf4(model)}
-    missing = in_4_bits - {name for name, _, _ in _tensors(policy.folder)}
+    stored = StoredTensors(policy.weights)
+    missing = in_4_bits - stored.files.keys()
     if missing:
         raise UserError(f"{policy}: no tensor is named {min(missing)}, a layer of it; remove model.quantization")
-    weight_files.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
+    weight_files.write_shards(_rounded(stored, in_4_bits, getattr(torch, dtype)), target)
 
 
 def _write_checkpoint(policy: Policy, target: Path, dtype: str) -> None:
     """Writes the weights of a checkpoint in NF4, its config.json without quantization, and the record."""
-    names = [name for name, _, _ in _tensors(policy.folder)]
-    in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in names if PARTS in name}
-    weight_files.write_shards(_rounded(policy.folder, in_4_bits, getattr(torch, dtype)), target)
+    stored = StoredTensors(policy.weights)
+    in_4_bits = {name.partition(PARTS)[0] + ".weight" for name in stored.files if PARTS in name}
+    weight_files.write_shards(_rounded(stored, in_4_bits, getattr(torch, dtype)), target)
     kept = {key: value for key, value in policy.config.items() if key != "quantization_config"}
     write_json(target / "config.json", kept)
     model: Any = plain_model.load_plain(Policy(target, policy.trust_remote_code), dtype, device_map="meta")
@@ -80,22 +82,13 @@ def _write_checkpoint(policy: Policy, target: Path, dtype: str) -> None:
     write_json(target / model_files.NF4, {"in_16_bits": patterns})
 
 
-def _tensors(base: Path) -> Iterator[tuple[str, Path, Any]]:
-    """Name, file and open file of each tensor of a model."""
-    from safetensors import safe_open
-
-    for file in sorted(base.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            yield from ((name, file, opened) for name in opened.keys())  # noqa: SIM118
-
-
-def _rounded(base: Path, in_4_bits: Collection[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _rounded(stored: StoredTensors, in_4_bits: Collection[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a model under their names, those of layers in 4 bits rounded to a fixed point."""
-    parts = {name: opened.get_tensor(name) for name, _, opened in _tensors(base) if PARTS in name}
-    for name, file, opened in _tensors(base):
+    parts = {name: stored.read(name) for name in stored.files if PARTS in name}
+    for name, file in stored.files.items():
         if name in parts:
             continue
-        tensor = opened.get_tensor(name)
+        tensor = stored.read(name)
         if tensor.dtype == torch.uint8:
             tensor = _unpacked(tensor, {key: parts[key] for key in parts if key.startswith(f"{name}.")}, file, name)
         tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor

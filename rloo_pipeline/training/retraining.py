@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.model_files import POLICIES, StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -22,7 +22,6 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
 
 ROUNDING = 0.5
@@ -184,7 +183,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
-    first, second = StoredTensors(one), StoredTensors(other)
+    first, second = (StoredTensors(sorted(folder.glob("*.safetensors"))) for folder in (one, other))
     squares = 0.0
     for name in first.files:
         weights = first.read(name).double()

@@ -16,7 +16,6 @@ which the trainer's log-prob exceeds it counts.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,6 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.deepspeed_internals import split_loading
@@ -224,14 +222,7 @@ class RolloutProof:
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
-        logprobs = forward_only.load_configured(
-            self.policy, config.model.dtype, config.deepspeed, config.rollout.temperature
-        )
-        devices.hold_gpu(logprobs)
-        logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
-        logprobs.discard()
-        del logprobs
-        gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
+        logps = forward_only.logps_of_completions(config, self.policy, config.rollout.temperature, sequences, "proof")
         self._require_lists(chosen, logps)
 
     def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:

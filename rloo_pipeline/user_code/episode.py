@@ -141,15 +141,16 @@ class Episode(CallerOfUserCode):
             kind = type(self.environment)
             self.tools |= {name: getattr(self.environment, name) for name in contract.tool_methods(kind)}
             observation = self._run(self.environment.reset, **self._arguments_of_reset(request.row))
-        except Exception as error:
-            return self._lost("reset", error)
-        if observation is not None:
-            if not isinstance(observation, str | list):
+            if not isinstance(observation, str | list | None):
                 raise UserError(
                     f"'{self.reference}': {kind.__name__}.reset returned {observation!r:.50}, which is of type "
                     f"{type(observation).__name__}; return text or None"
                 )
-            send(ToolText(0, answer_text(observation), False))
+            text = None if observation is None else answer_text(observation)
+        except Exception as error:
+            return self._lost("reset", error)
+        if text is not None:
+            send(ToolText(0, text, False))
         return RequestDone()
 
     def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,13 +188,22 @@ class Episode(CallerOfUserCode):
             except Exception as error:
                 send(ToolText(place, error_text(str(error)), True))
         if together:
-            for place, result in zip(together, self._run(self._gather, list(together.values())), strict=True):
-                failed = isinstance(result, BaseException)
-                send(ToolText(place, error_text(str(result)) if failed else answer_text(result), failed))
+            self._run(self._answer_together, together, send)
         return RequestDone()
 
-    async def _gather(self, calls: list[Any]) -> list[Any]:
-        return await asyncio.gather(*calls, return_exceptions=True)
+    async def _answer_together(self, calls: dict[int, Any], send: Callable[[ToolText], None]) -> None:
+        await asyncio.gather(*(self._answer(place, call, send) for place, call in calls.items()))
+
+    async def _answer(self, place: int, call: Any, send: Callable[[ToolText], None]) -> None:
+        """Sends the answer of an async call as soon as it is there, so that a slower call does not lose it."""
+        try:
+            with only_in(self.pid):
+                answer = ToolText(place, answer_text(await call), False)
+        except UserError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            answer = ToolText(place, error_text(str(error)), True)
+        send(answer)
 
     def finish(self, completion: list[dict[str, Any]]) -> RequestDone:
         """The reward of the environment, if it gives one, and its state."""
@@ -243,10 +253,14 @@ def seed_generators(seed: int) -> None:
 
 
 def answer_text(value: Any) -> str:
-    """The text of what a tool or reset returned: TRL's `str`, and the text of a list of content blocks."""
+    """The text of what a tool or reset returned: TRL's `str`, and the text of a list of content blocks.
+
+    Raises:
+        ValueError: a block is not text.
+    """
     if isinstance(value, list) and value and all(isinstance(block, dict) and "type" in block for block in value):
         if any(block["type"] != "text" for block in value):
-            return error_text("the tool returned an image, and only text can be shown here")
+            raise ValueError("an image was returned, and only text can be shown here")
         value = "".join(str(block.get("text", "")) for block in value)
     return _cut(str(value))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.stages.table import ROWS
 from rloo_pipeline.workers import client
+
+ROLES: Mapping[str, str] = client.ROLES | {row.stage: row.engine for row in ROWS if row.engine}
+"""Role whose engine a stage uses, also where no worker keeps it."""
 
 
 def of_stage(stage: str, configs: Iterable[Config]) -> int:
@@ -20,7 +24,7 @@ def of_stage(stage: str, configs: Iterable[Config]) -> int:
 
 def role_of(stage: str) -> str:
     """Role whose engine a stage uses; `scorer` if it needs no engine."""
-    return {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
+    return ROLES.get(stage, "scorer")
 
 
 def can_keep(role: str, config: Config, on_gpus: bool) -> bool:

@@ -45,6 +45,7 @@ def serve(
         after: role whose first stage begins before that import, so that it finds its cores free.
     """
     _end_with(controller, path.parent)
+    environment_at_start = dict(os.environ)  # without what stages set, such as the GPUs that they take
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
@@ -67,7 +68,7 @@ def serve(
                 if not _answer(connection, run):
                     break
     kept_ranks.close()
-    os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+    os.execve(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]], environment_at_start)
 
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:

@@ -1,11 +1,11 @@
 """Workers keep engines alive between rounds: the bytes are the same as without workers, and with workers that die."""
 
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
+from pathlib import Path
 
+import fork_client
 import forks
 import psutil
 import pytest
@@ -14,7 +14,8 @@ from helpers import AFTER_SFT, Project, wait_until
 pytestmark = pytest.mark.slow
 
 TABLES = {"rollout": "rollouts", "score": "scores", "reference": "reference"}
-TORCHRUN = "torch.distributed.run"
+LAUNCHERS = {"torch.distributed.run", fork_client.__file__}
+"""Words of the processes that start ranks."""
 AFTER_POLICY_0 = tuple(pattern for pattern in AFTER_SFT if pattern != "warmstart")
 EVERYTHING = ("warmstart/**/*", "policies/*/*", "rounds/**/*", "trainer/**/*", "evaluation/**/*", "tensorboard/*")
 
@@ -24,6 +25,12 @@ def served(project: Project) -> list[str]:
     logs = (project.folder / "results" / "mini" / "logs" / "workers").glob("*.log")
     lines = [line for log in logs for line in log.read_text().splitlines()]
     return sorted(line.split()[1] for line in lines if line.startswith("rloo ") and line.endswith(": 0"))
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    """The living workers of a Snakemake in `folder`, and ranks that stay."""
+    processes = [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(folder)]
+    return [one for one in processes if "worker" in (words := forks.words_of(one)) and not LAUNCHERS & {*words}]
 
 
 def test_stages_by_themselves_give_the_bytes_that_workers_gave(tmp_path, finished) -> None:
@@ -58,23 +65,14 @@ def test_workers_that_die_make_a_run_slower_and_no_different(tmp_path, finished)
     project = Project(tmp_path / "project").take(finished, *AFTER_SFT)
     project.environment["TMPDIR"] = str(tmp_path)
     project.configure()
-    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2"]
-    with subprocess.Popen(
-        command,
-        cwd=project.folder,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as run:
-        while run.poll() is None and not (project.folder / "results/mini/rounds/00002/rollouts").is_dir():
-            time.sleep(0.1)
-        workers = [child for child in psutil.Process(run.pid).children() if "worker" in child.cmdline()]
-        assert len(workers) == 8
-        for worker in workers:
-            worker.kill()
-        output, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, output
+    run = project.start("--cores", "2")
+    while run.poll() is None and not (project.folder / "results/mini/rounds/00002/rollouts").is_dir():
+        time.sleep(0.1)
+    killed = workers(project.folder)
+    assert len(killed) == 8
+    for worker in killed:
+        worker.kill()
+    assert run.wait() == 0, (project.folder / "log").read_text()
     assert len(served(project)) < len(served(finished))
     for pattern in EVERYTHING:
         assert project.files(pattern) == finished.files(pattern) != {}
@@ -90,14 +88,12 @@ def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tm
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     warm.take(cold, "policies/0000[12]", "rounds/*/*.*", "trainer", "tensorboard").configure(**two)
     only = ("--allowed-rules", "update", "update_last")
-    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", "--cores", "2", *updates, *only]
-    with subprocess.Popen(command, cwd=warm.folder, env=warm.environment) as process:
-        while process.poll() is None and not (warm.folder / "results/mini/rounds/00001/train.parquet").exists():
-            time.sleep(0.05)
-        running = [one for one in psutil.process_iter(["cmdline", "cwd"]) if one.info["cwd"] == str(warm.folder)]
-        ranks = [one for one in running if "--rank" in (words := one.info["cmdline"] or []) and TORCHRUN not in words]
-        ranks[-1].kill()
-        assert process.wait(600) == 0
+    run = warm.start("--cores", "2", *updates, *only)
+    while run.poll() is None and not (warm.folder / "results/mini/rounds/00001/train.parquet").exists():
+        time.sleep(0.05)
+    ranks = [worker for worker in workers(warm.folder) if "--rank" in forks.words_of(worker)]
+    ranks[-1].kill()
+    assert run.wait() == 0, (warm.folder / "log").read_text()
     made = "policies/*/*", "rounds/*/metrics.json", "rounds/*/train.parquet", "trainer/00002/**/*", "tensorboard/*"
     for pattern in made:
         assert warm.files(pattern) == cold.files(pattern) != {}
@@ -105,10 +101,4 @@ def test_two_ranks_that_stay_between_rounds_write_the_bytes_of_two_that_start(tm
 
 def test_workers_end_with_their_snakemake(finished) -> None:
     """The run that this one was copied from has written it."""
-
-    def living_workers() -> list[psutil.Process]:
-        processes = psutil.process_iter(["cmdline", "cwd"])
-        workers = [process for process in processes if "worker" in (process.info["cmdline"] or [])]
-        return [process for process in workers if process.info["cwd"] == str(finished.made_in)]
-
-    wait_until(lambda: not living_workers())
+    wait_until(lambda: not workers(finished.made_in))

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
-from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
@@ -65,9 +62,8 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
-    stored = StoredTensors(policy.base)
-    _check_tied(shapes, stored, policy.base)
-    model: Any = _without_weights(policy, dtype, **options)
+    model: Any = plain_model.without_weights(policy, dtype, **options)
+    stored = StoredTensors(policy.weights)
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
     if in_file.keys() != names.keys():
@@ -101,39 +97,12 @@ def _set(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(model.get_submodule(owner), leaf, value)
 
 
-def _without_weights(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """A model with buffers and tied parameters, whose parameters have no values."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = plain_model.auto_class(policy.config).from_config(
-            deepcopy(policy.transformers_config),
-            dtype=getattr(torch, dtype),
-            trust_remote_code=policy.trust_remote_code,
-            **options,
-        )
-    model.tie_weights()
-    return model
-
-
 def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     """All names of each parameter, of which a tied one has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return names
-
-
-def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
-    """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
-    for name, source in loaded_model.tied_weights(model).items():
-        if not stored.files.keys() >= {name, source}:
-            continue
-        if not torch.equal(stored.read(name), stored.read(source)):
-            raise UserError(
-                f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
-                "false there"
-            )
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:

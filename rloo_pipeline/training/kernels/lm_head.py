@@ -239,7 +239,8 @@ class Projection:
         logits = self._logits(part)
         at_columns, rows = self._at_columns(logits, part), slice(offset, offset + len(logits))
         if self.form.cap < inf:  # tanh' = 1 − tanh²
-            torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows]).square_().neg_().add_(1)
+            torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows])
+            self.slopes[rows].square_().neg_().add_(1).clamp_(min=0)  # a token that is never sampled has none
         buffers = logits, self.probs[rows], self.sums[rows]
         blocks = zip(*(buffer.split(self.cached) for buffer in buffers), strict=True)
         largest, mean = (torch.cat(values) for values in zip(*(exponentials(*block) for block in blocks), strict=True))

@@ -254,7 +254,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             model=edited("config.json", model_type="qwen2_5_vl"),
         ),
     ),
-    "data.images.encode": (IMAGES, IMAGES, IMAGES),
+    "data.images.encode": (IMAGES, IMAGES, IMAGES, IMAGES),
     "data.json_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
     "data.json_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
     "data.json_rows._parsed": (
@@ -487,7 +487,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }

@@ -55,6 +55,15 @@ def test_what_is_no_image_is_one_sentence(value, message) -> None:
         images_of(value, "a row")
 
 
+def test_pixels_that_cannot_be_read_or_would_be_clipped_are_refused(tmp_path) -> None:
+    (tmp_path / "cut.png").write_bytes(png(Image.effect_noise((64, 64), 9))[:2000])
+    deep = Image.new("I;16", (2, 2), 30_000)
+    with Image.open(tmp_path / "cut.png") as cut:
+        for image in (cut, Image.new("RGB", (0, 9)), deep, {"bytes": png(deep), "path": None}, Image.new("F", (2, 2))):
+            with pytest.raises(UserError, match=r"^a row: PIL cannot read the image \("):
+                images_of(image, "a row")
+
+
 def test_images_stand_before_the_first_message_of_the_user() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     parts = with_parts(messages, 2, "a row")

@@ -220,6 +220,20 @@ def test_rows_have_all_columns_and_max_rows_limits_reading(tmp_path) -> None:
     assert all(type(row["a"]) is float for row in rows)
 
 
+def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tmp_path) -> None:
+    """Arrow gives every message and every call the keys of all others, as null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def call(**arguments: object) -> dict:
+        return {"role": "assistant", "tool_calls": [{"function": {"name": "tool", "arguments": arguments}}]}
+
+    messages = [call(city="Rome"), {"role": "tool", "name": "tool", "content": "1"}, call(days=[1, None])]
+    rows = [{"completion": messages, "other": [{"a": None, "b": 1}]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert read_rows(Source(path=str(tmp_path / "a.parquet")), str(tmp_path / "a.parquet")) == rows
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -278,6 +292,12 @@ def dataset(**changes) -> Dataset:
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
     with pytest.raises(UserError, match=message):
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
+
+
+def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    user = {"role": "user", "content": "1"}
+    assert prompt_of({"prompt": [user, call]}, dataset(), "x") == [user, {**call, "content": ""}]
 
 
 def test_reserved_column_names_are_refused() -> None:

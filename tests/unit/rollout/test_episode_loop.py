@@ -165,8 +165,9 @@ def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, c
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
 
 
-def test_a_call_that_cannot_be_stored_cannot_be_read(reader) -> None:
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud800"}}</tool_call>'
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e999"])
+def test_a_call_that_cannot_be_stored_cannot_be_read(reader, value) -> None:
+    call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": {value}}}}}</tool_call>'
     assert reader.read(call, []) == (call, (), True)
 
 

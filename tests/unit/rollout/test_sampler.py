@@ -14,6 +14,7 @@ from rloo_pipeline.rollout import engine_arguments, groups
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
+from rloo_pipeline.runtime import caches
 
 HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
 
@@ -23,6 +24,17 @@ def test_an_engine_that_left_the_gpu_is_not_started_to_sample_nothing() -> None:
     engine.llm = None
     assert engine.sample([], "completions") == []
     assert engine.llm is None
+
+
+def test_an_engine_that_sums_in_a_fixed_order_does_not_count_as_compiled_by_one_that_does_not(monkeypatch) -> None:
+    """Two of them could otherwise write vLLM's cache at once."""
+    engine, keys = Sampler.__new__(Sampler), list[str]()
+    engine.settings, engine.policy = {"model": "policies/00000"}, SimpleNamespace(config={})
+    monkeypatch.setattr(caches, "compiling", lambda _, key: keys.append(key))
+    for value in ("0", "1", "1"):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+        engine._compiling("0.32.0")
+    assert keys[0] != keys[1] == keys[2]
 
 
 def test_samples_of_a_broken_adapter_name_its_folder_and_not_that_of_its_base() -> None:

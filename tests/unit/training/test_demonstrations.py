@@ -17,6 +17,7 @@ from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, 
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
 ANSWER = {"role": "assistant", "content": "6"}
+BARE = {**ANSWER, "tool_calls": [{"name": "calculator", "arguments": {}}]}
 CALL = {**ANSWER, "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": {}}}]}
 TOLD = {"role": "tool", "name": "calculator", "content": "6"}
 
@@ -77,8 +78,27 @@ def test_a_text_and_an_episode_are_completions(messages) -> None:
     assert completion_messages({"completion": messages}, "completion", "x.jsonl")[-1] == ANSWER
 
 
+def test_a_message_with_calls_may_lack_a_text() -> None:
+    silent = {key: value for key, value in CALL.items() if key != "content"}
+    for call in (silent, silent | {"content": None}):
+        read = completion_messages({"completion": [call, TOLD, ANSWER]}, "completion", "x.jsonl")
+        assert read == [CALL | {"content": ""}, TOLD, ANSWER]
+
+
 @pytest.mark.parametrize(
-    "messages", [6, [], ["6"], [TOLD], [CALL], [CALL, ANSWER], [CALL, TOLD], [ANSWER, ANSWER], [CALL, TOLD, TOLD]]
+    "messages",
+    [
+        6,
+        [],
+        ["6"],
+        [TOLD],
+        [CALL],
+        [CALL, ANSWER],
+        [CALL, TOLD],
+        [ANSWER, ANSWER],
+        [CALL, TOLD, TOLD],
+        [BARE, TOLD, ANSWER],
+    ],
 )
 def test_calls_without_answers_are_refused(messages) -> None:
     with pytest.raises(UserError, match="column 'completion'"):
