@@ -22,7 +22,9 @@ def _snakemake(name: str, about: str, *options: str) -> Command:
     def run(arguments: argparse.Namespace) -> None:
         from rloo_pipeline.commands import launch
 
-        launch.become_snakemake([*arguments.unparsed, *options])
+        words = arguments.unparsed
+        end = words.index("--") if "--" in words else len(words)  # targets follow
+        launch.become_snakemake([*words[:end], *options, *words[end:]])
 
     return Command(name, run, about, (), passes_on=True)
 

@@ -8,6 +8,7 @@ missing files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -38,6 +40,7 @@ def check(call: SnakemakeCall) -> None:
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
             check_files(folder, config)
+            accept_sources(folder / "assets")
 
 
 def _touches(call: SnakemakeCall) -> bool:
@@ -86,6 +89,21 @@ def check_files(folder: Path, config: Config) -> None:
         if rollouts.exists():
             written = lineage.facts_of(rollouts)[tables.DIGEST].removeprefix(tables.MARK.decode())
             files.check_facts(scores, lineage.facts_of(scores), {"rollouts": written})
+
+
+def accept_sources(folder: Path) -> None:
+    """Checks the local models and data in `folder`, the assets of a run, as far as they are here, and makes assets.json
+    newer than they are: they may have been copied after it.
+
+    Raises:
+        UserError: one of them is not the one that the run began with.
+    """
+    from rloo_pipeline.artifacts import assets
+
+    if (folder / assets.ASSETS).exists():
+        sources = run_sources.recorded(folder)
+        assets.read(folder, *(name for name, source in sources.items() if Path(source["path"]).exists()))
+        os.utime(folder / assets.ASSETS)
 
 
 def _artifacts(folder: Path) -> Iterator[Path]:

@@ -56,13 +56,12 @@ def remove_lost_shards(call: SnakemakeCall) -> None:
     """Removes tables of shards that a run no longer has (`rollout.shards`) next to tables that are made again.
     Otherwise, code that reads all tables of a round, such as an update that retrains it, would include them.
     """
-    folders = {Path(file).parent for file in call.outputs() if file.endswith(".parquet")}
-    for run, config in call.runs.by_folder.items():
-        for folder in folders:
-            if folder.is_relative_to(call.run_folder(run)):
-                for file in folder.glob("[0-9][0-9][0-9].parquet"):
-                    if int(file.stem) >= config.rollout.shards:
-                        file.unlink()
+    shards = {call.run_folder(run): config.rollout.shards for run, config in call.runs.by_folder.items()}
+    for folder in {Path(file).parent for file in call.outputs() if file.endswith(".parquet")}:
+        count = next((shards[run] for run in folder.parents if run in shards), 1000)
+        for file in folder.glob("[0-9][0-9][0-9].parquet"):
+            if int(file.stem) >= count:
+                file.unlink()
 
 
 def write_config(folder: Path, config: Config, **changes: Any) -> None:

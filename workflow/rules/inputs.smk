@@ -4,9 +4,14 @@ from types import SimpleNamespace
 from rloo_pipeline.snakemake_ext import run_folders, run_sources
 
 
-def local_sources(config):
-    """Local files that stage-assets reads. A module's prefix does not apply to them."""
-    return [local(str(file)) for file in run_sources.local_files(config)]
+def local_sources(wildcards):
+    """Local files that stage-assets reads. A module's prefix does not apply to them. One that is newer, but has the
+    content that the run began with, is `ancient`, so that it reruns nothing.
+    """
+    assets = CONTROLLER.run_folder(RUNS.folder_of(wildcards)) / "assets"
+    same = run_sources.unchanged(assets) if workflow.is_main_process else ()
+    files = run_sources.local_files(RUNS.of(wildcards))
+    return [ancient(local(str(file))) if file in same else local(str(file)) for file in files]
 
 
 # True if results may come from Snakemake's cache, whose key is the configuration.
