@@ -52,6 +52,12 @@ def mark_unfinished(call: SnakemakeCall) -> None:
             os.utime(file, (0, 0))
 
 
+def mark_finished(run: Path) -> None:
+    """Makes the summary of a run newer than all else, if it was marked and no job has written it since."""
+    if not (run / "summary.json").stat().st_mtime:
+        os.utime(run / "summary.json")
+
+
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
     """Writes the configuration as the stages read it, with all defaults; touches the file only if it changes.
 
