@@ -131,7 +131,7 @@ def _why_no_round(run: Path) -> str:
         return "no round is done yet"
     failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
     lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
-    return "\n".join(["policy 0 did not pass its checks, so no round has started:", *lines])
+    return "\n".join(["policy 0 did not pass its checks, so the first update has not begun:", *lines])
 
 
 def _table(symptoms: list[Symptom], done: int) -> Table:

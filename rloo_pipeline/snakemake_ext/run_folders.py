@@ -64,6 +64,12 @@ def remove_lost_shards(call: SnakemakeCall) -> None:
                 file.unlink()
 
 
+def mark_finished(run: Path) -> None:
+    """Makes the summary of a run newer than all else, if it was marked and no job has written it since."""
+    if not (run / "summary.json").stat().st_mtime:
+        os.utime(run / "summary.json")
+
+
 def write_config(folder: Path, config: Config, **changes: Any) -> None:
     """Writes the configuration that stages read, with all defaults. Touches the file only if it changes.
 

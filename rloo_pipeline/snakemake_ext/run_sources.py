@@ -90,7 +90,7 @@ class _Source(NamedTuple):
 
 
 def _sources(folder: Path) -> Iterator[_Source]:
-    """Yields the local files in `folder`, the assets of a run. If it cannot be read, the code that needs it will say so."""
+    """Yields the local files named in `folder`, the assets of a run; none if the assets cannot be read."""
     with suppress(OSError, ValueError, KeyError):
         written = (folder / ASSETS).stat().st_mtime
         for name, source in recorded(folder).items():
