@@ -57,6 +57,7 @@ def import_vllm() -> ModuleType:
     """
     guard.require("vllm")
     with announcing("importing vLLM"):
+        optional_parts.prepare_transformers()
         replace_ranks()
         return import_module("vllm")
 
