@@ -45,7 +45,7 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
         (GLM4, Lora(), r"an adapter on gate_up_proj of Glm4ForCausalLM; .* without it"),
         (GLM4, Lora(target_modules=["gate_up_proj"]), "gate_up_proj"),
         (EXPERTS, Lora(), r"num_experts: 128.*all-linear.*target_modules.*q_proj"),
-        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on gate of it"),
+        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on its gate"),
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
     ],
 )
