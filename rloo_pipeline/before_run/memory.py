@@ -28,7 +28,7 @@ SAMPLER = 800 * MB
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
 """Number of values per token that a layer keeps for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
-"""The part of these that stays in float32 in a 16-bit model: norms."""
+"""The part of these that stays in float32 in a 16-bit model: that of the norms."""
 SCORES = 8.0
 """Bytes that a layer keeps for each attention weight, if training holds them."""
 LIVE = 1e9
@@ -236,7 +236,7 @@ class RunMemory(NamedTuple):
         return float(batch.tokens * self.shape.layers * self.shape.hidden * self._size)
 
     def _layer(self, batch: MicroBatch) -> float:
-        """Activations of one layer, with the attention weights of whole sequences if it holds them."""
+        """Bytes of one layer's activations, including attention weights of whole sequences if it holds them."""
         kept = batch.tokens * self._layer_bytes()
         if not self.shape.holds_scores:
             return kept
@@ -244,7 +244,7 @@ class RunMemory(NamedTuple):
         return kept + SCORES * sequences * self.config.longest_sequence**2 * self.shape.query_heads
 
     def _layer_bytes(self) -> float:
-        """Bytes per token that a layer keeps, but for attention weights."""
+        """Bytes per token that a layer keeps, without attention weights."""
         widths = self.shape._asdict()
         all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * self._size
         return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - self._size)

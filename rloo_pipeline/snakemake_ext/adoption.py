@@ -92,11 +92,11 @@ def check_files(folder: Path, config: Config) -> None:
 
 
 def accept_sources(folder: Path) -> None:
-    """Checks the local models and data in `folder`, the assets of a run, as far as they are here, and makes assets.json
-    newer than they are: they may have been copied after it.
+    """Checks local models and data named in `folder`, the assets of a run, as far as they are here, and makes
+    assets.json newer than them, since they may have been copied after it.
 
     Raises:
-        UserError: one of them is not the one that the run began with.
+        UserError: one of them differs from the one that the run began with.
     """
     from rloo_pipeline.artifacts import assets
 

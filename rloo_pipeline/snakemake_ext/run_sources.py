@@ -23,7 +23,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def local_files(config: Config) -> list[Path]:
-    """Local files of the datasets, and the model's config.json: when one of them changes, everything made from it runs
+    """Local files of the datasets, and the model's config.json. When one of them changes, everything made from it runs
     again.
     """
     files = []
@@ -37,14 +37,14 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
+    """Files in a folder that `datasets.load_dataset` may read: all that are neither hidden nor in a hidden folder."""
     files = sorted(folder.rglob("*"))
     return [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
 
 
 def replaced(folder: Path) -> str | None:
     """The error message if a local file was replaced after `folder`, the assets of a run, was written, but nothing
-    would run again for it. (A newer data file makes everything run again.)
+    would run again for it. (A newer data file with other content makes everything run again.)
 
     A replacement can have an older time (by `mv`, `cp -p` or `rsync -a`) and the same size.
     """
@@ -69,20 +69,22 @@ def _replaced(file: Path, folder: Path) -> str:
 
 
 def unchanged(folder: Path) -> set[Path]:
-    """Data files that are newer than `folder`, the assets of a run, with the same content, as after `git checkout`."""
+    """Data files that are newer than `folder`, the assets of a run, but have the same content, for example after `git
+    checkout`.
+    """
     newer = [source for source in _sources(folder) if source.is_newer and not source.is_model]
     return {source.file for source, same in _compared(newer) if same}
 
 
 class _Source(NamedTuple):
-    """A local file that a run began with, and that is there."""
+    """A local file that a run began with and that still exists."""
 
     file: Path
     is_model: bool
     bytes: int
     digest: str
     written: float
-    """When the assets were written."""
+    """Time at which the assets were written."""
 
     @property
     def is_newer(self) -> bool:
@@ -102,7 +104,7 @@ def _sources(folder: Path) -> Iterator[_Source]:
 
 
 def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:
-    """Yields files of at most a GiB in total, smallest first, with True if the content is the one at the beginning."""
+    """Yields files of at most a GiB in total, smallest first, each with True if its content is unchanged."""
     with suppress(ImportError):  # a controller without blake3
         total = 0
         for source in sorted(sources, key=lambda source: source.bytes):
@@ -133,19 +135,19 @@ def lost(config: Config, folder: Path) -> str | None:
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """The entries of assets.json about files that are neither the run's own nor from the Hub."""
+    """The entries in assets.json for files that are neither the run's own nor from the Hub."""
     assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     entries = {name: entry for name, entry in assets.items() if isinstance(entry, dict)}
     return {name: entry for name, entry in entries.items() if entry["revision"] is None and entry["files"]}
 
 
 def are_pinned(config: Config) -> bool:
-    """True if the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
+    """True if the run names the commit of everything that it fetches from the Hub, so that it always gets the same."""
     return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
 
 
 def _revisions(config: Config) -> Iterator[str | None]:
-    """Revisions of all that is fetched from the Hub, as configured."""
+    """Configured revisions of everything that is fetched from the Hub."""
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision

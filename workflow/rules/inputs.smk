@@ -5,8 +5,8 @@ from rloo_pipeline.snakemake_ext import run_folders, run_sources
 
 
 def local_sources(wildcards):
-    """Local files that stage-assets reads. A module's prefix does not apply to them. One that is newer, but has the
-    content that the run began with, is `ancient`, so that it reruns nothing.
+    """Local files that stage-assets reads. A module's prefix does not apply to them. A file that is newer but has the
+    content that the run began with is `ancient`, so that it reruns nothing.
     """
     assets = CONTROLLER.run_folder(RUNS.folder_of(wildcards)) / "assets"
     same = run_sources.unchanged(assets) if workflow.is_main_process else ()
