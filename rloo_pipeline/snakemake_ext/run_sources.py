@@ -8,6 +8,7 @@ data file that is newer but has the same content reruns nothing either (`unchang
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,9 +54,9 @@ def replaced(folder: Path) -> str | None:
         if source.is_newer:
             if source.is_model:
                 return _replaced(source.file, folder)
-        elif source.file.stat().st_size != source.bytes:
+        elif source.status.st_size != source.bytes:
             return _replaced(source.file, folder)
-        elif source.file.stat().st_ctime > source.written:
+        elif source.status.st_ctime > source.written:
             moved.append(source)
     other = next((source.file for source, same in _compared(moved) if not same), None)
     return _replaced(other, folder) if other else None
@@ -80,6 +81,7 @@ class _Source(NamedTuple):
     """A local file that a run began with and that still exists."""
 
     file: Path
+    status: os.stat_result
     is_model: bool
     bytes: int
     digest: str
@@ -88,7 +90,7 @@ class _Source(NamedTuple):
 
     @property
     def is_newer(self) -> bool:
-        return self.file.stat().st_mtime > self.written
+        return self.status.st_mtime > self.written
 
 
 def _sources(folder: Path) -> Iterator[_Source]:
@@ -97,10 +99,11 @@ def _sources(folder: Path) -> Iterator[_Source]:
         written = (folder / ASSETS).stat().st_mtime
         for name, source in recorded(folder).items():
             top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
+            top = top.parent if top.is_file() else top
             for inner, entry in source["files"].items():
-                file = (top.parent if top.is_file() else top) / inner
-                if file.exists():
-                    yield _Source(file, is_model, entry["bytes"], entry[manifest.DIGEST], written)
+                with suppress(FileNotFoundError):
+                    status = (top / inner).stat()
+                    yield _Source(top / inner, status, is_model, entry["bytes"], entry[manifest.DIGEST], written)
 
 
 def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:
@@ -110,7 +113,7 @@ def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:
         for source in sorted(sources, key=lambda source: source.bytes):
             if (total := total + source.bytes) > manifest.LARGE:
                 return
-            same_size = source.file.stat().st_size == source.bytes
+            same_size = source.status.st_size == source.bytes
             yield source, same_size and manifest.digest(source.file) == source.digest
 
 
