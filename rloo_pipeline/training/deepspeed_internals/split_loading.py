@@ -60,11 +60,12 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
         The model; None if transformers renames or joins tensors of the file (such as experts), which needs all at once.
 
     Raises:
-        UserError: its weights are not exactly the tensors of the model.
+        UserError: its weights are not exactly the tensors of the model, or as `check_gathered`.
     """
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
+    check_gathered(shapes, policy)
     stored = StoredTensors(policy.base)
     _check_tied(shapes, stored, policy.base)
     model: Any = _without_weights(policy, dtype, **options)
@@ -134,6 +135,19 @@ def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
                 f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
                 "false there"
             )
+
+
+def check_gathered(model: nn.Module, policy: Policy) -> None:
+    """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
+
+    Raises:
+        UserError: there is a Mamba or DeltaNet layer, which reads the weights of its convolution without calling it.
+    """
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        raise UserError(
+            f"deepspeed.zero_stage: 3 cannot be used with {policy}, whose convolutions would compute without their "
+            "weights; set 2 or less"
+        )
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
