@@ -191,7 +191,8 @@ class Deepspeed(Section):
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the
-    weights. In 16-bit formats the optimizer state is always partitioned.
+    weights, except for models with Mamba or DeltaNet layers. In 16-bit formats the optimizer state is always
+    partitioned.
     """
     communication_data_type: Literal["float32", "model"] = "float32"
     """Number format of the gradient all-reduce. With `float32`, several processes compute the same step as one process,

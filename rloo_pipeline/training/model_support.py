@@ -216,7 +216,7 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     if kind in WITHOUT_LORA:
         return f"vLLM serves no LoRA adapters for {kind}; remove update.lora, or use another model"
     renamed = RENAMED.get(kind, set())
-    if lora.is_pattern:  # `policy_model.check_adapter` finds the names
+    if lora.is_pattern:  # `policy_model.check_layers` finds the names
         return None
     targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
     if named := ", ".join(sorted(targets & renamed)):

@@ -88,15 +88,21 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     return _with_adapter(model, settings.lora).train()
 
 
-def check_adapter(policy: Policy, lora: Lora | None) -> None:
-    """Checks before sampling that a full model has the layers that get an adapter.
+def check_layers(policy: Policy, lora: Lora | None, zero_stage: int = 0) -> None:
+    """Checks before sampling that a full model has the layers that get an adapter, and none that ZeRO 3 cannot train.
 
     Raises:
-        UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM cannot serve the adapter.
+        UserError: layers are missing, PEFT cannot make an adapter for them, vLLM cannot serve the adapter, or as
+            `split_loading.check_gathered`.
     """
+    if lora is None and zero_stage != 3:
+        return
+    model = plain_model.without_weights(policy)
+    if zero_stage == 3:
+        split_loading.check_gathered(model, policy)
     if lora is None:
         return
-    adapted = _with_adapter(plain_model.without_weights(policy), lora, low_cpu_mem_usage=True)
+    adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
         model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import forks
+import model_folders
 import pytest
 import split_ranks
 import torch
@@ -46,6 +47,12 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         values = split_ranks.TOP_K if number > 1 else 1
         assert [len(row) for row in computed] == [(split_ranks.LENGTH - 6) * values] * 7
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
+
+
+def test_an_engine_refuses_layers_whose_weights_zero_3_does_not_gather(tmp_path) -> None:
+    model = model_folders.build(tmp_path / "model", 0, "falcon_h1")
+    with pytest.raises(UserError, match="zero_stage: 3 cannot be used with"):
+        Engine(Policy(model), trainer_settings(zero_stage=3), 0)
 
 
 def test_weights_that_another_rank_writes_as_soon_as_it_can_stay(tmp_path, tiny_model, monkeypatch) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
@@ -57,11 +58,12 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
         The model; None if transformers renames or joins tensors of the file (such as experts), which takes all at once.
 
     Raises:
-        UserError: the stored tensors are not exactly those of the model.
+        UserError: the stored tensors are not exactly those of the model, or as `check_gathered`.
     """
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
+    check_gathered(shapes, policy)
     model: Any = plain_model.without_weights(policy, dtype, **options)
     stored = StoredTensors(policy.weights)
     names = _names_of_parameters(model)
@@ -103,6 +105,19 @@ def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return names
+
+
+def check_gathered(model: nn.Module, policy: Policy) -> None:
+    """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
+
+    Raises:
+        UserError: there is a Mamba or DeltaNet layer, which reads the weights of its convolution without calling it.
+    """
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        raise UserError(
+            f"deepspeed.zero_stage: 3 cannot be used with {policy}, whose convolutions would compute without their "
+            "weights; set 2 or less"
+        )
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:

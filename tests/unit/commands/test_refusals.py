@@ -485,6 +485,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
+    "training.deepspeed_internals.split_loading.check_gathered": "tests/unit/training/test_policy_model.py",
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }
