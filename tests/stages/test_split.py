@@ -15,6 +15,7 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import files, model_files
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
