@@ -32,18 +32,18 @@ GENERATION = "generation_config.json"
 SELF_CHECK = "self_check.json"
 """Result of `training/self_check`."""
 NF4 = "nf4.json"
-"""Patterns of the layers that stay in 16 bits, in a policy that was made from a checkpoint in NF4."""
+"""Patterns of the layers that stay in 16 bits, in a policy made from an NF4 checkpoint."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 
 
 class StoredTensors:
-    """The tensors in safetensors files, each read when it is asked for.
+    """The tensors in safetensors files, each read on request.
 
     Attributes:
-        files: the file that has each tensor, by the tensor's name.
-        shapes: their shapes.
+        files: file of each tensor, by the tensor's name.
+        shapes: shape of each tensor, by its name.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -59,7 +59,7 @@ class StoredTensors:
                     self.shapes[name] = opened.get_slice(name).get_shape()
 
     def read(self, name: str) -> Tensor:
-        """A tensor. Its file is closed again, for its pages count as this process's memory."""
+        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
         from safetensors import safe_open
 
         with safe_open(self.files[name], "pt") as opened:
@@ -71,11 +71,11 @@ def check_files(folder: Path) -> None:
     """Checks that a folder has only files and folders; reading a pipe would wait forever.
 
     Raises:
-        UserError: it has a pipe, socket or device.
+        UserError: the folder has a pipe, socket or device.
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path}: a pipe, socket or device, and not a file; remove it from the model's folder")
+            raise UserError(f"{path}: a pipe, socket or device instead of a file; remove it from the model's folder")
 
 
 def check(folder: Path) -> None:
@@ -106,7 +106,7 @@ def check(folder: Path) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Checks the length of a file: 8 bytes of header length, a JSON header with the offsets of each tensor, tensors."""
+    """Checks the length of a file: 8 bytes of header length, a JSON header with the tensors' offsets, the tensors."""
     size = file.stat().st_size
     with file.open("rb") as handle:
         start = handle.read(8)
@@ -119,7 +119,7 @@ def _check_safetensors(file: Path) -> None:
         end = size
     if size != 8 + length + end:
         raise UserError(
-            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); "
+            f"{file}: truncated or damaged ({size} bytes, its header declares {8 + length + end}); "
             f"{remedy(file.parent)}"
         )
 
@@ -130,13 +130,13 @@ def remedy(folder: Path) -> str:
 
 
 def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
-    """Checks that weights and model have the same tensors, by the `output_loading_info` of transformers.
+    """Checks that weights and model have the same tensors, from the `output_loading_info` of transformers.
 
-    A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
-    not count as missing.
+    A tensor that is missing or has a different shape would be random, and an extra one would be ignored. Tied weights
+    do not count as missing.
 
     Raises:
-        UserError: they have not.
+        UserError: the tensors differ.
     """
     problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     problems += [
@@ -147,7 +147,7 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
             f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
-            f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
+            f"ignored: {problems[0]}{more}; fetch or write the model again, or use a different one"
         )
 
 
@@ -162,13 +162,13 @@ def adapter_modules(folder: Path) -> list[str]:
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(
             f"{folder}: the adapter replaces {module_counts(whole)} as a whole (modules_to_save), which vLLM does not "
-            "serve; train adapters of linear layers alone"
+            "serve; train only adapters of linear layers"
         )
     return sorted({name for name, *_ in parts})
 
 
 def module_counts(modules: Iterable[str]) -> str:
-    """Lists modules by the last part of their names, with the number of each."""
+    """Lists modules by the last part of their names, with the count of each."""
     last = [name.rpartition(".")[2] for name in modules]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))
 
@@ -177,7 +177,7 @@ def check_finite(files: Iterable[Path]) -> None:
     """Checks that no weight in a model's files is NaN or infinite.
 
     Raises:
-        UserError: one is.
+        UserError: a weight is not finite.
     """
     import torch
 

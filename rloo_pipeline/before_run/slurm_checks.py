@@ -1,8 +1,8 @@
-"""Checks of a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that the jobs request;
-and the jobs request as many GPUs as their engines use.
+"""Checks a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that jobs request, and jobs
+request as many GPUs as their engines use.
 
-Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
-first attempt, and the first number of a sum; `scoring_memory` follows from the configuration.
+Requests in the rules themselves are parsed from workflow/rules/*.smk: `growing(amount)` counts with the amount of its
+first attempt, and a sum with its first number. `scoring_memory` follows from the configuration.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Partition(NamedTuple):
 
     up: bool
     minutes: float
-    """Maximum time of a job."""
+    """Time limit of a job."""
     megabytes: float
-    """Maximum memory of a job on a node."""
+    """Memory limit of a job on a node."""
     gres: str
-    """Generic resources of its nodes, such as `gpu:h100:4`."""
+    """Generic resources (GRES) of its nodes, such as `gpu:h100:4`."""
 
 
 class ResourceRequest(NamedTuple):
@@ -49,17 +49,17 @@ class ResourceRequest(NamedTuple):
     megabytes: float
     gres: str | None
     engine_gpus: tuple[str, int] | None = None
-    """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+    """Configuration key that sets the number of GPUs per node for its engine, and that number."""
     attempts: int = 1
-    """The last attempt requests this many times the minutes."""
+    """Number of attempts; attempt n requests n times the minutes."""
 
 
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
-"""Advice for a profile that uses Snakemake's own SLURM executor."""
+"""Advice for a profile for Snakemake's own SLURM executor."""
 
 
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
-    """All checks of SLURM; none if the profile is for another executor.
+    """Runs all checks of SLURM; none if the profile is for another executor.
 
     Args:
         profile: folder of the Snakemake profile.
@@ -88,7 +88,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
 
 
 def read_profile(profile: Path) -> dict[str, Any]:
-    """The settings in a profile.
+    """Reads the settings of a profile.
 
     Raises:
         UserError: the file is missing, or not YAML.
@@ -126,7 +126,7 @@ def partitions(shown: str, nodes: str) -> dict[str, Partition]:
 
 
 def minutes_of(time: str) -> float:
-    """A time of SLURM, [days-]hours:minutes:seconds, in minutes."""
+    """Converts a SLURM time, [days-]hours:minutes:seconds, to minutes."""
     if time in UNLIMITED:
         return float("inf")
     days, _, clock = time.rpartition("-")
@@ -137,8 +137,8 @@ def minutes_of(time: str) -> float:
 
 
 def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
-    """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
-    of the profile.
+    """The resources that each rule requests in its first attempt, from the profile's set-resources, the rule, or the
+    profile's defaults, in this order.
     """
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
@@ -155,9 +155,9 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
 
 
 def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
-    """The key that gives the GPUs per node of a rule's engine, and their number.
+    """The key that sets the GPUs per node for a rule's engine, and their number.
 
-    None if a run has no job of the rule, or one GPU is enough for any configuration.
+    None if the run has no jobs of the rule, or if one GPU is enough for any configuration.
     """
     role, vllm, ranks = gpu_shares.role_of(row.stage), config.vllm, config.deepspeed
     without_sft = row.stage == "warmstart" and not config.warmstart.sft
@@ -173,14 +173,14 @@ def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
     if vllm.data_parallel_size > 1:
         key, count = f"{key} · vllm.data_parallel_size", vllm.gpus
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)
-    if "rewards" in (row.decides or ()) and of_rewards > count:  # they take turns with the engine
+    if "rewards" in (row.decides or ()) and of_rewards > count:  # they take turns with the engine on its GPUs
         key, count = "rewards.gpus", of_rewards
     beside = config.rollout.environment_gpus
     return (f"{key} + rollout.environment_gpus", count + beside) if beside else (key, count)
 
 
 def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, StageRow | None, dict[str, int]]]:
-    """Rules that are submitted as jobs, their rows, and their resources; a `use rule` inherits those of its base."""
+    """Rules that are submitted as jobs, with row and resources. A `use rule` inherits the resources of its base."""
     rows = {row.rule: row for row in ROWS}
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
@@ -197,13 +197,13 @@ def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, StageRow | Non
 
 
 def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Resources of a profile; `mem` is another name of `mem_mb`, whose value may have a unit."""
+    """Resources in a profile. `mem` is an alias of `mem_mb` whose value may have a unit."""
     return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
 
 
 def _amount(name: str, value: Any) -> float:
-    """Minutes of `runtime`, or megabytes of `mem`, as Snakemake reads them: 90, 2h, 64GB; of an expression such as
-    `30 * attempt`, its first number.
+    """Parses `runtime` into minutes or `mem` into megabytes as Snakemake does: 90, 2h, 64GB. For an expression such as
+    `30 * attempt`, takes its first number.
     """
     from snakemake.exceptions import WorkflowError
     from snakemake.resources import Resource
@@ -215,7 +215,7 @@ def _amount(name: str, value: Any) -> float:
 
 
 def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
-    """Each request against its partition; rules with the same request share a finding."""
+    """Compares each request with its partition. Rules with the same request share a finding."""
     groups: dict[ResourceRequest, list[str]] = {}
     for rule, request in by_rule.items():
         groups.setdefault(request, []).append(rule)
@@ -226,7 +226,7 @@ def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, Res
 
 
 def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
-    """A remark on the time that a later attempt requests; empty if the partition allows it."""
+    """A warning about the time that the last attempt requests; empty if the partition allows it."""
     partition = by_name.get(request.partition or "")
     minutes = request.minutes * request.attempts
     if partition is None or minutes <= partition.minutes:
@@ -238,7 +238,7 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
 
 
 def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:
-    """Message and fix for a request; the fix is empty if the cluster can satisfy it."""
+    """Returns message and fix for a request; the fix is empty if the cluster can satisfy the request."""
     gpus = GPUS.fullmatch(request.gres or "")
     if gpus and request.engine_gpus and int(gpus[2] or 1) < request.engine_gpus[1]:
         key, count = request.engine_gpus
@@ -270,6 +270,6 @@ def _has_gres(available: str, requested: str) -> bool:
     """True if a node has the requested GPUs: a type and a number, or a number alone."""
     request = GPUS.fullmatch(requested)
     if request is None:
-        return True  # not GPUs
+        return True  # other resources than GPUs
     kind, count = request[1], int(request[2] or 1)
     return any(kind in (None, model) and int(number or 1) >= count for model, number in GPUS.findall(available))

@@ -1,4 +1,6 @@
-"""export: copies a policy to a plain folder that transformers and vLLM load without the run and without PEFT."""
+"""export: copies a policy to a standalone folder that transformers and vLLM can load without the run and without
+PEFT.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from rloo_pipeline.runtime.progress import say
 
 
 def export(config: Config, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
-    """Writes a policy of a run to a folder of its own.
+    """Writes a policy of a run to a standalone folder.
 
     Args:
         config: the run's configuration.
@@ -48,10 +50,10 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
 
 
 def _merge(policy: Policy, dtype: str, target: Path) -> None:
-    """Writes the base with the policy's adapter merged into its weights.
+    """Writes the base model with the policy's adapter merged into its weights.
 
     Raises:
-        UserError: the adapter is on one of two layers that share weights.
+        UserError: the adapter is on one of two layers that share weights, so it cannot be merged.
     """
     import torch
 

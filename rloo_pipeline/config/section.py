@@ -23,14 +23,14 @@ JSON = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A section: immutable; refuses unknown keys, NaN, infinity, booleans for numbers, and the combinations that
-    `_problems` names.
+    """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
+    and the conflicts that `_problems` names.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     def _problems(self) -> Iterator[str]:
-        """A sentence for each combination of keys that cannot be used; called when each key is valid by itself."""
+        """Yields a sentence for each conflict between keys; called once each key is valid by itself."""
         yield from ()
 
     @field_validator("*", mode="wrap")
@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """The section class that a field's annotation holds: alone, optional, or as the entries of a list."""
+    """The section class in a field's annotation: alone, optional, or as the entries of a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for part in get_args(annotation) if (section := section_in(part))), None)
@@ -72,7 +72,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
 
 
 def flatten(section: Mapping[str, Any], prefix: str = "") -> JSON:
-    """The keys of all depths, joined by dots; an empty mapping is a value."""
+    """Flattens nested keys into dotted ones; an empty mapping counts as a value."""
     flat: JSON = {}
     for key, value in section.items():
         nested = isinstance(value, Mapping) and value

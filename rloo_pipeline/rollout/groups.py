@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from rloo_pipeline.rollout.tool_calls import CallReader
 
 EVALUATION = ("evaluation",)
-"""Names of the seeds of held-out samples, which do not depend on the policy."""
+"""Seed names of held-out samples: they do not depend on the policy."""
 
 
 def load_sampler(
     policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int, for_rollouts: bool = True
 ) -> Sampler | ParallelSampler:
-    """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
+    """A sampler with the weights of a policy: the one that this worker keeps, or a new one.
 
     Args:
         policy: the policy.
         config: the stage's configuration.
         prompts: prompts to sample from.
-        max_completion_length: tokens that the context must have room for beside the longest prompt.
-        for_rollouts: False for an evaluation, which `rollout.quantization` does not act on.
+        max_completion_length: tokens that the context must hold beside the longest prompt.
+        for_rollouts: False for an evaluation, which `rollout.quantization` does not affect.
 
     Raises:
-        UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
-            parser reads the calls of tools as its chat template writes them.
+        UserError: the policy is damaged or incomplete, its model or this CPU does not fit the configuration, or no
+            parser reads tool calls as its chat template writes them.
         IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
     most_images = prompts.about_images.most if prompts.about_images else 0
@@ -55,7 +55,7 @@ def load_sampler(
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
-        call_reader(policy, config.dataset, config.rollout.tool_parser)  # fails before an engine is started
+        call_reader(policy, config.dataset, config.rollout.tool_parser)  # to fail before an engine is started
     count = config.vllm.data_parallel_size
     key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
@@ -77,11 +77,11 @@ def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
 
     Args:
         policy: the policy.
-        dataset: the section, for the chat template.
+        dataset: the section `dataset`, for its chat template.
         parser: `rollout.tool_parser`.
 
     Raises:
-        UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
+        UserError: vLLM has no parser `rollout.tool_parser`, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 
@@ -119,8 +119,14 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
 def rollout_facts(
     config: Config, round_: int, shard: int, policy_digest: str, tools: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples, and
-    `tools` are the names of all tools.
+    """Facts for the footer of a table of rollouts.
+
+    Args:
+        config: the stage's configuration.
+        round_: number of the round, from 1.
+        shard: number of the shard, from 0.
+        policy_digest: digest of the policy that samples.
+        tools: names of all tools.
     """
     return {
         "run": config.run,
@@ -139,13 +145,13 @@ class Samples(Protocol):
     """Completions to sample, which become one table."""
 
     def prompts_of_requests(self) -> list[JSON]:
-        """The row of the prompt of each request."""
+        """The row of each request's prompt."""
 
     def requests(self) -> list[Request]:
         """The requests, in the order of the rows."""
 
     def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:
-        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""
+        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` has a row per request."""
 
 
 class Draw(NamedTuple):
@@ -159,9 +165,9 @@ class Draw(NamedTuple):
     seed: int
     """The run's seed."""
     names: tuple[str | int, ...]
-    """The seed of each sample is derived from `seed`, these, its prompt_id and its index (`seeds.derive`)."""
+    """The seed of each sample is derived from `seed`, these names, its prompt_id and its index (`seeds.derive`)."""
     expected: Mapping[str, float] = {}
-    """Tokens that a completion is likely to have, by prompt_id, as far as they are known."""
+    """Likely number of tokens of a completion, by prompt_id, where known."""
 
     def prompts_of_requests(self) -> list[JSON]:
         """Each prompt, K times."""
@@ -209,10 +215,10 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
 def sample_groups(
     sampler: Sampler | ParallelSampler, dataset: Dataset, rollout: Rollout, *draws: Samples
 ) -> list[pa.Table]:
-    """Samples all draws at once: the engine mixes them in its batches.
+    """Samples all draws at once, so that the engine batches them together.
 
     Args:
-        sampler: with the policy.
+        sampler: a sampler that holds the policy.
         dataset, rollout: sections of the configuration.
         draws: draws to sample.
 
@@ -230,8 +236,8 @@ def sample_groups(
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
-            f"{sampler.policy}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
-            "the round whose update wrote such weights"
+            f"{sampler.policy}: the policy's log-probs are not finite, as happens with NaN in its weights; find the "
+            "round whose update wrote such weights"
         )
     sampled, columns_of_tables = iter(columns), schema(dataset, rollout)
     return [
@@ -251,7 +257,7 @@ def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
 def _play_episodes(
     sampler: Sampler, dataset: Dataset, rollout: Rollout, rows: Sequence[JSON], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
-    """The columns of completions with tools."""
+    """Plays the episodes of a run with tools; returns the columns of their completions."""
     from rloo_pipeline.rollout.episode_loop import Episodes
     from rloo_pipeline.rollout.resets import pool_of
 

@@ -1,7 +1,7 @@
 """Internals of other libraries that the package replaces, overrides or calls.
 
-By distribution and module: the name, and its parameters without annotations and defaults. `guard` compares them where a
-patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
+For each distribution and module: names, with their parameters without annotations and defaults. `guard` compares them
+if a patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuses calls of Snakemake that could not work, or would not do what the user meant."""
+"""Refuses Snakemake calls that cannot work, or that would not do what the user meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rloo_pipeline.trackers import trackers
 
 
 def require_packages(call: SnakemakeCall) -> None:
-    """Checks the image that stages run in, or the packages of trackers here.
+    """Checks that the image for stages exists or, without one, that packages of trackers are installed here.
 
     Raises:
         UserError: the image or a tracker's package is missing.
@@ -32,7 +32,7 @@ def require_packages(call: SnakemakeCall) -> None:
 
 
 def require_inputs(call: SnakemakeCall) -> None:
-    """Checks the inputs of each run; identical inputs are checked once.
+    """Checks the inputs of each run. Identical inputs are checked only once.
 
     Raises:
         UserError: an input is missing, or cannot be used as configured.
@@ -46,7 +46,7 @@ def require_inputs(call: SnakemakeCall) -> None:
 
 
 def warn_in_dry_run(call: SnakemakeCall) -> None:
-    """Prints in a dry run the errors that a run would end with.
+    """In a dry run, prints the errors that would end the real run.
 
     Raises:
         UserError: an input is missing, or Snakemake cannot write its records.
@@ -65,18 +65,18 @@ def warn_in_dry_run(call: SnakemakeCall) -> None:
 
 
 def refuse_unknown_rules(call: SnakemakeCall) -> None:
-    """Raises: UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that."""
+    """Refuses profiles that set threads or resources of an unknown rule, which Snakemake itself ignores."""
     settings, rules = call.workflow.resource_settings, {rule.name for rule in call.workflow.rules}
     unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
     if unknown and call.main and not call.is_module:
         raise UserError(
-            f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
-            f"are {', '.join(sorted(rules))}"
+            "set-resources or set-threads names a rule that this workflow does not have: "
+            f"{', '.join(sorted(unknown))}; its rules are {', '.join(sorted(rules))}"
         )
 
 
 def refuse_executor(call: SnakemakeCall) -> None:
-    """Raises: UserError: jobs would be submitted by the SLURM plugin itself."""
+    """Refuses Snakemake's own SLURM executor."""
     if call.workflow.executor_plugin.name == "slurm":
         raise UserError(
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "

@@ -1,4 +1,4 @@
-"""A filter of Snakemake's messages, since some of them mark moments that have no hook."""
+"""Filters Snakemake's messages, since some of them mark moments for which there is no hook."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def listen(call: SnakemakeCall) -> None:
 def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
     """Filters a message. Runs in the thread that logs.
 
-    Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
-    names the owner instead of advising to unlock it. If no job is left to run, looks for files that another
-    configuration made.
+    Before the DAG is built, turns on `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
+    names the owner instead of advising to unlock it. If no job is left to run, looks for files that were made with
+    another configuration.
 
     Raises:
-        WorkflowError: no job is left to run, although a file is not what the configuration describes.
+        WorkflowError: no job is left to run, although a file does not match the configuration.
     """
     message = str(record.msg)
     if message.startswith("Building DAG"):

@@ -1,9 +1,9 @@
-"""distance: KL of a policy from policy 0, on its own held-out completions → distance.json.
+"""distance: the KL divergence of a policy from policy 0, on its own held-out completions → distance.json.
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
 if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
-temperature 1, not a KL; where `rollout.generation_kwargs` masks tokens, the mean is over what the masked policy
-samples, and no KL either. Both log-probs come from the trainer's model, so they contain no difference between engines.
+temperature 1, which is not a KL. If `rollout.generation_kwargs` masks tokens, the mean is over samples of the masked
+policy, which is not a KL either. Both log-probs come from the trainer's model, so engines make no difference.
 
 The trainer's log-probs under π also prove the evaluation: they must agree with the sampler's (`sampler_proof`). The
 stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.
@@ -44,7 +44,7 @@ def distance(
         policy: the policy.
         start: policy 0.
         output: distance.json.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the completions.
 
     Raises:

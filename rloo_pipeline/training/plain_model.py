@@ -1,6 +1,6 @@
 """Loads a model as transformers and PEFT do, and refuses weights that are not exactly its tensors.
 
-It imports nothing of the packed training, so that a change there does not sample again.
+It does not import packed training, so that editing that code does not make a run sample again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Sizes(NamedTuple):
     """Sizes of a model's tensors."""
 
     largest: int
-    """Numbers in the largest one."""
+    """Elements of the largest tensor."""
     total: int
-    """Numbers in all."""
+    """Elements of all tensors."""
     of_module: int
-    """Tensors that one module has itself, at most."""
+    """Largest number of tensors that belong to one module itself."""
 
 
 def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
@@ -38,8 +38,8 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
         UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
             tensors of the model.
     """
-    files = policy.weights  # this checks that they are complete
-    mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
+    files = policy.weights  # checks that they are complete
+    mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
     check_loading_info(policy.base, loading_info)
@@ -52,7 +52,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
 
 
 def _untied(model: PreTrainedModel, stored: StoredTensors) -> list[str]:
-    """Names of tensors that should be tied to others, but are not equal to them in the files.
+    """Names of tensors that should be tied to others but differ from them in the files.
 
     transformers finds them while it loads weights, so the files are compared for a model that has none.
     """
@@ -66,7 +66,7 @@ def _untied(model: PreTrainedModel, stored: StoredTensors) -> list[str]:
 
 
 def without_weights(policy: Policy, dtype: str = "float32", **options: object) -> PreTrainedModel:
-    """A full model with buffers and tied parameters, whose parameters have no values."""
+    """A full model whose buffers and tied parameters are set up, but whose parameters have no values."""
     import torch
     from accelerate import init_empty_weights
 
@@ -80,10 +80,10 @@ def without_weights(policy: Policy, dtype: str = "float32", **options: object) -
 
 
 def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
+    """Loads a full model with its linear layers in NF4, except the output layer or the layers that its record names.
 
     Raises:
-        UserError: as `load_plain`, or the model has no linear layer that can be quantized.
+        UserError: see `load_plain`; or the model has no linear layer that can be quantized.
     """
     import torch
     from transformers import BitsAndBytesConfig
@@ -98,21 +98,21 @@ def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
     model = load_plain(policy, dtype, quantization_config=config, **options)
     layers = [layer for _, layer in layers_in_nf4(model)]
     if not layers:
-        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
+        raise UserError(f"{policy.base}: none of its layers can be held in 4 bits; remove model.quantization")
     for layer in layers:
-        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
+        layer.support_avx512bf16_for_cpu = False  # that kernel rounds differently from those of other CPUs
     return model
 
 
 def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and layers that are held in 4 bits."""
+    """The layers that are held in 4 bits, with their names."""
     from bitsandbytes.nn.modules import Linear4bit
 
     yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
 
 
 def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
-    """Loads a causal language model with transformers' function of this name; does not check its tensors.
+    """Loads a causal language model with transformers' `from_pretrained`; does not check its tensors.
 
     Raises:
         UserError: transformers cannot load it.
@@ -136,23 +136,23 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
 
 
 def auto_class(hf_config: Mapping[str, Any]) -> Any:
-    """The class of transformers that loads the model of a config.json."""
+    """The transformers class that loads the model of a config.json."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM
 
 
 def check_tensors(policy: Policy) -> None:
-    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them here.
+    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them.
 
     Raises:
-        UserError: as `load_plain`.
+        UserError: see `load_plain`.
     """
     load_plain(policy, "float32", device_map="meta")
 
 
 def sizes(policy: Policy) -> Sizes:
-    """The sizes of a full model's tensors, which are not read; raises as `load_plain`."""
+    """The sizes of a full model's tensors, which are not read; raises the same errors as `load_plain`."""
     model = load_plain(policy, "float32", device_map="meta")
     counts = [parameter.numel() for parameter in model.parameters()]
     of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
@@ -204,6 +204,6 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def recompute_layers(model: Any) -> None:
-    """Makes a model store the inputs of its layers only, and compute the rest again in the backward pass."""
+    """Makes a model store only the inputs of its layers, and compute the rest again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()

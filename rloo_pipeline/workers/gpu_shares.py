@@ -43,14 +43,14 @@ def over_nodes(config: Config) -> frozenset[str]:
 
 
 def ranks_of(role: str, config: Config) -> int:
-    """Number of ranks that torchrun or srun starts for a role's stages; vLLM starts its own."""
+    """Number of ranks that torchrun or srun starts for a role's stages; vLLM starts its own processes."""
     return of_role(role, config) if role in ("logprobs", "trainer") else 1
 
 
 def of_role(role: str, config: Config) -> int:
     """Number of GPUs for a role's stages; a `scorer` has GPUs only if a reward function needs them."""
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)
-    if role == "sampler":  # whose reward functions take turns with the engine
+    if role == "sampler":  # reward functions take turns with the engine
         return max(config.vllm.gpus, of_rewards) + config.rollout.environment_gpus
     if role == "logprobs":
         return config.deepspeed.forward_processes

@@ -14,12 +14,14 @@ from rloo_pipeline.config.loading import load
 
 
 @pytest.fixture(scope="session")
-def image() -> Path:
-    """The image for the current sources."""
+def image() -> Iterator[Path]:
+    """The image for the current sources. A process keeps it mounted, so that its files stay in memory between jobs."""
     name = ROOT / containers.image(load(ROOT / ".test" / "config" / "config.yaml").container, ROOT)
     if not name.exists():
         missing(f"no image {name}: run `make images`")
-    return name
+    with subprocess.Popen(["apptainer", "exec", name, "sleep", "infinity"]) as mounted:
+        yield name
+        mounted.kill()
 
 
 @pytest.fixture(scope="session")

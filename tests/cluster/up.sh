@@ -67,6 +67,7 @@ install_apptainer() { # Debian 12 has none: Debian unstable's, with unstable's C
 
 configure_apptainer() { # this machine's root may lack rights that Apptainer asks for: run without, build by fakeroot
     apptainer config global --set "root default capabilities" no
+    apptainer config global --set "shared loop devices" yes # jobs share what they have read of an image
     local file
     for file in /etc/subuid /etc/subgid; do
         grep -qs ^root: $file || echo root:200000:65536 >>$file

@@ -11,6 +11,7 @@ import pytest
 from helpers import AFTER_SFT, STOP, Project, mini
 
 import rloo_pipeline
+from rloo_pipeline.judging.run_files import is_finished
 
 pytestmark = pytest.mark.slow
 
@@ -239,6 +240,8 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     assert not (run / "rounds" / "00003").exists()
     assert project.files("[prt]*/**/*") == before
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
+    assert project.snakemake("changes.json", "--cores", "1", gates=STOP).returncode == 0
+    assert is_finished(run, rloo_pipeline.open_run(run).config), "also after a second call, which stops there again"
     new = range(3, 4)
     third = sampled(new) | of_rounds(("scores", "reference"), new) | updates(new) | FINAL | REPORT
     assert project.planned(rounds=3) == gates(range(2, 3)) | third

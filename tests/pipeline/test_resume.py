@@ -3,13 +3,12 @@
 import io
 import json
 import os
-import signal
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forks
 import pyarrow.parquet as pq
 import pytest
 from helpers import AFTER_SFT, Project, merged
@@ -37,29 +36,36 @@ SHORT = {"gate", "held-out", "pass-rates", "report-so-far"}
 
 # Comes before the real command on the PATH and kills the first call of each stage: those that write policies while
 # they write (a hidden folder shows it), the others just after they have opened their log.
-KILLER = """#!{python}
-import os, subprocess, sys, time
+KILLER = """#!{python} -ISu
+import subprocess, sys, time
 from pathlib import Path
 
-command = [{python!r}, "-m", "rloo_pipeline", *sys.argv[1:]]
+sys.path.append({tests!r})
+from fork_client import Fork
+
+def start():
+    if {address!r}:
+        return Fork.of_this_process({address!r}, sys.argv[1:])
+    return subprocess.Popen([{python!r}, "-m", "rloo_pipeline", *sys.argv[1:]])
+
 mark = Path({marks!r}) / sys.argv[1]
 if mark.exists():
-    os.execv(command[0], command)
+    sys.exit(start().wait())
 mark.touch()
 log = Path(next(word for word in sys.argv if word.startswith("--log=")).removeprefix("--log="))
 log.unlink(missing_ok=True)
-victim = subprocess.Popen(command)
+victim = start()
 while victim.poll() is None:
     if sys.argv[1] in ("warmstart", "update"):
         if any(Path("results/mini").glob("[pt]*/.000*.tmp")):
             break
     elif log.exists():
-        time.sleep(0.1)
+        time.sleep(0.02)
         break
     time.sleep(0.002)
 if victim.poll() is not None:  # on a busy machine: the stage's next call has its turn
     mark.unlink()
-    sys.exit(victim.returncode)
+    sys.exit(victim.wait())
 victim.kill()
 mark.with_suffix(".killed").touch()
 victim.wait()
@@ -91,7 +97,8 @@ def killed_once(project: Project, tmp_path: Path, *arguments: str, **changes) ->
     marks.mkdir()
     shim.mkdir()
     killer = shim / "rloo"
-    killer.write_text(KILLER.format(marks=str(marks), python=sys.executable))
+    places = {"marks": str(marks), "tests": str(Path(forks.__file__).parent), "address": forks.address()}
+    killer.write_text(KILLER.format(python=sys.executable, **places))
     killer.chmod(killer.stat().st_mode | stat.S_IXUSR)
     own = Path(sys.executable).parent
     project.environment["PATH"] = os.pathsep.join([str(shim), str(own), os.environ["PATH"]])
@@ -206,17 +213,14 @@ def test_rounds_whose_processes_share_sequences_have_the_same_bytes_after_kills(
 def test_snakemake_killed_goes_on_with_the_same_command(project, finished) -> None:
     project.take(finished, *AFTER_SFT).configure()
     arguments = ("--cores", "2", "--", "results/mini/policies/00002")
-    command = [sys.executable, "-m", "snakemake", "--configfile", "config/test.yaml", *arguments]
     run = project.folder / "results" / "mini"
-    started = subprocess.Popen(
-        command, cwd=project.folder, env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    started = project.start(*arguments)
     deadline = time.monotonic() + 600
     while not (run / "logs" / "update" / "00001.log").exists():
         assert started.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    started.send_signal(signal.SIGKILL)
+    started.kill()
     started.wait()
     outcome = project.snakemake(*arguments)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

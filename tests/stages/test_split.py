@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import forks
+import model_folders
 import pytest
 import split_ranks
 import torch
@@ -14,6 +15,7 @@ from trainers import trainer_settings
 
 from rloo_pipeline.artifacts import files, model_files
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
@@ -46,6 +48,12 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         values = split_ranks.TOP_K if number > 1 else 1
         assert [len(row) for row in computed] == [(split_ranks.LENGTH - 6) * values] * 7
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
+
+
+def test_an_engine_refuses_layers_whose_weights_zero_3_does_not_gather(tmp_path) -> None:
+    model = model_folders.build(tmp_path / "model", 0, "falcon_h1")
+    with pytest.raises(UserError, match="zero_stage: 3 cannot be used with"):
+        Engine(Policy(model), trainer_settings(zero_stage=3), 0)
 
 
 def test_weights_that_another_rank_writes_as_soon_as_it_can_stay(tmp_path, tiny_model, monkeypatch) -> None:

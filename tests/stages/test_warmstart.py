@@ -67,7 +67,7 @@ def discarded(words: list[str]) -> list[bool]:
 
     load, loaded, gone = forward_only.load_configured, list[TokenLogProbs](), list[TokenLogProbs]()
     forward_only.load_configured = lambda *arguments: loaded.append(load(*arguments)) or loaded[-1]
-    TokenLogProbs.discard = gone.append
+    TokenLogProbs.discard = lambda logprobs: gone.append(logprobs)
     with contextlib.suppress(SystemExit):
         main(words)
     return [any(one is other for other in gone) for one in loaded]
@@ -95,7 +95,7 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
     assert by_name["logprob_difference"]["value"] < 1e-4
     assert by_name["perplexity"]["value"] > 10, "an untrained model"
     page = (run.run / "report.html").read_text()
-    assert "The run stopped before round 1: policy 0 did not pass teaching." in page
+    assert "The run stopped before the first update: policy 0 did not pass teaching." in page
     assert page.count('class="card case group"') == 5
     assert "policy 0 did not pass its checks" in done("diagnose", run.run).stdout
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini(**changes, checks={"accept": ["teaching"]})))

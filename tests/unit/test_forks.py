@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import forks
+import psutil
 import pytest
 from filelock import FileLock, Timeout
 from helpers import has_ended, wait_until
@@ -49,6 +50,22 @@ def test_a_new_process_does_what_a_fork_does(monkeypatch, tmp_path) -> None:
     assert outcomes[0] == outcomes[1]
     assert [code for code, *_ in outcomes[0]] == [1, 1, 1]
     assert [output for _, output, _ in outcomes[0]] == ["", "by the command a b c\n", "by the command\n"]
+
+
+def test_a_started_command_is_known_by_its_words_and_can_be_killed(monkeypatch, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for use_forks in (True, False):
+        monkeypatch.setattr(forks, "use_forks", use_forks and not forks.HAS_GPU)
+        log = tmp_path / f"log of {use_forks}"
+        started = forks.start(forks.Command("mine", ["a", "b"], environment, tmp_path), log)
+        wait_until(lambda log=log: log.read_text().endswith("\n"), seconds=60)
+        process = psutil.Process(int(log.read_text()))
+        assert forks.words_of(process) == ["a", "b"]
+        assert started.poll() is None
+        started.kill()
+        assert started.wait() == started.poll() == -signal.SIGKILL
+        assert forks.words_of(process) == []
 
 
 def test_a_function_can_be_called_without_a_fork(monkeypatch) -> None:

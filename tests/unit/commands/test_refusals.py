@@ -262,11 +262,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.images.with_parts": (
         images("must be messages", {"prompt": "a", "image": None}, **PROMPTS),
+        images("needs a user message", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS),
         images(
-            "needs a message of the user", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS
-        ),
-        images(
-            "places for 1 images and the row has 0",
+            "places for 1 images but the row has 0",
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "image": None},
             **PROMPTS,
         ),
@@ -283,11 +281,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "data.json_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
     "data.json_rows._parsed": (
         Case("line 1: not JSON", '{"question": '),
-        Case("line 1: lists or objects are nested too deep", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
+        Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
     "data.json_rows._object": (
-        Case("line 1: holds a list, not an object with columns; write one object a row", "[1]"),
+        Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
     "data.kinds._plain": (
         values("row 1: column 'extra' holds a set", None, {1}),
@@ -342,19 +340,19 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.prompts_of_round.prompts_of_round": SAMPLED,
     "data.prompts_of_round.require_enough": (
-        Case("19 kept, 1 duplicates): 19 training prompts, a round needs 20", [*ROWS[:19], ROWS[0]]),
+        Case("19 kept, 1 duplicates): 19 training prompts, but a round needs 20", [*ROWS[:19], ROWS[0]]),
     ),
     "data.prompts_of_round._of_policy_0": SAMPLED,
     "data.prompts_of_round._latest": BY_HAND,
     "data.rows.read_rows": (Case("made:rows: the dataset is empty", list),),
     "data.rows._generated": (
         Case("the generator made:rows raised KeyError", raising),
-        Case("the generator made:rows gave a str as row 0", lambda: ["a"]),
+        Case("the generator made:rows yielded a str as row 0", lambda: ["a"]),
         Case("options of the generator made:rows do not fit it", lambda size: size),
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
     "data.rows.check_file": (
-        Case("known dataset files are", "a,b\n", name="train.csv"),
+        Case("dataset files can be", "a,b\n", name="train.csv"),
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
@@ -371,7 +369,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.engine_arguments.check_on_cpu": (
         Case("rollout.router_replay: vLLM returns the experts", config=REPLAY, checks=MACHINE),
         Case(
-            "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
+            "fp8_per_block needs a GPU; on CPUs set fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
             checks=MACHINE,
         ),
@@ -446,7 +444,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.model_support.check_lora": (
         Case(
-            "vLLM serves no LoRA adapter of GPT2LMHeadModel",
+            "vLLM serves no LoRA adapters for GPT2LMHeadModel",
             config={"update": {"lora": LORA}},
             model=edited("config.json", architectures=["GPT2LMHeadModel"]),
             checks=MODEL,
@@ -522,6 +520,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
+    "training.deepspeed_internals.split_loading.check_gathered": "tests/unit/training/test_policy_model.py",
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }

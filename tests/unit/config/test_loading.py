@@ -54,7 +54,7 @@ def message_of(folder: Path, text: str) -> str:
         ("name: answer}", "name: answer, timeout_value: 0}", ": key 'rewards.0.timeout_value' was removed: write the"),
         ("name: answer}", "name: answer, on_timeout: no}", ": rewards.0.on_timeout: Input should be 'none' or 'fail'"),
         ("name: answer}", "nmae: answer}", ": unknown key 'rewards.0.nmae'; did you mean 'name'?"),
-        ("A run through every stage", "{x}", ", got {'x': None}; put a text that begins with a brace into quotes"),
+        ("A run through every stage", "{x}", ", got {'x': None}; quote a string that begins with a brace"),
         ("rounds: 2", "rounds: two", ": rounds: Input should be a valid integer"),
         ("rounds: 2", "rounds: yes", ": rounds: must be a number, and YAML reads yes, no, on and off as booleans, got"),
         ("rounds: 2", "rounds: 1000000000", ": rounds: Input should be less than or equal to 99999"),

@@ -85,8 +85,8 @@ def test_images_stay_where_the_messages_have_them() -> None:
     ("prompt", "message"),
     [
         ("a text", r"^a row: a prompt with images must be messages; set dataset\.user_prompt"),
-        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a message of the user"),
-        ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images and the row has 1"),
+        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a user message"),
+        ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )
 def test_a_prompt_without_a_place_for_its_images_is_one_sentence(prompt, message) -> None:

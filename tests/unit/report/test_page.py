@@ -375,7 +375,7 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     sampled = sum(part["num_completion_tokens"] for part in parts)
     assert f"{sampled:,} in evaluations" in text, "with greedy decoding and the test"
     in_flight = Reader(render(only, run, so_far(only, run))).words
-    assert "Held-out problems are here those of dataset.dev, which serve to choose." in in_flight
+    assert "Here, the held-out problems are those of dataset.dev, on which the choice is made." in in_flight
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
     with pytest.raises(UserError, match="its policy is"):
         summarize_run(only, run)

@@ -1,10 +1,14 @@
-"""A batch for vLLM's attention on CPUs is split at images, within which the model attends in both directions."""
+"""vLLM's import; a batch for its attention on CPUs, split at images, within which the model attends both ways."""
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
 
+import forks
 import pytest
 import torch
+from helpers import succeeded
 
 from rloo_pipeline.rollout import vllm_internals
 
@@ -48,3 +52,17 @@ def test_tokens_in_the_cache_are_in_no_part() -> None:
 def test_a_batch_without_new_tokens_of_images_is_as_it_was(images) -> None:
     given = batch([1], [12], images)
     assert vllm_internals.split_at_images(given) is given
+
+
+def test_vllm_is_imported_without_scikit_learn(tmp_path) -> None:
+    """Which transformers would import for it."""
+    program = tmp_path / "imports.py"
+    program.write_text(
+        "import sys\nfrom rloo_pipeline.rollout import vllm_internals\n"
+        "vllm_internals.import_vllm()\nprint(*sys.modules)\n"
+    )
+    outcome = succeeded(forks.run(program, [], os.environ | {"PYTHONPATH": str(forks.ROOT)}))
+    loaded = outcome.stdout.split()
+    assert "vllm" in loaded
+    assert "sklearn" not in loaded
+    assert importlib.util.find_spec("sklearn"), "there it is"

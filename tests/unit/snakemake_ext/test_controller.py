@@ -64,7 +64,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
 def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
     controller(overwrite_resources={"update": {"mem_mb": 1}}).rules_read()
     with pytest.raises(
-        UserError, match=r"names no rule of this workflow: updat; its rules are update, update_transient"
+        UserError, match=r"names a rule that this workflow does not have: updat; its rules are update, update_transient"
     ):
         controller(overwrite_resources={"updat": {"mem_mb": 1}}).rules_read()
     with pytest.raises(UserError, match="updat"):

@@ -63,10 +63,12 @@ def test_a_data_file_that_was_replaced_by_another_with_an_older_time_is_noticed(
     time = (folder / assets.ASSETS).stat().st_mtime + 60 * minutes
     os.utime(file, (time, time))
     assert run_sources.replaced(folder) is None
+    assert run_sources.unchanged(folder) == ({file} if minutes > 0 else set())
     other = tmp_path / "other.jsonl"
     other.write_bytes(content)
     os.utime(other, (time, time))
     other.rename(file)
+    assert run_sources.unchanged(folder) == set()
     assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == said
 
 

@@ -97,7 +97,7 @@ def test_a_job_that_can_never_start_is_cancelled_and_not_submitted_again(clock, 
     assert active(executor, job) == []
     assert job.job.rule.restart_times == 0
     assert executor.calls[0] == ("scancel", job)
-    assert "SLURM job 1 (score) asks for what its partition" in executor.calls[1][0]
+    assert "SLURM job 1 (score) requests what its partition" in executor.calls[1][0]
     assert "(PartitionTimeLimit)" in executor.calls[1][0]
 
 

@@ -59,7 +59,10 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
 
     read_ones = read("1+5=6?", "2+5=7?")
     assert (len(read_ones.trained.prompts), len(read_ones.held_out)) == (1, 1)
-    with pytest.raises(UserError, match=r"row 1: its prompt is none of this run's, which end with what `reset`"):
+    with pytest.raises(
+        UserError,
+        match=r"row 1: its prompt is not one of this run's, which end with the text that the environment's `reset`",
+    ):
         read("1+5=6?", "2+5=")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import model_folders
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -202,21 +203,35 @@ def test_what_ends_a_completion_is_the_same_for_every_policy(tmp_path, tiny_mode
 )
 def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, names, message) -> None:
     with pytest.raises(UserError) as error:
-        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
+        policy_model.check_layers(Policy(tiny_model), Lora(target_modules=names))
     assert str(error.value).startswith(f"update.lora.target_modules: the model has {message}")
 
 
 def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
     with pytest.raises(UserError, match=r"target_modules: PEFT cannot make an adapter for .*_poj \("):
-        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=".*_poj"))
+        policy_model.check_layers(Policy(tiny_model), Lora(target_modules=".*_poj"))
 
 
 @pytest.mark.parametrize(
     "names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"], r".*\.[qv]_proj"]
 )
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
-    policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
-    policy_model.check_adapter(Policy(tiny_model), None)
+    policy_model.check_layers(Policy(tiny_model), Lora(target_modules=names))
+    policy_model.check_layers(Policy(tiny_model), None)
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "qwen3_next"])
+def test_zero_3_is_refused_for_layers_that_read_the_weights_of_a_convolution(tmp_path, kind) -> None:
+    """The forward or the backward pass would fail, since ZeRO 3 gathers the weights of modules that are called."""
+    model = Policy(model_folders.build(tmp_path / "model", 0, kind))
+    policy_model.check_layers(model, None, zero_stage=2)
+    loaded = plain_model.load_plain(model, "float32", device_map="meta")
+    for check in (
+        lambda: policy_model.check_layers(model, None, zero_stage=3),
+        lambda: split_loading.check_gathered(loaded, model),
+    ):
+        with pytest.raises(UserError, match=r"zero_stage: 3 cannot be used with .*; set 2 or less"):
+            check()
 
 
 @pytest.mark.parametrize(
