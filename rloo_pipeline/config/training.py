@@ -196,9 +196,9 @@ class Deepspeed(Section):
     """
     communication_data_type: Literal["float32", "model"] = "float32"
     """Number format of the gradient all-reduce. With `float32`, several processes compute the same step as one process,
-    unless there is dropout. `model` uses `model.dtype`: in 16 bits it halves the traffic and rounds every sum. In
-    bfloat16 the relative error of the gradient norm is then about 1e-3, and Adam can move weights with small gradients
-    in the wrong direction.
+    unless there is dropout or the optimizer is `muon`, which rounds to bfloat16. `model` uses `model.dtype`: in 16 bits
+    it halves the traffic and rounds every sum. In bfloat16 the relative error of the gradient norm is then about 1e-3,
+    and Adam can move weights with small gradients in the wrong direction.
     """
     processes: int = Field(1, ge=1)
     """Processes (ranks) of one update, one per GPU."""
