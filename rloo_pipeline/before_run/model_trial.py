@@ -116,9 +116,9 @@ def sampling(inputs: RunInputs) -> Iterator[Finding]:
     if inputs.model is None or rollout.generation_kwargs is None:
         return
     with problems_of("sampling") as problems:
-        from rloo_pipeline.rollout import groups, mask_trial
+        from rloo_pipeline.rollout import groups
 
-        mask_trial.check(inputs.model, groups.sampling_config_of(rollout))
+        groups.check_kwargs(inputs.model, rollout)
         yield Finding("sampling", True, "vLLM takes rollout.generation_kwargs")
     yield from problems
 

@@ -16,10 +16,11 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Dataset, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.engine_arguments import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
-from rloo_pipeline.rollout.sampler import Sampler
+from rloo_pipeline.rollout.sampler import Sampler, params_of, refusals_told
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
@@ -100,6 +101,18 @@ def sampling_config_of(rollout: Rollout) -> SamplingConfig:
 def evaluation_sampling(temperature: float, max_completion_length: int, rollout: Rollout) -> SamplingConfig:
     """The sampling parameters of held-out completions."""
     return SamplingConfig(temperature, 1.0, 0, None, max_completion_length, _kwargs_of(rollout))
+
+
+def check_kwargs(policy: Policy, rollout: Rollout) -> None:
+    """Checks `rollout.generation_kwargs` as vLLM does when it gets a request, without an engine.
+
+    Raises:
+        UserError: vLLM refuses a value, such as a token id that the model does not have.
+    """
+    vllm_internals.import_vllm()
+    with refusals_told(of_kwargs=True):
+        params = params_of(Request([], 0, sampling_config_of(rollout)), policy.stop_ids, policy.placeholder_ids)
+        vllm_internals.check_parameters(params, policy.tokenizer, policy.vocabulary)
 
 
 def _kwargs_of(rollout: Rollout) -> JSON:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.model_files import module_counts
@@ -34,7 +34,8 @@ from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from vllm import LLM
+    from transformers import PreTrainedTokenizerBase
+    from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
 SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -360,3 +361,20 @@ def sleeps(llm: LLM) -> bool:
             raise
         return False
     return True
+
+
+def check_parameters(params: SamplingParams, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
+    """Checks a request's parameters, as the engine of a model with this vocabulary does.
+
+    Raises:
+        ValueError: vLLM refuses one of them.
+        VLLMClientError: likewise.
+    """
+    from vllm.config import StructuredOutputsConfig
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    uncached: Any = tokenizer
+    cached: Any = get_cached_tokenizer(uncached)
+    model: Any = SimpleNamespace(max_logprobs=0, get_vocab_size=lambda: vocabulary, is_diffusion=False)
+    params.update_from_tokenizer(cached)
+    params.verify(model, None, StructuredOutputsConfig(), cached)

@@ -132,11 +132,5 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "LLMEngine.step": "(self)",
         },
         "vllm.v1.sample.sampler": {"batched_count_greater_than": "(x, values)"},
-        "vllm.v1.structured_output.backend_types": {
-            "StructuredOutputBackend.compile_grammar": "(self, request_type, grammar_spec, stop_token_ids)",
-            "StructuredOutputGrammar.accept_tokens": "(self, request_id, tokens)",
-            "StructuredOutputGrammar.fill_bitmask": "(self, bitmask, batch_index)",
-        },
-        "vllm.v1.structured_output.request": {"get_structured_output_key": "(params)"},
     },
 }

@@ -386,9 +386,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.sampler.refusals_told": (
         sampling("vLLM refuses a value (token_id(s) [10000] in stop_token_ids", stop_token_ids=[10_000]),
     ),
-    "rollout.mask_trial.check": (
-        sampling("no token may follow '4-': masks leave none", structured_outputs={"choice": ["4-x", "4-q"]}),
-    ),
     "rollout.sampler._experts_of": SAMPLED,
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
