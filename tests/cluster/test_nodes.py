@@ -1,17 +1,44 @@
 """Updates on several nodes."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
-from slurm_project import GO_ON
+from filelock import FileLock
+from helpers import Project
+from slurm_project import GO_ON, Cluster
 
 pytestmark = pytest.mark.slow
+RANKS = {"processes": 2}
 
 
-def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(cluster, finished) -> None:
+@pytest.fixture(scope="session")
+def of_one_node(slurm, image, finished, tmp_path_factory) -> Project:
+    """Two rounds by two ranks of this machine in the image, under ZeRO 2; one pytest worker runs them."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "of-one-node"
+    with FileLock(shared / "of-one-node.lock"):
+        if not folder.exists():
+            first = Cluster(shared / "of-one-node.part")
+            train(first, finished, 2, "--sdm=apptainer")
+            first.folder.rename(folder)
+    return Project(folder)
+
+
+def train(project: Cluster, finished: Project, stage: int, *options: str) -> None:
+    """Makes policies 1 and 2 by two ranks of this machine."""
+    project.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
+    arguments = ("--cores=2", *options, *GO_ON, "--", "results/mini/policies/00002")
+    outcome = project.snakemake(*arguments, deepspeed=RANKS | {"zero_stage": stage})
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(cluster, of_one_node) -> None:
     """As a SLURM job of its own."""
-    expected = on_one_node(cluster, finished, "00001", stage=2)
+    expected = cluster.take(of_one_node).files("policies/00001/*")
     again = (*GO_ON, "--forcerun=update", "--", "results/mini/policies/00001")
     cluster.finish(cluster.start(*again, deepspeed=RANKS | {"zero_stage": 2, "nodes": 2}))
     assert "2 ranks on node1, node2" in log(cluster, "00001")
@@ -19,8 +46,11 @@ def test_an_update_on_two_nodes_makes_the_policy_of_one_node_with_two_ranks(clus
 
 
 def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished) -> None:
-    """In `rloo submit --nodes 2`. srun is called for the two nodes and for the ranks."""
-    expected = on_one_node(cluster, finished, "00002", stage=3)
+    """In `rloo submit --nodes 2`. srun is called for the two nodes and for the ranks. The image, which the expected
+    policies are made without, changes no bytes (test_runs.py).
+    """
+    train(cluster, finished, 3)
+    expected = cluster.files("policies/*/*")
     updates = ("update", "update_last")
     again = (*GO_ON, "--retries=0", "--forcerun", *updates, "--allowed-rules", *updates, "gate")
     steps = cluster.count_steps()
@@ -36,27 +66,13 @@ def test_ranks_on_the_nodes_of_a_job_stay_between_two_updates(cluster, finished)
     assert cluster.files("policies/*/*") == expected
 
 
-RANKS = {"processes": 2}
-
-
-def on_one_node(cluster, finished, last: str, stage: int) -> dict[str, bytes]:
-    """The policies up to round `last`, by two ranks of this machine."""
-    cluster.at_round_1(finished, "policies/00001", "rounds/00001/metrics.json", "rounds/00001/train.parquet")
-    target = f"results/mini/policies/{last}"
-    outcome = cluster.snakemake(
-        "--cores=2", "--sdm=apptainer", *GO_ON, "--", target, deepspeed=RANKS | {"zero_stage": stage}
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    return cluster.files("policies/*/*" if last != "00001" else "policies/00001/*")
-
-
 def log(cluster, number: str) -> str:
     return (cluster.folder / f"results/mini/logs/update/{number}.log").read_text()
 
 
-def test_policies_that_stay_on_two_nodes_are_those_of_one_node(cluster, finished) -> None:
+def test_policies_that_stay_on_two_nodes_are_those_of_one_node(cluster, of_one_node) -> None:
     """A policy that is not kept is copied from the node into the run's folder at the end, since it is asked for."""
-    expected = on_one_node(cluster, finished, "00002", stage=2)
+    expected = cluster.take(of_one_node).files("policies/*/*")
     folder = cluster.folder / "results" / "mini" / "policies"
     shutil.rmtree(folder / "00001")
     shutil.rmtree(folder / "00002")

@@ -30,7 +30,7 @@ def test_every_stage_as_a_job_in_the_image_gives_the_bytes_of_one_machine_and_th
 def test_stages_in_the_image_need_no_network_and_keep_their_engines(cluster, finished) -> None:
     """Runs in a network namespace with nothing but loopback."""
     cluster.configure()
-    arguments = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=2", "results/mini/policies/00002")
+    arguments = ("--configfile=config/test.yaml", "--sdm=apptainer", "--cores=1", "results/mini/policies/00002")
     without_network = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
     outcome = subprocess.run(
         [*without_network, sys.executable, "-m", "snakemake", *arguments],
