@@ -29,5 +29,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, for the completion of notebooks."""
+    """The public names, for tab completion in notebooks."""
     return sorted(__all__)

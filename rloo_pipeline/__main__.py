@@ -1,4 +1,6 @@
-"""`rloo COMMAND …` or `python -m rloo_pipeline COMMAND …`: runs in a free worker process if there is one, else here."""
+"""`rloo COMMAND …` or `python -m rloo_pipeline COMMAND …`: runs a command in a free worker process if there is one,
+otherwise in this process.
+"""
 
 import sys
 
@@ -14,7 +16,7 @@ def main() -> None:
 
             cli.main()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # Ctrl-C, also during the imports; Snakemake says how to go on
+        raise SystemExit(130) from None  # Ctrl-C, even during imports; Snakemake says how to continue
     if code is not None:
         raise SystemExit(code)
 

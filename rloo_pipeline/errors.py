@@ -1,4 +1,4 @@
-"""Errors that a user can fix, as one sentence that names the file or key and says what to do."""
+"""Errors that a user can fix: one sentence that names the file or key and says what to do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """An error outside the program. The user sees only the message; the traceback goes to the log."""
+    """An error that the program did not cause. The user sees only the message; the traceback goes to the log."""
 
     def __str__(self) -> str:
-        """The message, which may quote data, as `printable` text."""
+        """The message, made `printable` because it may quote data."""
         return printable(super().__str__())
 
 
@@ -23,33 +23,33 @@ class RefusedPolicyError(UserError):
 
 
 class IncompatibleEngine(BaseException):
-    """The engine that this worker keeps does not fit the stage, and a process can only ever load one engine, so another
-    process must run the stage. A BaseException, because the stage itself has not failed and must not catch it.
+    """The engine that this worker keeps does not fit the stage. Since a process can load only one engine in its life,
+    another process must run the stage. It is a BaseException because the stage has not failed and must not catch it.
     """
 
 
 CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
-"""C0 and C1 control characters but newline and tab, as `str.translate` takes them."""
+"""C0 and C1 control characters except newline and tab, as a table for `str.translate`."""
 
 
 def printable(text: str) -> str:
-    """`text` without the characters with which a terminal could be controlled, such as ESC.
+    """Removes the characters that can control a terminal, such as ESC.
 
-    Text of a model or a data set could otherwise set the window's title, write to the clipboard or clear the screen.
+    Text from a model or dataset could otherwise set the window's title, write to the clipboard or clear the screen.
     """
     return text.translate(CONTROLS)
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """A text, or the message of an error, on one line of at most `longest` characters that UTF-8 has."""
+    """Puts a text or an exception's message on one line of at most `longest` characters, without lone surrogates."""
     return " ".join(str(text).encode(errors="replace").decode().split())[:longest]
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
+    """Returns `; did you mean 'x'?` with the most similar candidate, or an empty string if none is similar.
 
     Args:
-        name: name as the user wrote it.
+        name: the name that the user wrote.
         candidates: valid names.
         cutoff: minimum similarity, from 0 to 1 (difflib's ratio).
     """
@@ -61,17 +61,19 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
 
 
 def unexpanded(path: str) -> str:
-    """`; ~ is not expanded …` for a missing path that a shell would have expanded, or an empty string."""
+    """Returns `; ~ is not expanded …` for a missing path that a shell would have expanded, otherwise an empty
+    string.
+    """
     part = next((part for part in Path(path).parts if part.startswith(("~", "$"))), None)
     return f"; {part} is not expanded, write out the path" if part else ""
 
 
 OF_FILES = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors of writing that `explain` says what to do about."""
+"""Write errors for which `explain` suggests a fix."""
 
 
 def explain(error: BaseException) -> str:
-    """One sentence for any exception; a UserError is its own message."""
+    """Explains any exception in one sentence. For a UserError, that is its message."""
     if isinstance(error, UserError):
         return str(error)
     if _is_disk_full(error):
@@ -93,7 +95,7 @@ def explain(error: BaseException) -> str:
 
 @contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
-    """Context manager for writing to `folder`: turns an error caused by a full disk into one that names the folder.
+    """Context manager for writes to `folder`. Turns an error caused by a full disk into one that names the folder.
 
     Raises:
         UserError: the block failed because there was no space left.
@@ -101,14 +103,14 @@ def translate_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # torch's writers give neither the errno nor its text
+        # torch's writers give neither errno nor its text
         if _is_disk_full(error) or (not isinstance(error, UserError) and nearly_full(folder)):
             raise UserError(no_space_left(folder)) from error
         raise
 
 
 def raise_disk_full(error: BaseException) -> None:
-    """Re-raises an error that a full disk caused, so that handlers for other errors do not reword it."""
+    """Raises UserError for an error that a full disk caused, so that handlers for other errors do not reword it."""
     if _is_disk_full(error):
         raise error
 
@@ -118,17 +120,19 @@ NEARLY_FULL = 1 << 16
 
 
 def nearly_full(folder: Path) -> bool:
-    """True if the disk of a folder is full."""
+    """True if the disk that holds a folder is nearly full."""
     return shutil.disk_usage(folder).free < NEARLY_FULL
 
 
 def no_space_left(folder: Path) -> str:
-    """The sentence about a full disk."""
+    """The error message for a full disk."""
     return f"no space left in {folder}: free some disk or quota and run again"
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """True if a disk or quota is full; safetensors and pyarrow raise their own exceptions with the same text."""
+    """True if an error means that a disk or quota is full. safetensors and pyarrow raise their own exceptions with the
+    same text.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     texts = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "No usable temporary directory")

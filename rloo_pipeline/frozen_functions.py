@@ -1,8 +1,8 @@
-"""Frozen functions of a run: a process imports copies in place of the user's files.
+"""Freezes the user's functions for a run: processes import copies in place of the user's files.
 
-Copies are in the folder `functions` of a run or an experiment; its `functions.json` maps each copy to its file. A copy
-replaces the text of a file but not its path: `__file__`, tracebacks and relative imports are the original's, so a
-function still finds the data beside it. `use` switches the copies on for this process and its children.
+Copies are in the folder `functions` of a run or experiment; `functions.json` in it maps each copy to its file. A copy
+replaces a file's text but not its path: `__file__`, tracebacks and relative imports are those of the original, so a
+function still finds data next to its file. `use` turns the copies on for this process and its children.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from types import ModuleType
 FOLDER = "functions"
 INDEX = "functions.json"
 VARIABLE = "RLOO_FUNCTIONS"
-"""Environment variable with the folder of the copies in use; empty for none. Children inherit it."""
+"""Environment variable with the folder of the copies in use; empty if there are none. Children inherit it."""
 
 
 class Copies(MetaPathFinder):
-    """The copies in use. It is a finder that imports modules from copies, even if the original files are gone."""
+    """The copies in use. As an import finder, it finds modules in copies even if the original files are gone."""
 
     def __init__(self, folder: str) -> None:
-        """`folder` holds the copies; empty for none."""
+        """Takes the folder with the copies; empty if there are none."""
         self.folder = folder
         self.by_file = {file: Path(folder, copy) for file, copy in _read(Path(folder)).items()} if folder else {}
         self._names = {file.parent.name if file.stem == "__init__" else file.stem for file in self.by_file}
@@ -35,7 +35,7 @@ class Copies(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module from a copy, if Python's own search would first find the copied file."""
+        """The spec of a module in a copy, if Python's own search would find the copied file first."""
         name = fullname.rpartition(".")[2]
         if name not in self._names:
             return None
@@ -50,15 +50,15 @@ class Copies(MetaPathFinder):
 
 
 class CopyLoader(SourceFileLoader):
-    """Loads a module from the copy of its file, never from bytecode, which belongs to the file."""
+    """Loads a module from the copy of its file, never from bytecode, which belongs to the original file."""
 
-    def get_data(self, path: str) -> bytes:  # noqa: D102 - of the base class
+    def get_data(self, path: str) -> bytes:  # noqa: D102 - documented in the base class
         return source(Path(path)).read_bytes()
 
-    def path_stats(self, path: str) -> Mapping[str, float]:  # noqa: D102 - of the base class
+    def path_stats(self, path: str) -> Mapping[str, float]:  # noqa: D102 - documented in the base class
         raise OSError(f"{path}: bytecode is not looked for")
 
-    def exec_module(self, module: ModuleType) -> None:  # noqa: D102 - of the base class
+    def exec_module(self, module: ModuleType) -> None:  # noqa: D102 - documented in the base class
         import linecache
 
         text = self.get_source(self.name) or ""
@@ -80,37 +80,37 @@ def in_use() -> Copies:
         for name in [name for name, module in sys.modules.items() if isinstance(_loader(module), CopyLoader)]:
             del sys.modules[name]
         _copies = Copies(folder)
-        if folder:  # after built-in modules, which have no files, and before files
+        if folder:  # after built-in modules, which have no files, and before the finder for files
             sys.meta_path.insert(sys.meta_path.index(PathFinder), _copies)
     return _copies
 
 
 def use(folder: Path | None) -> None:
-    """Uses the copies in a folder from now on; with None, the files themselves."""
+    """Uses the copies in a folder from now on, or with None, the original files."""
     os.environ[VARIABLE] = str(folder.absolute()) if folder else ""
     in_use()
 
 
 def near(run: Path) -> Path | None:
-    """The folder of the copies that a run uses, its own or its experiment's; None if there are no copies."""
+    """The folder of the copies that a run uses: its own, or its experiment's; None if there are no copies."""
     candidates = (folder / FOLDER for folder in (run.absolute(), *run.absolute().parents[:2]))
     return next((folder for folder in candidates if (folder / INDEX).exists()), None)
 
 
 def exists(file: Path) -> bool:
-    """True if a file, or a copy of it in use, exists."""
+    """True if a file, or the copy of it that is in use, exists."""
     copies = in_use().by_file
     return file.is_file() or (bool(copies) and file.resolve() in copies)
 
 
 def source(file: Path) -> Path:
-    """The copy of a file if one is in use, else the file itself."""
+    """The copy of a file if one is in use, otherwise the file itself."""
     copies = in_use().by_file
     return copies.get(file.resolve(), file) if copies else file
 
 
 def spec_of(name: str, file: Path) -> ModuleSpec | None:
-    """The spec that imports a file, or its copy in use, as the module `name`."""
+    """The spec that imports a file, or the copy in use, as the module `name`."""
     if file.resolve() not in in_use().by_file:
         return spec_from_file_location(name, file)
     package = [str(file.parent)] if file.stem == "__init__" else None
@@ -122,6 +122,8 @@ def _loader(module: ModuleType) -> object:
 
 
 def _read(folder: Path) -> dict[Path, str]:
-    """File → path of its copy in `folder`. Paths in the index are relative to its folder, so a project can move."""
+    """Reads the index of a folder: file → path of its copy. Paths in the index are relative to it, so that a project
+    can be moved.
+    """
     entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))["files"]
     return {Path(os.path.normpath(folder / file)).resolve(): entry["copy"] for file, entry in entries.items()}

@@ -1,7 +1,7 @@
-"""Functions that a configuration names as `module:function` or `path/file.py:function`.
+"""Imports functions that a configuration names as `module:function` or `path/file.py:function`.
 
-In a run's job, their code is the run's frozen copy (`frozen_functions`). An environment of another library is
-`LIBRARY:ARGUMENT`, which calls the function of `LIBRARIES` with the argument.
+In a run's jobs, their code is the run's frozen copy (`frozen_functions`). For an environment of another library,
+`LIBRARY:ARGUMENT` calls that library's function in `LIBRARIES` with the argument.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LIBRARIES = {
     "openenv": "rloo_pipeline.environments.openenv_server:environment",
     "verifiers": "rloo_pipeline.environments.verifiers_tasks:environment",
 }
-"""Functions of this package that take the rest of a reference and return the class of an environment."""
+"""Functions of this package that take the rest of a reference and return an environment class."""
 UNLISTED = {"*", "__getattr__", "sys.modules[__name__]"}
-"""Signs at a file's top level that it may have names that its text does not show."""
+"""Names at the top level of a file which mean that it may define names its text does not show."""
 
 
 def of_library(reference: str) -> tuple[str, str | None]:
-    """The import string of a reference, and the argument of an environment of another library."""
+    """Splits a reference into its import string and, for an environment of another library, the argument."""
     library, _, argument = reference.partition(":")
     return (LIBRARIES[library], argument.strip()) if library in LIBRARIES and argument else (reference, None)
 
@@ -61,7 +61,7 @@ def source_of(reference: str) -> Path | None:
 
 
 def check(reference: str) -> Path | None:
-    """Checks that a reference names a function, by the text of its file; nothing is imported. Returns the file.
+    """Checks by the text of its file that a reference names a function, without importing anything. Returns the file.
 
     Raises:
         UserError: the reference is malformed, or there is no such file, module or function.
@@ -80,7 +80,9 @@ def check(reference: str) -> Path | None:
 
 @lru_cache(32)
 def _top_level_names(text: str) -> frozenset[str]:
-    """Functions, classes, imports and variables at the top level of a Python file, below `if`, `try` and `with` too."""
+    """Functions, classes, imports and variables at the top level of a Python file, including those inside `if`, `try`
+    and `with`.
+    """
     import ast
 
     names: set[str] = set()
@@ -101,7 +103,7 @@ def _top_level_names(text: str) -> frozenset[str]:
 
 
 def load(reference: str) -> Callable[..., Any]:
-    """Imports the function; for an environment of another library, makes its class.
+    """Imports a function. For an environment of another library, creates its class.
 
     Raises:
         UserError: there is no such file, module or function, or the import fails.
@@ -123,12 +125,12 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def error_location(error: BaseException, reference: str) -> str:
-    """Place in a user's files where an exception was raised, such as ` (mine.py, line 12)`: the innermost frame in the
-    function's own file or in a file below its folder. Empty if there is none, or if the file is no longer found.
+    """The position in a user's files where an exception was raised, such as ` (mine.py, line 12)`: the innermost frame
+    in the function's own file or in one below its folder. Empty if there is none, or if the file is no longer found.
 
     Args:
-        error: raised by the function or by its import.
-        reference: to the function.
+        error: exception that the function or its import raised.
+        reference: reference to the function.
     """
     import traceback
 
@@ -149,9 +151,9 @@ def error_location(error: BaseException, reference: str) -> str:
 
 
 def _import_file(path: Path) -> Any:
-    """Imports a file under a unique module name, so that two files of the same name do not collide.
+    """Imports a file under a unique module name, so that files of the same name do not collide.
 
-    The file can import its neighbours, as a script can; installed packages take precedence.
+    Like a script, the file can import its neighbours, but installed packages take precedence.
     """
     import hashlib  # every scoring worker imports this module, and most need neither hashlib nor ast
 

@@ -1,7 +1,7 @@
-"""Seeds that depend only on what is drawn.
+"""Derives seeds that depend only on what is being drawn.
 
-The seed of a sample is derived from (run seed, purpose, round, prompt, sample), so the number of shards, the order of a
-batch and a restart do not change it.
+The seed of a sample is derived from (run seed, purpose, round, prompt, sample), so it does not depend on the number of
+shards, the order of a batch, or restarts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import chain, islice
 
 @lru_cache(2**17)
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed from the run's seed and the names of what it is for.
+    """Derives a 63-bit seed from the run's seed and names that describe its purpose.
 
     Names are length-prefixed before hashing, so that ("a", "bc") and ("ab", "c") give different seeds. The cache holds
     the seeds of a round, which are needed when its requests are queued and again in its stage.
@@ -42,7 +42,7 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
     into the next epoch, the rows that it already has are moved to the end of that epoch.
 
     Args:
-        length: rows of the dataset.
+        length: number of rows in the dataset.
         count: rows of a round; at most `length`.
         round_: number of the round, from 1.
         seed: seed of the order.
@@ -52,7 +52,9 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
 
 
 def earlier_rounds(rows: Iterable[int], length: int, count: int, last: int, seed: int) -> dict[int, int]:
-    """For those of some rows that a round up to `last` has sampled: the latest one; arguments of `rows_of_round`."""
+    """Row → latest round up to `last` that sampled it, for those of `rows` that were sampled. Other arguments are as
+    for `rows_of_round`.
+    """
     wanted, found = set(rows), dict[int, int]()
     for place, row in enumerate(islice(chain.from_iterable(_epochs(length, count, seed)), last * count)):
         if row in wanted:
@@ -61,7 +63,7 @@ def earlier_rounds(rows: Iterable[int], length: int, count: int, last: int, seed
 
 
 def _epochs(length: int, count: int, seed: int) -> Iterator[list[int]]:
-    """The rows of each epoch in order."""
+    """Yields the rows of each epoch, in order."""
     order: list[int] = []
     for epoch in itertools.count():
         carried_over = epoch * length % count
@@ -72,11 +74,11 @@ def _epochs(length: int, count: int, seed: int) -> Iterator[list[int]]:
 
 
 def rows_for_refill(length: int, sampled: Iterable[int], round_: int, seed: int) -> list[int]:
-    """Rows of the dataset that a round has not sampled, in random order: its refill begins with the first of them.
+    """Rows of the dataset that a round has not sampled, in random order. Its refill starts with the first of them.
 
     Args:
-        length: rows of the dataset.
-        sampled: rows that the round samples in any case.
+        length: number of rows in the dataset.
+        sampled: rows that the round samples anyway.
         round_: number of the round, from 1.
         seed: seed of the order.
     """

@@ -1,3 +1,3 @@
-"""The version of this package, as pyproject.toml has it."""
+"""The version of this package, which pyproject.toml reads."""
 
 __version__ = "0.1.0"

@@ -53,16 +53,16 @@ def whitened(formula: Formula) -> Estimator:
 
 
 def divided(formula: Formula) -> Estimator:
-    """Marks an estimator that divides by the spread of a group; only the configuration asks for this mark.
+    """Marks an estimator that divides by the spread of a group; only the configuration reads this mark.
 
-    It allows no penalties in its rewards: if all scores are equal, the spread would be that of the
+    Its rewards must not contain penalties: if all scores were equal, the spread would come from the
     penalties alone.
     """
     return Estimator(formula)
 
 
 def batch_baseline(formula: Formula) -> Formula:
-    """Marks an estimator whose baseline is the batch's; goes below another mark.
+    """Marks an estimator whose baseline is the batch's; place it below another mark.
 
     Groups of equal rewards then have a signal, so the configuration refuses to filter or replace them. Only the
     configuration reads this mark.
@@ -71,7 +71,7 @@ def batch_baseline(formula: Formula) -> Formula:
 
 
 def has_batch_baseline(formula: Formula, samples: int) -> bool:
-    """True if groups of `samples` equal rewards get advantages, as under a baseline of the batch."""
+    """True if groups of `samples` equal rewards get non-zero advantages, as they do if the baseline is the batch's."""
     equal = torch.tensor([[0.0], [1.0]], dtype=torch.float64).repeat(1, samples)
     return bool(formula(equal).nan_to_num(0.0).any())
 
@@ -95,8 +95,8 @@ def rloo(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
 def rloo_std(rewards: Float[Tensor, "prompts K"]) -> Float[Tensor, "prompts K"]:
     """RLOO divided by the spread of the siblings: A_i = (R_i − mean_{j≠i} R_j) / (std_{j≠i} R_j + ε).
 
-    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6). As there, a sample whose siblings are
-    all equal is not divided. Neither moment contains the sample itself.
+    NeMo-RL with use_leave_one_out_baseline and normalize_rewards (its ε is 1e-6). As in NeMo-RL, a sample whose
+    siblings are all equal is not divided. Neither moment contains the sample itself.
     """
     siblings, centred = nan_stats.siblings(rewards), _minus_siblings(rewards)
     std, rounding = nan_stats.std(siblings).squeeze(-1), nan_stats.rounding(siblings).squeeze(-1)

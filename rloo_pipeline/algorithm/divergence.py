@@ -19,9 +19,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 LEAST_REST = 1e-6
-"""Lower bound of the probability of all other tokens, whose float32 value has an error near 1e-7."""
+"""Lower bound on the probability of all other tokens, which has an error near 1e-7 in float32."""
 _ABSENT = -1e4
-"""Log-prob whose exponential is 0; it is finite, so that 0 times it is 0."""
+"""A finite log-prob whose exponential is 0, so that 0 times it is 0."""
 
 
 def of_top(
@@ -30,7 +30,8 @@ def of_top(
     """The divergence at each position in nats, with its gradient with respect to the student's log-probs.
 
     Args:
-        logps: the student's log-probs of the teacher's likeliest tokens. Any that it never samples belong to the rest.
+        logps: the student's log-probs of the teacher's likeliest tokens. Tokens that it never samples belong to the
+            rest.
         teacher_logps: the teacher's log-probs. Tokens that it never samples, and those that the student lacks (−inf),
             belong to the rest too.
         beta: β, the kind of divergence, as above.

@@ -16,7 +16,7 @@ its loss is
 
 At ρ = 1, in the first step on samples of π_old, all have the gradient of `none` (ppo at `sequence_mean`: 1/T of it).
 
-Shapes: `actions` is 1 where a completion is one action, and the number of tokens otherwise. The mask is true on a
+Shapes: `actions` is 1 where a completion is one action, and the number of tokens otherwise. The mask is True for a
 completion's tokens, and log-probs are 0 at padding.
 """
 
@@ -34,19 +34,19 @@ Level = Literal["sequence", "sequence_mean", "token"]
 Clip = Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"]
 OwnLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A user's loss: logps, old_logps, advantages and mask, all [completions, tokens] → the loss of each token. Completions
-and tokens outside of the mask may have no effect on others, since steps are split into micro-batches.
+and tokens outside of the mask must not affect others, since steps are split into micro-batches.
 """
 AggMode = Literal[
     "sequence", "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
 MAX_LOG_RATIO = 20.0
-"""Bound of a log-ratio, as in OpenRLHF, verl and NeMo-RL; a ratio of e²⁰ = 4.9e8 is far outside any clip range."""
+"""Bound on a log-ratio, as in OpenRLHF, verl and NeMo-RL; a ratio of e²⁰ = 4.9e8 is far outside any clip range."""
 
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
-"""Lower bound of a completion's log-ratio in `vespo`, as in its authors' code and TRL; see also `MAX_LOG_RATIO`."""
+"""Lower bound on a completion's log-ratio in `vespo`, as in its authors' code and TRL; see also `MAX_LOG_RATIO`."""
 MOST_OFF_POLICY = 20.0
-"""Bound of a ratio in `dppo_tv`, as in verl: its trust region bounds differences of probabilities, not ratios."""
+"""Bound on a ratio in `dppo_tv`, as in verl: its trust region bounds differences of probabilities, not ratios."""
 
 
 class Bounds(NamedTuple):
@@ -60,7 +60,7 @@ class Bounds(NamedTuple):
     temperature_pos: float = 1.0
     temperature_neg: float = 1.05
     gamma_pos: tuple[float, float] = (2.0, 3.0)
-    """k and λ of `vespo` where the advantage is not negative."""
+    """k and λ of `vespo` for advantages that are not negative."""
     gamma_neg: tuple[float, float] = (3.0, 2.0)
     kl_cov_coef: float = 1.0
     """κ of `kl_cov`."""
@@ -90,9 +90,9 @@ def log_ratio(
     """log ρ of each action, bounded by ±20: an infinite ratio times an advantage of 0 would be NaN.
 
     Args:
-        logps: under the policy being trained.
-        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
-        mask: true on completion tokens.
+        logps: log-probs under the policy being trained.
+        old_logps: log-probs under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
+        mask: True for completion tokens.
         level: `sequence` sums over tokens (RLOO), `sequence_mean` takes their mean (GSPO, arXiv 2507.18071,
             equation 7), `token` makes each token an action (PPO, GRPO).
     """
@@ -117,14 +117,14 @@ def losses(
     """The loss of each action.
 
     Args:
-        logps: under the policy being trained.
-        old_logps: under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
+        logps: log-probs under the policy being trained.
+        old_logps: log-probs under π_old: the policy before the update, or the one that sampled (`old_logps: sampler`).
         advantages: per completion, or per token if tokens are actions.
-        mask: true on completion tokens.
+        mask: True for completion tokens.
         level: kind of action, see `log_ratio`.
         clip: one of the losses above, or a user's; all but `ppo` have a term for each token.
         bounds: clip range of the ratio.
-        chosen: tokens that `clip_cov` drops or `kl_cov` holds back; None for none.
+        chosen: tokens that `clip_cov` drops or `kl_cov` holds back; None if there are none.
     """
     difference = log_ratio(logps, old_logps, mask, level)
     ratio = difference.exp()
@@ -208,7 +208,7 @@ def aggregate(
     Args:
         action_losses: 0 outside the mask. If a completion is one action, modes that sum over tokens count its loss once
             per token.
-        mask: true on completion tokens.
+        mask: True for completion tokens.
         mode: one of the five above.
         totals: N, ΣT and L of the optimizer step.
     """

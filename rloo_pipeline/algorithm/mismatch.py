@@ -1,6 +1,6 @@
 """Mismatch between the sampler's log-probs and the trainer's: importance weights, and the size of the gap.
 
-Sampler and trainer differ in kernels and rounding; with `rollout.lag` the sampler holds an older policy too, and the
+Sampler and trainer differ in kernels and rounding. With `rollout.lag` the sampler also holds an older policy, and the
 trainer's is π_old, around which the loss clips (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641). With w =
 π_trainer/π_sampler of a token or a whole completion, losses are weighted by truncated w (tis) or dropped outside
 thresholds (mis): Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"; Liu et al.
@@ -8,7 +8,7 @@ thresholds (mis): Yao et al. 2025, "Your efficient RL framework secretly brings 
 token mask of IcePop (Ling team 2025, "Every step evolves", arXiv 2510.18855).
 
 The weight of a whole completion is a product over its tokens, so in long completions noise alone takes it far from 1.
-sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weighs the
+sequence_mean_mis compares the geometric mean of the tokens' weights with the thresholds instead, and weights the
 completions within them by 1, because a geometric mean is not an importance weight (Liu et al. 2025, the geometric
 mask).
 
@@ -29,11 +29,11 @@ from rloo_pipeline.algorithm.loss import MAX_LOG_RATIO, Level, log_ratio
 
 Correction = Literal["token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"]
 BAND = (0.5, 2.0)
-"""Weights of a token that rounding explains; a weight outside this band has another cause."""
+"""Token weights that rounding can explain; a weight outside this band has a different cause."""
 
 
 class Rejection(NamedTuple):
-    """Drops actions whose own weight, or whose completion's weight, is outside the thresholds, if any."""
+    """A rule that drops actions if their weight, or that of their completion, is outside the thresholds."""
 
     by: Level
     min: float | None
@@ -44,9 +44,9 @@ class Weights(NamedTuple):
     """Effect of a correction on each action."""
 
     weight: Float[Tensor, "completions actions"]
-    """Factor of its loss, without gradient; 0 outside the mask where tokens have weights of their own."""
+    """Factor of the action's loss, without gradient; if weights are per token, 0 outside the mask."""
     outside: Bool[Tensor, "completions actions"]
-    """The weight is beyond a threshold and therefore truncated or dropped."""
+    """True if the weight is beyond a threshold, and is therefore truncated or dropped."""
 
 
 def weights(
@@ -61,9 +61,9 @@ def weights(
     """The importance weight of each action, bounded as the ratios of losses are.
 
     Args:
-        logps: under the trainer, with the policy before the update.
-        sampling_logps: under the sampler.
-        mask: true on completion tokens.
+        logps: log-probs under the trainer, with the policy before the update.
+        sampling_logps: log-probs under the sampler.
+        mask: True for completion tokens.
         correction: the kind of correction.
         low: lower threshold of the weight; None for no threshold.
         high: upper threshold of the weight; None for no threshold.
@@ -83,7 +83,7 @@ def weights(
 def _corrected(
     logps: Tensor, sampling_logps: Tensor, mask: Tensor, correction: Correction, low: float | None, high: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Weights of one correction, also outside of the mask, and where they are beyond a threshold."""
+    """Weights of one correction, also outside of the mask; and True where they are beyond a threshold."""
     level: Level = correction.rpartition("_")[0]  # type: ignore[assignment]  # the name before tis or mis
     weight = log_ratio(logps.detach(), sampling_logps, mask, level).exp()
     outside = _is_outside(weight, low, high)

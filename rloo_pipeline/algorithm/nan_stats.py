@@ -22,7 +22,7 @@ def count(values: Float[Tensor, "*batch n"]) -> Int[Tensor, "*batch 1"]:
 
 
 def mean(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
-    """Mean over the last dimension; NaN where all values are."""
+    """Mean over the last dimension; NaN if all values are NaN."""
     return values.nanmean(-1, keepdim=True)
 
 
@@ -54,7 +54,7 @@ def merged(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
 
 
 def std(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
-    """Standard deviation with Bessel's correction; NaN where fewer than two values are not NaN."""
+    """Standard deviation with Bessel's correction; NaN if fewer than two values are not NaN."""
     squares = centred(values).square().nansum(-1, keepdim=True)
     degrees = count(values) - 1
     return torch.where(degrees > 0, squares / degrees.clamp(min=1), torch.nan).sqrt()
@@ -63,10 +63,11 @@ def std(values: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch 1"]:
 def whiten(values: Float[Tensor, "*shape"], divide: bool = True) -> Float[Tensor, "*shape"]:
     """Values minus their mean over the whole tensor, divided by their standard deviation plus ε.
 
-    A value that differs from the mean by rounding alone becomes exactly 0, as its sign decides what counts as clipped.
+    A value that differs from the mean by rounding alone becomes exactly 0, since its sign would decide what counts as
+    clipped.
 
     Args:
-        values: a tensor with at most one value that is not NaN is not divided.
+        values: any tensor; with fewer than two values that are not NaN, it is not divided.
         divide: False only subtracts the mean.
     """
     flat = values.flatten()
@@ -84,7 +85,7 @@ def differ(values: Float[Tensor, "*shape"]) -> bool:
 
 
 def teaching(rewards: Float[Tensor, "prompts K"], in_loss: Bool[Tensor, "prompts K"]) -> Bool[Tensor, " prompts"]:
-    """Groups that teach: a completion in the loss has a non-zero advantage, as its reward is not its group's mean.
+    """True for groups that teach: some completion in the loss has a reward that differs from the group's mean.
 
     Groups with equal rewards, with a single scorable sample, or without a completion in the loss do not teach.
 
@@ -98,8 +99,8 @@ def teaching(rewards: Float[Tensor, "prompts K"], in_loss: Bool[Tensor, "prompts
 def first_teaching(teaches: Bool[Tensor, " prompts"], groups: int) -> list[int]:
     """Indices of the first `groups` groups that teach, in ascending order.
 
-    If fewer teach, the first of the others fill up the list. This is DAPO's dynamic sampling (arXiv 2503.14476, section
-    3.2) with a fixed surplus instead of resampling.
+    If fewer teach, the list is filled up with the first of the others. This is DAPO's dynamic sampling (arXiv
+    2503.14476, section 3.2) with a fixed surplus instead of resampling.
     """
     flags = teaches.tolist()
     ranked = sorted(range(len(flags)), key=lambda group: (not flags[group], group))

@@ -13,7 +13,7 @@ from rloo_pipeline.algorithm import nan_stats
 
 
 class Moments(NamedTuple):
-    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962); range of their scores."""
+    """Number, mean and sum of squared deviations of all rewards so far (Welford 1962), and their scores' range."""
 
     number: int = 0
     mean: float = 0.0
@@ -63,7 +63,7 @@ def overlong(lengths: Int[Tensor, " completions"], longest: int, cache: int) -> 
 
 
 def off_target(lengths: Int[Tensor, " completions"], target: int) -> Float[Tensor, " completions"]:
-    """−|length − target| / target: the distance to the target length, as a share of it.
+    """−|length − target| / target: the distance to the target length, relative to it.
 
     Aggarwal and Welleck 2025 (L1, arXiv 2503.04697), equation 1, with α = 1/target.
     """
@@ -75,13 +75,13 @@ def normalized_sum(
 ) -> Float[Tensor, "prompts K"]:
     """GDPO's reward: Σ_f w_f (r_f − mean r_f) / (std r_f + ε), with moments of each function over its group.
 
-    Liu et al. 2026 (arXiv 2601.05242), whose result is then standardized over the batch; TRL's
-    `multi_objective_aggregation: normalize_then_sum`. Two functions of different spread so count by their weights, and
-    groups with equal sums of different rewards still teach.
+    Liu et al. 2026 (arXiv 2601.05242) then standardize the result over the batch; TRL's
+    `multi_objective_aggregation: normalize_then_sum`. Functions with different spreads thus count by their weights
+    alone, and groups with equal sums of different rewards still teach.
 
     Args:
         values: scores; NaN where a function does not apply, which then counts 0.
-        weights: those of the functions.
+        weights: weights of the functions.
 
     Returns:
         The sums; NaN for completions that no function with a weight scored.

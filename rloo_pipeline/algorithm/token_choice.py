@@ -1,6 +1,6 @@
 """Tokens that a round's losses leave out or hold back, chosen over all tokens of the round before its first step.
 
-N is their number, H_t the entropy of π_old at token t, A_t its advantage, r and q shares:
+N is their number, H_t the entropy of π_old at token t, A_t its advantage, and r and q are shares:
 
     top entropy   keeps H_t ≥ the (1 − q) quantile of H    (Wang et al. 2025, arXiv 2506.01939; TRL's
                                                             top_entropy_quantile)
@@ -27,11 +27,11 @@ from torch import Tensor
 def top_entropy(
     entropies: Float[Tensor, "completions tokens"], mask: Bool[Tensor, "completions tokens"], share: float
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are kept. A quantile between two entropies is interpolated linearly.
+    """True for tokens that are kept. A quantile between two entropies is interpolated linearly.
 
     Args:
         entropies: entropies of π_old, in nats.
-        mask: true on the tokens to choose from.
+        mask: True for tokens to choose from.
         share: q, the share of tokens to keep.
     """
     values = entropies.double().numpy()[mask.numpy()]
@@ -48,21 +48,21 @@ def clip_cov(
     high: float,
     seed: int,
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are dropped.
+    """True for tokens that are dropped.
 
     Args:
         advantages: advantages of completions or tokens.
         old_logps: log π_old.
-        mask: true on the tokens to choose from.
+        mask: True for tokens to choose from.
         share: r, the share of tokens to drop.
         low: covariance above which tokens can be dropped.
-        high: covariance below which they can.
+        high: covariance below which tokens can be dropped.
         seed: seed of the draw.
     """
     values = _covariances(advantages, old_logps, mask)
     between = np.flatnonzero((values > low) & (values < high))
     drawn = random.Random(seed).sample(between.tolist(), min(len(between), _count(share, values)))
-    return _at(mask, np.array(drawn, np.int64))
+    return _mask_at(mask, np.array(drawn, np.int64))
 
 
 def kl_cov(
@@ -71,9 +71,9 @@ def kl_cov(
     mask: Bool[Tensor, "completions tokens"],
     share: float,
 ) -> Bool[Tensor, "completions tokens"]:
-    """True on the tokens that are held near π_old; on ties, the first. The arguments are those of `clip_cov`."""
+    """True for tokens that are held near π_old; on ties, the first. The arguments are the same as for `clip_cov`."""
     values = _covariances(advantages, old_logps, mask)
-    return _at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
+    return _mask_at(mask, np.argsort(-values, kind="stable")[: _count(share, values)])
 
 
 def _covariances(advantages: Tensor, old_logps: Tensor, mask: Tensor) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ def _count(share: float, values: NDArray[np.float64]) -> int:
     return min(len(values), max(1, int(share * len(values))))
 
 
-def _at(mask: Tensor, places: NDArray[np.int64]) -> Tensor:
+def _mask_at(mask: Tensor, positions: NDArray[np.int64]) -> Tensor:
     """A mask that is true at these positions among the tokens of `mask`."""
     chosen = torch.zeros(int(mask.sum()), dtype=torch.bool)
-    chosen[torch.from_numpy(places)] = True
+    chosen[torch.from_numpy(positions)] = True
     return torch.zeros_like(mask).masked_scatter(mask, chosen)

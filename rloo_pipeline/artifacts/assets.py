@@ -1,6 +1,6 @@
-"""assets.json: where the model and the datasets of a run are, as the stage `stage-assets` wrote it.
+"""assets.json: the locations of the model and the datasets of a run, written by the stage `stage-assets`.
 
-Files that lie elsewhere, such as a model of the user, have their digests in it, which readers check.
+It holds digests of files that lie elsewhere, such as the user's own model, for readers to check.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def write(
     described = {}
     for key, place in places.items():
         path = Path(str(place["path"]))
-        top, names = (path, []) if path.is_relative_to(output or folder) else _files(path)
+        top, names = (path, []) if path.is_relative_to(output or folder) else _files_of_source(path)
         described[key] = {**place, "files": entries(top, names)}
     write_json(folder / ASSETS, described)
     write_manifest(folder, **about)
 
 
 def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
-    """Path and revision of each source.
+    """Reads the path and revision of each source.
 
     Args:
         folder: the assets folder.
-        keys: sources that the caller reads, whose files are checked.
-        weights: True if it reads weights.
+        keys: sources that the caller reads; their files are checked.
+        weights: True if the caller reads weights.
 
     Raises:
         UserError: a file of the folder or of one of these sources is missing or damaged.
@@ -56,7 +56,7 @@ def read(folder: Path, *keys: str, weights: bool = True) -> dict[str, Any]:
             raise UserError(f"{folder / ASSETS}: has no {key}; delete {folder} and run again")
         recorded = {name: entry for name, entry in places[key]["files"].items() if weights or not _is_weights(name)}
         if recorded:
-            top, names = _files(Path(places[key]["path"]))
+            top, names = _files_of_source(Path(places[key]["path"]))
             remedy = f"put it back as it was, or delete {folder} and run again"
             names = [name for name in names if weights or not _is_weights(name)]
             check_entries(top, recorded, names, remedy, "is new since the run began")
@@ -67,7 +67,7 @@ def model_of(folder: Path, key: str = "model") -> Path:
     """The folder of the model that the run starts from, or of its `teacher`.
 
     Raises:
-        UserError: as `read`.
+        UserError: see `read`.
     """
     return Path(read(folder, key)[key]["path"])
 
@@ -81,8 +81,8 @@ def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def _files(path: Path) -> tuple[Path, list[str]]:
-    """The folder of a source and the names of the files in it that a run may read; a generator has none."""
+def _files_of_source(path: Path) -> tuple[Path, list[str]]:
+    """The folder of a source, and the names of its files that a run may read; none for a generator."""
     if path.is_file():
         return path.parent, [path.name]
     names = (file.relative_to(path) for file in folder_files(path))

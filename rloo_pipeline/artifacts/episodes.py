@@ -1,8 +1,8 @@
 """Checks that the columns of an episode agree: a completion of several turns in one row of rollouts.
 
-`completion_ids` are all tokens after the prompt: those that the model sampled, and those of answers of tools, of users
-and of the chat template between them. `loss_mask` is true on the sampled ones, and only they have a value in
-`sampling_logps`. A turn with the role `assistant` is exactly the tokens that were sampled in it.
+`completion_ids` are all tokens after the prompt: sampled ones, and between them those of tools' answers, of users
+and of the chat template. `loss_mask` is True for sampled ones, and only they have a value in
+`sampling_logps`. A turn with the role `assistant` consists of exactly the tokens that were sampled in it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CHECKED = {"completion_ids", "loss_mask", "sampling_logps", "turns", "finish_rea
 
 
 def check(path: Path, table: pa.Table) -> None:
-    """Checks the columns of episodes, if the table has them all.
+    """Checks the columns of episodes, if the table has all of them.
 
     Raises:
-        UserError: the columns of a row do not fit each other.
+        UserError: the columns of a row contradict each other.
     """
     if not set(table.column_names) >= CHECKED or not len(table):
         return
@@ -43,7 +43,7 @@ def check(path: Path, table: pa.Table) -> None:
         raise UserError(f"{path}: row {int((sampled == 0).argmax())} has no token that the model sampled; {REMEDY}")
     others = sorted({*table["finish_reason"].unique().to_pylist()} - {*FINISHED})
     if others:
-        raise UserError(f"{path}: finish_reason '{others[0]}' is none of {', '.join(FINISHED)}; {REMEDY}")
+        raise UserError(f"{path}: finish_reason '{others[0]}' is not one of {', '.join(FINISHED)}; {REMEDY}")
     for row, turns in enumerate(table["turns"].to_pylist()):
         begin, end = int(bounds[row]), int(bounds[row + 1])
         if not _turns_fit(turns, mask[begin:end]):
@@ -51,7 +51,7 @@ def check(path: Path, table: pa.Table) -> None:
 
 
 def _turns_fit(turns: list[dict[str, object]], mask: NDArray[np.bool_]) -> bool:
-    """True if turns follow each other within the completion, and those of the model are the tokens of the mask."""
+    """True if turns follow each other within the completion, and the model's turns are exactly the masked tokens."""
     bounds = [bound for turn in turns for bound in (turn["start"], turn["end"])]
     if any(before > after for before, after in pairwise([0, *bounds, len(mask)])):  # type: ignore[operator]
         return False
@@ -67,7 +67,7 @@ def lengths(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def compare(path: Path, actual: NDArray[np.int64], expected: NDArray[np.int64], message: str) -> None:
-    """Raises if a row has another number of values than expected; `message` names both."""
+    """Raises if a row does not have the expected number of values; `message` names both."""
     wrong = actual != expected
     if wrong.any():
         row = int(wrong.argmax())

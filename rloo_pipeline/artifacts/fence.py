@@ -8,7 +8,7 @@ Why this is enough: the later process takes the token, removes the temporary fil
 (`files.temporary_path`), then writes and renames. If the earlier process wrote its temporary file before that removal,
 its rename fails. If it writes one afterwards, its check fails, because the token has changed.
 
-The token file is opened and read anew for each check, for which NFS and Lustre return what was written last. It is
+The token file is opened and read again for each check; NFS and Lustre then return what was written last. It is
 removed when the stage ends well; a missing token counts as lost. A process that is killed before its rename leaves a
 temporary file of 32 bytes, which the next one that takes the token removes.
 """
@@ -24,11 +24,11 @@ from rloo_pipeline.errors import UserError, translate_disk_full
 
 FOLDER = ".fence"
 VARIABLE = "RLOO_FENCE"
-"""Environment variable: the token and its path, inherited by all processes of a stage."""
+"""Environment variable with the token and its path, which all processes of a stage inherit."""
 
 
 _own_tokens: list[str] = []
-"""The token that this process took, if it took one."""
+"""The token that this process took, if any."""
 
 
 def acquire(run: Path, output: Path) -> None:
@@ -47,13 +47,15 @@ def acquire(run: Path, output: Path) -> None:
 
 
 def _put(token: str, path: Path) -> None:
-    """Replaces a token file; repeats it if another process took the temporary file for that of a killed one."""
+    """Replaces a token file; retries if another process mistook the temporary file for a killed process's and removed
+    it.
+    """
     temporary = path.with_name(f"{path.name}.{token}")
     while True:
         temporary.write_text(token)
         try:
             os.replace(temporary, path)
-        except FileNotFoundError:  # at most once for each process that takes the token at the same time
+        except FileNotFoundError:  # happens at most once for each process that takes the token at the same time
             continue
         return
 
@@ -62,12 +64,12 @@ def check() -> None:
     """Checks that no other process has started the same stage since `acquire`.
 
     Raises:
-        UserError: another process has.
+        UserError: another process has started it.
     """
     if VARIABLE in os.environ and not _holds_token():
         raise UserError(
-            f"{_token_path().name.replace('__', '/')}: the same stage was started again while this one was at work; "
-            "the later one's result stands and this one's is dropped"
+            f"{_token_path().name.replace('__', '/')}: the same stage was started again while this one was running; "
+            "the later one's result is kept and this one's is dropped"
         )
 
 

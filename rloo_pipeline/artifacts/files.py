@@ -20,10 +20,10 @@ from rloo_pipeline.artifacts import fence
 from rloo_pipeline.errors import UserError, translate_disk_full
 
 SEAL = "blake2b"
-"""Key of a JSON file with the digest of the other keys, which the controller too can compute: it has no blake3."""
+"""Key of a JSON file that holds the digest of the other keys; not BLAKE3, which the controller lacks."""
 REMEDY = "delete it and run again"
 OUTPUT_CACHE = "SNAKEMAKE_OUTPUT_CACHE"
-"""Variable with the folder that `snakemake --cache` keeps files in."""
+"""Variable that names the folder in which `snakemake --cache` keeps files."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 
@@ -31,8 +31,8 @@ os.umask(UMASK)
 def temporary_path(path: Path) -> Path:
     """A new hidden path in the folder of `path`, to be written and then renamed to `path`.
 
-    Removes the temporary files that earlier writers of `path` left; an earlier writer that still runs fails at its
-    rename.
+    Removes the temporary files that earlier writers of `path` left; an earlier writer that is still running fails at
+    its rename.
 
     Raises:
         UserError: a later process runs the same stage (fence.py).
@@ -44,7 +44,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_temporary(folder: Path, name: str) -> None:
-    """Removes the temporary files in a folder for files or folders whose names match a pattern."""
+    """Removes a folder's temporary files for files or folders whose names match a pattern."""
     for stale in folder.glob(f".{name}.*.tmp"):
         if stale.is_dir() and not stale.is_symlink():
             shutil.rmtree(stale, ignore_errors=True)
@@ -87,10 +87,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(temporary: Path, path: Path) -> None:
-    """Syncs a finished folder to disk and renames it to `path`, replacing the folder that is there."""
+    """Flushes a finished folder to disk and renames it to `path`, replacing any folder there."""
     for file in temporary.rglob("*"):
         if file.is_file() and not file.is_symlink():
-            _share(file)
+            _apply_umask(file)
         _sync(file)
     previous = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fence.check()
@@ -106,14 +106,14 @@ def replace_folder(temporary: Path, path: Path) -> None:
     shutil.rmtree(previous, ignore_errors=True)
 
 
-def _share(path: Path) -> None:
+def _apply_umask(path: Path) -> None:
     """Gives a file the permissions of the umask, since safetensors makes its files readable by their owner only."""
     if path.stat().st_nlink == 1:
         path.chmod(0o666 & ~UMASK)
 
 
 def _sync(path: Path) -> None:
-    """Syncs a file, or the entries of a folder, to disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     if path.is_symlink():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -136,13 +136,13 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 
 def _seal(name: str, value: Mapping[str, object]) -> str:
-    """Digest of a JSON file's name and content, so that no file of another name passes for it."""
+    """Digest of a JSON file's name and content, so that a file with a different name cannot pass for it."""
     content = json.loads(json.dumps(value))  # keys are strings from here on, as in the file
     return hashlib.blake2b(f"{name}\n{json.dumps(content, sort_keys=True)}".encode(), digest_size=32).hexdigest()
 
 
 def read_json(path: Path, remedy: str = REMEDY) -> Any:
-    """The content of any JSON file; one that `write_json` wrote is checked and comes without its digest.
+    """The content of any JSON file. One that `write_json` wrote is checked, and returned without its digest.
 
     Args:
         path: the file.
@@ -163,7 +163,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
         expected: values that some of its keys must have, such as the round.
 
     Raises:
-        UserError: as `read_json`, or the file has no digest, or a key has another value.
+        UserError: see `read_json`; or the file has no digest, or a key does not have the expected value.
     """
     content, sealed = _read_sealed(path, remedy)
     if not sealed:
@@ -173,7 +173,7 @@ def read_artifact(path: Path, remedy: str = REMEDY, **expected: object) -> dict[
 
 
 def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
-    """The content of a JSON file without its digest, and whether it had one."""
+    """The content of a JSON file without its digest, and True if it had one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -188,15 +188,15 @@ def _read_sealed(path: Path, remedy: str) -> tuple[Any, bool]:
 
 
 def check_facts(path: Path, facts: Mapping[str, object], expected: Mapping[str, object], remedy: str = REMEDY) -> None:
-    """Checks what a file says about itself, such as its run, its round and its policy.
+    """Checks the facts that a file states about itself, such as its run, its round and its policy.
 
     Raises:
-        UserError: it is of another one.
+        UserError: a fact differs from the expected one.
     """
     for key, value in expected.items():
         if facts.get(key) != value:
             actual, required = (str(fact)[:16] for fact in (facts.get(key), value))
-            raise UserError(f"{path}: its {key} is {actual}, and {required} belongs here; {remedy}")
+            raise UserError(f"{path}: its {key} is {actual}, but {required} is expected here; {remedy}")
 
 
 def sha256(path: Path) -> str:
@@ -206,9 +206,9 @@ def sha256(path: Path) -> str:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes `target` a hard link to `source`, or a copy where the file system does not allow links.
+    """Makes `target` a hard link to `source`, or a copy if the file system does not allow links.
 
-    It also copies if Snakemake's cache is in use: the cache makes its files writable for everybody, and through a hard
+    It also copies if Snakemake's cache is in use: the cache makes its files writable by everybody, and through a hard
     link it would do so with `source`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -33,9 +33,9 @@ def use(run: Path) -> None:
 
 
 def restore(folder: Path) -> None:
-    """Puts copies back that a kill left under a temporary name, between the two renames that replace the folder."""
+    """Restores copies that a kill left under a temporary name, between the two renames that replace the folder."""
     for left in sorted(folder.parent.glob(f".{folder.name}.*.tmp")):
-        if not folder.exists() and (left / INDEX).exists():  # which is written last
+        if not folder.exists() and (left / INDEX).exists():  # the index is written last
             left.rename(folder)
 
 
@@ -43,7 +43,7 @@ def verify(folder: Path) -> None:
     """Checks the copies in a folder.
 
     Raises:
-        UserError: one was changed or is missing.
+        UserError: a copy was changed or is missing.
     """
     remedy = f"put it back, or delete {folder} to begin with your files as they are now"
     for entry in files.read_artifact(folder / INDEX, remedy)["files"].values():
@@ -55,7 +55,7 @@ def verify(folder: Path) -> None:
 def write(folder: Path, configs: Iterable[Config]) -> None:
     """Copies the files of all functions that these configurations name; rewrites only what changed.
 
-    If a copy of a file is in use, it is the source. Writes nothing if the user has no functions.
+    A file that is used through a copy is copied from there. Writes nothing if the user has no functions.
 
     Raises:
         UserError: a configuration names a function that does not exist.
@@ -76,10 +76,10 @@ def write(folder: Path, configs: Iterable[Config]) -> None:
 
 
 def files_of(config: Config) -> dict[Path, str]:
-    """The files of all functions of the user that a configuration names, and their digests.
+    """The files of all user functions that a configuration names, and their digests.
 
     Raises:
-        UserError: it names a function that does not exist.
+        UserError: the configuration names a function that does not exist.
     """
     references = dict.fromkeys(provenance.functions(config, Config.model_fields))
     return {file: digest for name in references for file, digest in provenance.function_files(name).items()}

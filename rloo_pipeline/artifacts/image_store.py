@@ -26,9 +26,9 @@ FOLDER, ABOUT = "images", "images.json"
 IDS, PLACEHOLDERS = "image_ids", "placeholder_ids"
 """Columns of prompts with images: digests, and the prompt's token ids with one placeholder for each image."""
 CACHE_SIZE = 256
-"""Decoded images that an `ImageStore` keeps."""
+"""Number of decoded images that an `ImageStore` keeps."""
 PIXELS = "\0decoded"
-"""Key of a row in memory with its decoded images, beside the column of the dataset; no column has such a name."""
+"""Key under which a row in memory has its decoded images, beside the dataset's columns; no column has such a name."""
 
 
 class About(NamedTuple):
@@ -36,7 +36,7 @@ class About(NamedTuple):
 
     column: str
     single: bool
-    """Each row has one image, not a list of images."""
+    """True if each row has one image, not a list of images."""
     most: int
     """Maximum number of images in a prompt."""
 
@@ -64,18 +64,23 @@ def digest(file: bytes) -> str:
     return hashlib.sha256(file).hexdigest()
 
 
-def decode(file: bytes, location: str) -> Image:
-    """The pixels of an image file in RGB, turned as a camera noted it (EXIF); of an animation, its first frame.
+def decode(file: bytes | Image, location: str) -> Image:
+    """The pixels of an image file or a PIL image, in RGB, rotated as its EXIF data say; for an animation, the first
+    frame.
 
     Raises:
-        UserError: PIL cannot read it, or it has more pixels than PIL takes for harmless.
+        UserError: PIL cannot read it, it has no pixels, more than PIL considers safe, or pixels of over 8 bits, which
+            PIL would clip.
     """
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert("RGB")
+            image = ImageOps.exif_transpose(Image.open(io.BytesIO(file)) if isinstance(file, bytes) else file)
+            if image.mode.startswith(("I", "F")) or not min(image.size):
+                raise ValueError(f"mode {image.mode}, {image.width} by {image.height} pixels; convert it to 8-bit RGB")
+            return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 
@@ -97,7 +102,7 @@ class ImageStore:
         verify_manifest(prompts, lambda name: name.startswith(f"{FOLDER}/"))
         self.folder = prompts / FOLDER
         self.image = lru_cache(CACHE_SIZE)(self._image)
-        """The pixels of an image by its digest."""
+        """Returns the pixels of an image, given its digest."""
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -108,10 +113,10 @@ class ImageStore:
         return {digest: row for row, digest in enumerate(self._table["digest"].to_pylist())}
 
     def file(self, digest: str) -> bytes:
-        """An image file.
+        """Returns an image file, given its digest.
 
         Raises:
-            UserError: there is none with this digest.
+            UserError: no image has this digest.
         """
         if digest not in self._rows:
             raise UserError(f"{self.folder}: no image {digest[:16]}, though a table names it; run `prompts` again")

@@ -1,9 +1,9 @@
-"""Checks by content that the run made its stages' inputs. Names do not tell, since runs may share files.
+"""Checks by content that this run made the inputs of its stages. Names cannot tell, since runs may share files.
 
-Tables have the run's seed in their footers, policies and trainer states in their manifests. Tables also have the keys
-of the configuration that decided them. Prompts and policies name the assets that they were made from, by what is in
-them. The table train.parquet of a round names the policy that the round's update wrote and its metrics. Files of older
-versions, which lack a fact or a key, are not checked for it.
+Tables have the run's seed in their footers, policies and trainer states in their manifests. Tables also record the
+configuration keys that decided them. Prompts and policies identify the assets that they were made from by content. A
+round's train.parquet names the policy and the metrics that the round's update wrote. Files of older versions, which
+lack a fact or a key, are not checked for it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config
 
 ASSETS = "assets.json"
-"""File in the assets folder."""
+"""Name of the file in the assets folder."""
 TRAIN = "train.parquet"
-"""Table that a round's update writes, in the round's folder."""
+"""Table that an update writes into its round's folder."""
 FUNCTIONS = "functions"
-"""Key of footers with a digest of the code of each reward function of the user, as JSON; comments do not count."""
+"""Footer key: a digest of the code of each of the user's reward functions, as JSON; comments do not count."""
 REWARD_MODELS = "reward_models"
-"""Key of footers with the digest of the manifest of each reward model that the run has trained, as JSON."""
+"""Footer key: the digest of the manifest of each reward model that the run has trained, as JSON."""
 DECIDED = "decided"
-"""Key of footers with what decided the table, as JSON: the stage, the one reward function that ran or null, and the
-stage's parameters."""
+"""Footer key: what decided the table, as JSON: the stage, the one reward function that ran or null, and the stage's
+parameters."""
 NO_CARDS: Mapping[str, str] = MappingProxyType({})
-REMEDY = "put this run's own back, or delete it and run again"
+REMEDY = "restore this run's own, or delete it and run again"
 
 
 def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO_CARDS) -> None:
-    """Checks the inputs of a stage.
+    """Checks that this run made the inputs of a stage.
 
     Args:
         seed: the run's seed.
@@ -47,27 +47,29 @@ def require_own(seed: int, inputs: Iterable[Path], cards: Mapping[str, str] = NO
         cards: facts of this stage about its card (`runtime/reproducible.py`).
 
     Raises:
-        UserError: one was made by a run with another seed, two were made from different assets, or one was made on
-            another kind of card.
+        UserError: one was made by a run with a different seed, two were made from different assets, or one was made on
+            a different kind of card.
     """
     made_from: dict[str, Path] = {}
     for path in inputs:
         facts = facts_of(path)
         if facts.get("seed", str(seed)) != str(seed):
             raise UserError(
-                f"{path}: made by another run, with seed {facts['seed']}, and this run has seed {seed}; {REMEDY}"
+                f"{path}: made by another run, with seed {facts['seed']}, but this run has seed {seed}; {REMEDY}"
             )
         for role in cards.keys() & facts.keys():
             if facts[role] != cards[role]:
                 raise UserError(
-                    f"{path}: made on {facts[role]}, and this machine has {cards[role]}, which computes other bytes; "
-                    "run it on the same kind of card, or begin a run with reproducible: false"
+                    f"{path}: made on {facts[role]}, but this machine has {cards[role]}, which computes different "
+                    "bytes; run it on the same kind of card, or begin a run with reproducible: false"
                 )
         if assets := facts.get("assets"):
             made_from.setdefault(assets, path)
     if len(made_from) > 1:
         first, second = list(made_from.values())[:2]
-        raise UserError(f"{second}: made by another run, from another model or other data than {first}; {REMEDY}")
+        raise UserError(
+            f"{second}: made by another run, from a different model or different data than {first}; {REMEDY}"
+        )
 
 
 def decided(config: Config, stage: str, only: str | None = None) -> dict[str, str]:
@@ -76,10 +78,10 @@ def decided(config: Config, stage: str, only: str | None = None) -> dict[str, st
 
 
 def require_configured(config: Config, inputs: Iterable[Path]) -> None:
-    """Checks that the configuration of a run, with all sections, is the one that its tables were made with.
+    """Checks that a run's whole configuration is the one that its tables were made with.
 
     Raises:
-        UserError: a table was made with another value of a key that decided it, or with another weight of a reward.
+        UserError: a table was made with a different value of a key that decides it, or a different reward weight.
     """
     from rloo_pipeline.artifacts import tables
 
@@ -88,9 +90,9 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
         facts = facts_of(path)
         try:
             stage, only, before = json.loads(facts.get(DECIDED, '["gate", null, {}]'))
-        except ValueError:  # a damaged file, which the stage that reads it reports
+        except ValueError:  # the file is damaged, which the stage that reads it reports
             continue
-        from rloo_pipeline.config.section import flatten  # a step without DeepSpeed has no pydantic
+        from rloo_pipeline.config.section import flatten  # lazily: a step without DeepSpeed lacks pydantic
 
         made, now = flatten(before), flatten(json.loads(json.dumps(_params(config, stage, only))))
         stated = json.loads(facts.get(tables.WEIGHTS, "{}"))
@@ -98,11 +100,11 @@ def require_configured(config: Config, inputs: Iterable[Path]) -> None:
         now |= {f"weight of {name}": weights.get(name) for name in stated}
         if key := next((key for key in made if key in now and made[key] != now[key]), None):
             values = (one_line(json.dumps(value), 60) for value in (made[key], now[key]))
-            raise UserError("{}: made with {} {}, and this run has {}; {}".format(path, key, *values, REMEDY))
+            raise UserError("{}: made with {} {}, but this run has {}; {}".format(path, key, *values, REMEDY))
 
 
 def _params(config: Config, stage: str, only: str | None) -> dict[str, Any]:
-    """The keys that decide a stage, or a job of it with one reward function, whose weight then does not count."""
+    """The keys that decide a stage, or its job with a single reward function, whose weight then does not count."""
     if only is None:
         return config.params(stage)
     [reward] = [reward.decides() for reward in config.rewards if reward.column == only] or [{}]
@@ -146,7 +148,7 @@ def facts_of(path: Path) -> dict[str, str]:
 
 
 def assets_digest(folder: Path) -> str:
-    """Digest of the content of a run's model and data; their paths do not count."""
+    """Digest of the content of a run's model and data, whatever their paths."""
     sources: Mapping[str, Any] = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
     built = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     content = {key: _content(source) for key, source in sources.items() if key != SEAL}
@@ -167,13 +169,13 @@ def check_policy(folder: Path, digest: str) -> None:
         folder: `policies/<round>`.
 
     Raises:
-        UserError: it is another one.
+        UserError: the digest differs from what the update recorded.
     """
     table = folder.parent.parent / "rounds" / folder.name / TRAIN
     if int(folder.name) and (written := facts_of(table).get("policy", digest)) != digest:
         raise UserError(
             f"{folder}: not the policy that round {int(folder.name)} of this run has trained (its digest is "
-            f"{digest[:16]}, and {table} names {written[:16]}); put that back, or delete {table.parent} and run again"
+            f"{digest[:16]}, but {table} names {written[:16]}); restore that, or delete {table.parent} and run again"
         )
 
 
@@ -185,7 +187,7 @@ def check_metrics(file: Path, content: Mapping[str, object]) -> None:
         content: what the file holds, without its seal.
 
     Raises:
-        UserError: it is another one.
+        UserError: the digest differs from what the update recorded.
     """
     table = file.with_name(TRAIN)
     if facts_of(table).get("metrics", metrics_digest(content)) != metrics_digest(content):

@@ -21,7 +21,7 @@ PIECE = 1 << 24
 READERS = 4
 """Number of files read in parallel: a parallel file system gives one reader only a small part of its bandwidth."""
 LARGE = 1 << 30
-"""Bytes of a file above which its reading is announced, because it may take long."""
+"""Size in bytes above which reading a file is announced, because it may take long."""
 
 
 def digest(path: Path) -> str:
@@ -49,7 +49,7 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def file_names(folder: Path) -> list[str]:
-    """The paths of these files in the folder."""
+    """The names of these files, as paths in the folder."""
     return [str(file.relative_to(folder)) for file in folder_files(folder)]
 
 
@@ -79,7 +79,7 @@ def write_manifest(folder: Path, known: Mapping[str, str] = MappingProxyType({})
 def entries(
     folder: Path, names: Iterable[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, dict[str, Any]]:
-    """Size and BLAKE3 digest of files of a folder, for `check_entries`; `known` as for `write_manifest`."""
+    """Size and BLAKE3 digest of files in a folder, for `check_entries`; `known` is as in `write_manifest`."""
     paths = {name: folder / name for name in names}
     return {
         name: {"bytes": path.stat().st_size, DIGEST: known.get(name) or digest(path)} for name, path in paths.items()
@@ -93,13 +93,13 @@ def check_entries(
     remedy: str,
     added: str = "was not written by this run",
 ) -> None:
-    """Checks the files of a folder, whose names now are `names`, against their entries.
+    """Checks the files of a folder, now called `names`, against their entries.
 
     In a job with several ranks, each rank reads some of the files. Ranks wait for each other before they load weights
     (`split_loading.start_ranks`).
 
     Raises:
-        UserError: a file is missing, added (which `added` says), or differs; `remedy` says what to do.
+        UserError: a file is missing, differs, or is new (`added` tells why that is wrong); `remedy` says what to do.
     """
     for name in sorted(set(names) ^ files.keys()):
         raise UserError(f"{folder / name} {'is missing' if name in files else added}; {remedy}")
@@ -117,7 +117,7 @@ def check_entries(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder whose files this process knows to be right."""
+    """Reads the manifest of a folder without checking the files, which this process has already done."""
     content = read_artifact(folder / MANIFEST)
     return Manifest(content["about"], {name: entry[DIGEST] for name, entry in content["files"].items()})
 
@@ -131,7 +131,7 @@ def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expe
         expected: facts that the folder must have been written with, such as the round.
 
     Raises:
-        UserError: the manifest is missing or has other facts, or a file is missing, added, or differs from what was
+        UserError: the manifest is missing or has different facts, or a file is missing, added, or differs from what was
             written.
     """
     remedy = f"delete {folder} and run again"

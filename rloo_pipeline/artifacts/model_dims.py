@@ -17,11 +17,11 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
     *("max_sequence_length", "max_seq_length", "seq_len"),
 )
-"""Keys of config.json with the longest sequence, as vLLM reads them; the smallest value counts."""
+"""Keys of config.json that give the longest sequence, as vLLM reads them; the smallest value counts."""
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-"""Keys of config.json with the number of experts per layer."""
+"""Keys of config.json that give the number of experts per layer."""
 RECURRENT = re.compile(r"mamba|ssm_|linear_(attn|conv|num|key|value)|conv_L_cache|lru_width|state_size")
-"""Beginnings of keys of config.json that only models with recurrent or convolutional layers have."""
+"""Matches the beginnings of config.json's keys that only models with recurrent or convolutional layers have."""
 VISION = re.compile(r"(^|\.)(visual|vision_tower|multi_modal_projector)\.")
 """Matches names of tensors of the vision encoder and its projector."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -34,9 +34,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True,
     }
 }
-"""Keys that some config.json leave out, by the type of the language model; the values are those of transformers."""
+"""Keys that some config.json files leave out, by the type of the language model, with the values of transformers."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
-"""Types of rotary embedding whose scaling factor CONTEXT_KEYS already include."""
+"""Types of rotary embedding whose scaling factor is already included in CONTEXT_KEYS."""
 
 
 class ModelDims(NamedTuple):
@@ -58,9 +58,11 @@ class ModelDims(NamedTuple):
     """Number of parameters in the vision encoder and its projector."""
     query_heads: int = 1
     """Number of query heads, which limits `deepspeed.sequence_parallel` and `vllm.tensor_parallel_size`."""
+    holds_scores: bool = False
+    """True if training holds the attention weights of whole sequences, since no kernel has soft caps or sinks."""
 
     def in_sampler(self, dtype: str, quantized: bool) -> int:
-        """Bytes of the weights in vLLM. Quantized ones have a byte each; embeddings, head and vision encoder stay."""
+        """Bytes of the weights in vLLM. Quantized ones take a byte; embeddings, head and vision encoder are not."""
         whole = min(self.parameters, 2 * self.vocabulary * self.hidden + self.vision) if quantized else self.parameters
         return whole * BYTES[dtype] + self.parameters - whole
 
@@ -70,19 +72,19 @@ class ModelDims(NamedTuple):
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section of the language model in a config.json; composite models have one of their own for it."""
+    """The language model's section of a config.json; composite models have a separate one."""
     text: Mapping[str, Any] = hf_config.get("text_config") or hf_config
     return {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
 
 
 def experts_key(hf_config: Mapping[str, Any]) -> str | None:
-    """The key of a config.json with its number of experts; None where layers have a single one."""
+    """The key of a config.json that gives its number of experts; None if layers have only one."""
     text = text_config(hf_config)
     return next((key for key in EXPERT_KEYS if int(text.get(key) or 0) > 1), None)
 
 
 def context(hf_config: dict[str, Any]) -> int | None:
-    """The context length in tokens that a config.json declares; None where it declares none."""
+    """The context length in tokens that a config.json declares; None if it declares none."""
     text = text_config(hf_config)
     lengths = [text[key] for key in CONTEXT_KEYS if isinstance(text.get(key), int)]
     longest = text.get("model_max_length") or min(lengths, default=None)
@@ -107,10 +109,10 @@ def is_tied(hf_config: Mapping[str, Any]) -> bool:
 
 
 def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
-    """The dimensions of the model in a folder, by its config.json and the headers of its weights.
+    """The dimensions of the model in a folder, from its config.json and the headers of its weights.
 
     Raises:
-        UserError: config.json has no sizes of a transformer.
+        UserError: config.json does not give the sizes of a transformer.
     """
     text = text_config(hf_config)
     try:
@@ -126,9 +128,10 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
             parameters=0,
             source=str(folder),
             query_heads=heads,
+            holds_scores=bool(text.get("attn_logit_softcapping")) or text.get("model_type") == "gpt_oss",
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'config.json'}: no sizes of a transformer in it ({error})") from error
+        raise UserError(f"{folder / 'config.json'}: does not give the sizes of a transformer ({error})") from error
     tied = is_tied(hf_config)
     vision = _estimate_vision(hf_config.get("vision_config") or {}, dims.hidden)
     counted, counted_vision = _count_parameters(folder)
@@ -138,8 +141,8 @@ def read(folder: Path, hf_config: Mapping[str, Any]) -> ModelDims:
 
 
 def _count_parameters(folder: Path) -> tuple[int, int]:
-    """Counts parameters in the headers of the safetensors files, all and those of a vision encoder; 0 where a file is
-    missing.
+    """Counts the parameters in the headers of safetensors files: all of them, and those of a vision encoder. 0 if a
+    file is missing.
     """
     total, vision, files = 0, 0, sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
@@ -149,7 +152,7 @@ def _count_parameters(folder: Path) -> tuple[int, int]:
         with file.open("rb") as handle:
             header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
         for name, entry in header.items():
-            if name != "__metadata__" and ".weight." not in name:  # where 4-bit weights have their scales
+            if name != "__metadata__" and ".weight." not in name:  # such names hold the scales of 4-bit weights
                 count = 2 if entry["dtype"] == "U8" else 1
                 for size in entry["shape"]:
                     count *= size

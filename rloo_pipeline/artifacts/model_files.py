@@ -10,10 +10,13 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POLICIES = "policies"
 """Folder of a run with the policies that its stages wrote."""
@@ -29,21 +32,50 @@ GENERATION = "generation_config.json"
 SELF_CHECK = "self_check.json"
 """Result of `training/self_check`."""
 NF4 = "nf4.json"
-"""Patterns of the layers that stay in 16 bits, in a policy that was made from a checkpoint in NF4."""
+"""Patterns of the layers that stay in 16 bits, in a policy made from an NF4 checkpoint."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
+
+
+class StoredTensors:
+    """The tensors in safetensors files, each read on request.
+
+    Attributes:
+        files: file of each tensor, by the tensor's name.
+        shapes: shape of each tensor, by its name.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Reads the names and shapes of the tensors."""
+        from safetensors import safe_open
+
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, list[int]] = {}
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    self.files[name] = file
+                    self.shapes[name] = opened.get_slice(name).get_shape()
+
+    def read(self, name: str) -> Tensor:
+        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
 
 
 def check_files(folder: Path) -> None:
     """Checks that a folder has only files and folders; reading a pipe would wait forever.
 
     Raises:
-        UserError: it has a pipe, socket or device.
+        UserError: the folder has a pipe, socket or device.
     """
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path}: a pipe, socket or device, and not a file; remove it from the model's folder")
+            raise UserError(f"{path}: a pipe, socket or device instead of a file; remove it from the model's folder")
 
 
 def check(folder: Path) -> None:
@@ -74,7 +106,7 @@ def check(folder: Path) -> None:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Checks the length of a file: 8 bytes of header length, a JSON header with the offsets of each tensor, tensors."""
+    """Checks the length of a file: 8 bytes of header length, a JSON header with the tensors' offsets, the tensors."""
     size = file.stat().st_size
     with file.open("rb") as handle:
         start = handle.read(8)
@@ -87,7 +119,7 @@ def _check_safetensors(file: Path) -> None:
         end = size
     if size != 8 + length + end:
         raise UserError(
-            f"{file}: truncated or damaged ({size} bytes, its header asks for {8 + length + end}); "
+            f"{file}: truncated or damaged ({size} bytes, its header declares {8 + length + end}); "
             f"{remedy(file.parent)}"
         )
 
@@ -98,13 +130,13 @@ def remedy(folder: Path) -> str:
 
 
 def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
-    """Checks that weights and model have the same tensors, by the `output_loading_info` of transformers.
+    """Checks that weights and model have the same tensors, from the `output_loading_info` of transformers.
 
-    A tensor that is missing or has another shape would be random, and one too many would be ignored. Tied weights do
-    not count as missing.
+    A tensor that is missing or has a different shape would be random, and an extra one would be ignored. Tied weights
+    do not count as missing.
 
     Raises:
-        UserError: they have not.
+        UserError: the tensors differ.
     """
     problems = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     problems += [
@@ -115,7 +147,7 @@ def check_loading_info(model: Path | str, info: Mapping[str, Any]) -> None:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
             f"{model}: the weights do not fit the model that its configuration describes, so some would be random or "
-            f"ignored: {problems[0]}{more}; fetch or write the model again, or use another one"
+            f"ignored: {problems[0]}{more}; fetch or write the model again, or use a different one"
         )
 
 
@@ -125,21 +157,18 @@ def adapter_modules(folder: Path) -> list[str]:
     Raises:
         UserError: the adapter also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
     """
-    from safetensors import safe_open
-
-    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
-        names = [name.removeprefix(PEFT_PREFIX) for name in file.keys()]  # noqa: SIM118
+    names = [name.removeprefix(PEFT_PREFIX) for name in StoredTensors([folder / ADAPTER_WEIGHTS]).files]
     parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(
             f"{folder}: the adapter replaces {module_counts(whole)} as a whole (modules_to_save), which vLLM does not "
-            "serve; train adapters of linear layers alone"
+            "serve; train only adapters of linear layers"
         )
     return sorted({name for name, *_ in parts})
 
 
 def module_counts(modules: Iterable[str]) -> str:
-    """Lists modules by the last part of their names, with the number of each."""
+    """Lists modules by the last part of their names, with the count of each."""
     last = [name.rpartition(".")[2] for name in modules]
     return ", ".join(f"{name} ({last.count(name)} times)" for name in sorted(set(last)))
 
@@ -148,14 +177,12 @@ def check_finite(files: Iterable[Path]) -> None:
     """Checks that no weight in a model's files is NaN or infinite.
 
     Raises:
-        UserError: one is.
+        UserError: a weight is not finite.
     """
     import torch
-    from safetensors import safe_open
 
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                tensor = tensors.get_tensor(name)
-                if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
-                    raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
+    stored = StoredTensors(files)
+    for name, file in stored.files.items():
+        tensor = stored.read(name)
+        if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+            raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")

@@ -1,7 +1,7 @@
 """Weights of policies on a node's own disk or in its memory (`exchange`), with links to them in the run's folder.
 
-Each node of an update has a copy of all of them. Only policies that the run does not keep are written so. They go
-below a folder that the controller makes on each node, and that ends with it (snakemake_ext/node_exchange.py), under
+Each node of an update has a copy of all of them. Only policies that the run does not keep are stored this way. They go
+below a folder that the controller makes on each node and removes when it ends (snakemake_ext/node_exchange.py), under
 the paths that the policies had while they were written, so no two policies share one.
 """
 
@@ -18,7 +18,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import scratch
 
 WRITTEN = ".*.tmp"
-"""Name of a folder in which a policy is written, and so of its `place`."""
+"""Pattern of the name of a folder in which a policy is written, and so of its `place`."""
 
 
 def place(written: Path) -> Path | None:
@@ -32,7 +32,7 @@ def place(written: Path) -> Path | None:
 
 
 def make(folder: Path, policies: Path) -> None:
-    """Makes the `place` of a policy, and removes those of this run that no policy needs any more.
+    """Makes the `place` of a policy, and removes the places of this run's policies that are no longer needed.
 
     Args:
         folder: the place.
@@ -49,7 +49,7 @@ def make(folder: Path, policies: Path) -> None:
         )
     linked = set[Path]()
     for link in (link for policy in policies.glob("[0-9]*") for link in links(policy)):
-        with suppress(FileNotFoundError):  # Snakemake removes a policy that no job needs any more
+        with suppress(FileNotFoundError):  # Snakemake removes policies that no job needs any more
             linked.add(link.readlink().parent)
     for other in folder.parent.glob(WRITTEN):
         if other not in {*linked, folder}:
@@ -58,15 +58,15 @@ def make(folder: Path, policies: Path) -> None:
 
 
 def links(policy: Path) -> list[Path]:
-    """The weight files of a policy that are links to a node's files, not links that a user made."""
+    """The weight files of a policy that are links to a node's files; links that a user made do not count."""
     linked = (file for file in sorted(policy.glob("*.safetensors")) if file.is_symlink())
     return [file for file in linked if file.readlink().parent.match(WRITTEN)]
 
 
 def fill(policy: Path, *copies: Path) -> bool:
-    """Replaces the links of a policy by files, copied from this node, or from folders with the same policy.
+    """Replaces the links of a policy with files, copied from this node or from folders with the same policy.
 
-    Readers check the digests. False if a file is in none of these places, or has another size than was written.
+    Readers check the digests. Returns False if a file is in none of these places, or differs in size from the original.
     """
     sizes = files.read_artifact(policy / manifest.MANIFEST)["files"]
     for link in links(policy):

@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DECIDING = (".safetensors", "config.json")
-"""Ends of the names of files that a policy's digest covers."""
+"""Suffixes of the files that a policy's digest covers."""
 IGNORED_KEYS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path"}
-"""Keys of a model's configuration that do not matter to an engine, which gets its dtype as an option."""
+"""Keys of a model's configuration that make no difference to an engine, which gets its dtype as an option."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy in a folder. What it has is read when it is first asked for, and only once."""
+    """A policy in a folder. Its files are read when they are first needed, and only once."""
 
     folder: Path
     trust_remote_code: bool = False
-    """Allow code in the folder to run."""
+    """Allows code in the folder to run."""
 
     def __reduce__(self) -> tuple[type[Policy], tuple[Path, bool]]:
         """Pickles only the two fields, not what was read from the folder."""
         return Policy, (self.folder, self.trust_remote_code)
 
     def __str__(self) -> str:
-        """The folder, as messages name the policy."""
+        """The folder, which names the policy in messages."""
         return str(self.folder)
 
     @cached_property
@@ -61,7 +61,7 @@ class Policy:
 
     @cached_property
     def adapter_modules(self) -> list[str]:
-        """Names in transformers of the modules that the adapter changes; raises as `model_files.adapter_modules`."""
+        """Names in transformers of the modules that the adapter changes; see `model_files.adapter_modules`."""
         return model_files.adapter_modules(self.folder)
 
     @cached_property
@@ -81,19 +81,19 @@ class Policy:
 
     @cached_property
     def self_check(self) -> dict[str, Any] | None:
-        """The result of `training/self_check` that a stage wrote beside the full model; None without it."""
+        """The result of `training/self_check` that a stage wrote beside the full model; None if there is none."""
         file = self.base / model_files.SELF_CHECK
         return _object(file) if file.exists() else None
 
     @cached_property
     def layers_in_16_bits(self) -> list[str] | None:
-        """Patterns of the layers that the checkpoint in NF4 had in 16 bits; None if there was no such checkpoint."""
+        """Patterns of the layers that an NF4 checkpoint had in 16 bits; None if there was no such checkpoint."""
         file = self.base / model_files.NF4
         return _object(file)["in_16_bits"] if file.exists() else None
 
     @cached_property
     def transformers_config(self) -> Any:
-        """The configuration as transformers read it, without that of a quantized checkpoint; do not change it.
+        """The configuration as read by transformers, without a checkpoint's quantization; do not change it.
 
         Raises:
             UserError: transformers cannot read it.
@@ -103,18 +103,18 @@ class Policy:
 
         try:
             config = AutoConfig.from_pretrained(self.base, trust_remote_code=self.trust_remote_code)
-        except Exception as error:  # transformers checks few values of a configuration
+        except Exception as error:  # of any kind: transformers checks few values of a configuration
             raise_disk_full(error)
             raise UserError(
                 f"{self.config_file}: transformers cannot read this configuration "
                 f"({type(error).__name__}: {one_line(error)})"
             ) from error
-        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits, which policy 0 is not any more
+        vars(config).pop("quantization_config", None)  # of a checkpoint in 4 bits; policy 0 itself is in 16 bits
         return config
 
     @cached_property
     def engine_key(self) -> str:
-        """A key that is equal for all policies that one engine can hold one after the other.
+        """A key that is equal for all policies that one engine can hold in turn.
 
         It covers `trust_remote_code` and the model's configuration with defaults filled in; for an adapter, its base
         model and its own settings.
@@ -122,12 +122,12 @@ class Policy:
         if self.is_adapter:
             in_order = {key: sorted(value) if isinstance(value, list) else value for key, value in self.adapter.items()}
             return json.dumps([self.trust_remote_code, str(self.base.resolve()), in_order], sort_keys=True)
-        config = _without(self.transformers_config.to_dict(), IGNORED_KEYS)
+        config = _without_keys(self.transformers_config.to_dict(), IGNORED_KEYS)
         return json.dumps([self.trust_remote_code, config], sort_keys=True, default=str)
 
     @cached_property
     def dimensions(self) -> ModelDims | None:
-        """The dimensions of the full model; None where config.json does not give them."""
+        """The dimensions of the full model; None if config.json does not give them."""
         try:
             return model_dims.read(self.base, self.config)
         except UserError:
@@ -145,7 +145,7 @@ class Policy:
 
     @property
     def context(self) -> int | None:
-        """The context length in tokens that config.json declares; None where it declares none."""
+        """The context length in tokens that config.json declares; None if it declares none."""
         return model_dims.context(self.config)
 
     @property
@@ -155,17 +155,17 @@ class Policy:
 
     @property
     def image_kind(self) -> ImageKind | None:
-        """The way in which the model takes images; None if it takes none."""
+        """The way the model takes images; None if it takes none."""
         return vision.kind_of(self.config) if vision.takes_images(self.config) else None
 
     @property
     def image_tokens(self) -> ImageTokens:
-        """The tokens of images of a model that takes them."""
+        """The image tokens of a model that takes images."""
         return vision.tokens_of(self.config)
 
     @property
     def placeholder_ids(self) -> list[int]:
-        """Ids that stand for a part of an image or video, which no model samples."""
+        """Ids that stand for a part of an image or video; no model samples them."""
         return vision.placeholder_ids(self.config)
 
     @cached_property
@@ -197,10 +197,10 @@ class Policy:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.base, trust_remote_code=self.trust_remote_code
             )
-        except Exception as error:  # tokenizers checks few values of its files
+        except Exception as error:  # of any kind: tokenizers checks few values of its files
             raise_disk_full(error)
             raise UserError(f"{self}: no tokenizer can be loaded ({one_line(error)})") from error
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one where tokenizer.json is missing
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one up if tokenizer.json is missing
             raise UserError(f"{self}: no tokenizer (no tokenizer.json); copy or fetch the whole model")
         if tokenizer.eos_token_id is None:
             raise UserError(
@@ -213,11 +213,11 @@ class Policy:
 
     @cached_property
     def processor(self) -> Any:
-        """The processor of text and images; raises as `vision.load_processor`."""
+        """The processor of text and images; raises the same errors as `vision.load_processor`."""
         return vision.load_processor(self.base, self.config, self.trust_remote_code)
 
     def pixels(self, image: Any) -> dict[str, Tensor]:
-        """An image as tensors, which the model's forward takes by these names."""
+        """An image as tensors, by the names that the model's forward has for them."""
         outputs = self.processor.image_processor(images=[image], return_tensors="pt").items()
         return {name: values for name, values in outputs if name != vision.UNREAD}
 
@@ -243,16 +243,22 @@ class Policy:
         """Token ids that end a completion: the tokenizer's EOS and the EOS ids of generation_config.json.
 
         Raises:
-            UserError: as `tokenizer` and `generation_ends`.
+            UserError: see `tokenizer` and `generation_ends`; or the model has no row for an end token.
         """
-        return sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
+        ids = sorted({*(self.generation_ends or ()), self.tokenizer.eos_token_id})
+        if ids[-1] >= self.vocabulary:
+            raise UserError(
+                f"{self.base}: the end token {ids[-1]} has no row in the model's embedding ({self.vocabulary} rows); "
+                "correct eos_token_id, or use the tokenizer of the model"
+            )
+        return ids
 
     @cached_property
     def digest(self) -> str:
         """Digest of weights and configuration; tables have it as `policy` in their footers.
 
         Raises:
-            UserError: `verify` fails, or it is not the policy that its round trained.
+            UserError: `verify` fails, or it is not the policy that its round has trained.
         """
         manifest = self.verify()
         if manifest:
@@ -273,13 +279,13 @@ class Policy:
         return sorted(self.base.glob("*.safetensors"))
 
     def verify(self, chosen: Callable[[str], object] = bool) -> Manifest | None:
-        """Checks files that a stage wrote against their manifest. Does nothing for a model of the user.
+        """Checks files that a stage wrote against their manifest. Does nothing for the user's own model.
 
         Args:
             chosen: returns True for files to check; by default all.
 
         Raises:
-            UserError: a file is missing, added or changed, or it is the policy of another round.
+            UserError: a file is missing, added or changed, or the policy belongs to a different round.
         """
         if self.folder.parent.name != model_files.POLICIES or not self.folder.name.isdigit():
             return None
@@ -301,10 +307,10 @@ def _object(file: Path) -> dict[str, Any]:
     return content
 
 
-def _without(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+def _without_keys(config: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """A configuration without some keys, at every level."""
     return {
-        key: _without(value, keys) if isinstance(value, dict) else value
+        key: _without_keys(value, keys) if isinstance(value, dict) else value
         for key, value in config.items()
         if key not in keys
     }
@@ -314,7 +320,7 @@ def seal(folder: Path, name: str, known: Mapping[str, str] = MappingProxyType({}
     """Writes the manifest of a policy that will be `policies/<name>`, and returns its digest.
 
     Args:
-        folder: holds the policy.
+        folder: folder with the policy's files.
         name: name of the policy, such as 00001.
         known: digests of files that were computed when they were written, by name.
         made_from: facts about the run, for `lineage`.
@@ -326,7 +332,7 @@ def measured_reward_model(measured: Path) -> Path:
     """The folder of a run's own reward model, beside the `measured` checks.json.
 
     Raises:
-        UserError: a file of the model is missing or damaged, or checks.json is about another model.
+        UserError: a file of the model is missing or damaged, or checks.json is about a different model.
     """
     folder = measured.parent / "model"
     read_artifact(measured, policy=_digest(verify_manifest(folder).digests))
@@ -339,7 +345,7 @@ def _digest(digests: Mapping[str, str]) -> str:
 
 
 def shown_ids(tokenizer: PreTrainedTokenizerBase, ends: Collection[int], ids: Sequence[int]) -> list[int]:
-    """The ids that rewards see as text: all but end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
+    """The ids that rewards see as text: all except end tokens, BOS, PAD, UNK, CLS, SEP and MASK.
 
     Other special tokens, such as `<think>` or `<|channel|>`, are part of what a model says.
 

@@ -1,7 +1,7 @@
-"""Tables with how often completions of a prompt were right: of policy 0, and as known after a round.
+"""Tables of how often completions of each prompt were right: for policy 0, and as known after a round.
 
 One row per prompt that has been sampled. A completion without a score is neither right nor wrong. The footer has the
-round whose policy they are known to: 0 for policy 0.
+round after which the counts are known: 0 for policy 0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SCHEMA = pa.schema(
 
 
 class Counts(NamedTuple):
-    """Scored completions of a prompt, where those of earlier rounds may count in part."""
+    """Scored completions of a prompt; those of earlier rounds may count in part."""
 
     right: float = 0.0
     samples: float = 0.0
 
     @property
     def pass_rate(self) -> float:
-        """Share of right completions; NaN where none has a score."""
+        """Share of right completions; NaN if none has a score."""
         return self.right / self.samples if self.samples else nan
 
 
@@ -57,7 +57,7 @@ def read(files: Sequence[Path], round_: int) -> dict[str, Counts]:
         round_: the round after which they are known.
 
     Raises:
-        UserError: a file is missing or damaged, or is of another round or shard.
+        UserError: a file is missing or damaged, or belongs to a different round or shard.
     """
     table = tables.read_all(files, "pass_rates", round=round_)
     ids, right, samples = (table[name].to_pylist() for name in SCHEMA.names)

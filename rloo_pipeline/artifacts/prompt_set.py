@@ -1,6 +1,6 @@
 """Storage of templated prompts: the stage `prompts` writes them, other stages read them.
 
-Arrow gives every object of a column the keys of all of them, and has no integers beyond 64 bits. Columns that hold
+Arrow gives every object of a column the union of their keys, and has no integers beyond 64 bits. Columns that hold
 objects with different keys, or such integers, are stored as JSON, so their rows come back unchanged.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OBSERVATION = "environment_observation"
-"""Column with what `reset` of an environment returned, which is the end of the prompt."""
+"""Column with the text that `reset` of an environment returned, which ends the prompt."""
 TOOLS = "tools.json"
-"""Beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
+"""File beside the sets: the schemas of the tools that prompts list, by the environment of a row."""
 DEEPEST = 32
 """Maximum nesting of lists and objects in Arrow; `pyarrow.ipc` reads 64 levels, and an object takes two."""
 TYPES = {
@@ -38,7 +38,7 @@ TYPES = {
 }
 """Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Exceptions that values which Arrow cannot hold raise."""
+"""Exceptions for values that Arrow cannot hold."""
 
 
 class PromptSet:
@@ -75,7 +75,7 @@ class PromptSet:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns of the dataset, with that of the images, and of those that `prompts` added."""
+        """Names of the columns: those of the dataset, including its images, and those that `prompts` added."""
         own = {image_store.IDS, image_store.PLACEHOLDERS} if self.about_images else set()
         names = [name for name in self.table.column_names if name not in own]
         return [*names, self.about_images.column] if self.about_images else names
@@ -85,7 +85,7 @@ class PromptSet:
         return [self._with_images(row) for row in rows_of(self.table.take(pa.array(indices, pa.int64())))]
 
     def _with_images(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with the pixels of its images in the column of the dataset that had them."""
+        """A row with its images decoded, in the dataset's own column for them."""
         if self.about_images is None or self.images is None:
             return row
         images = [self.images.image(digest) for digest in row[image_store.IDS]]
@@ -93,7 +93,7 @@ class PromptSet:
         return {**row, self.about_images.column: column, image_store.PIXELS: images}
 
     def texts(self, prompt_ids: list[str]) -> list[str]:
-        """The text of each of these prompts; messages of a chat are `role: content`, one below the other.
+        """The text of each of these prompts; messages of a chat are `role: content`, one per line.
 
         Raises:
             UserError: a prompt_id is not in this set.
@@ -125,14 +125,14 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") ->
 
     Args:
         rows: prompts with their columns.
-        place: file that they come from, for messages.
+        place: file that the rows come from, for messages.
 
     Raises:
         UserError: a column cannot be stored.
     """
     import datasets
 
-    columns = {name: _column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
+    columns = {name: _storable_column([row.get(name) for row in rows], TYPES.get(name)) for name in rows[0]}
     try:
         return datasets.Dataset.from_dict(columns)
     except UNSTORABLE as error:
@@ -159,7 +159,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
+def _storable_column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.Array:
     """A column for `datasets`: our own type, or JSON if Arrow's types would change or cannot hold it."""
     if own_type is not None:
         return pa.array(values, own_type)
@@ -177,7 +177,7 @@ def _column(values: list[Any], own_type: pa.DataType | None) -> list[Any] | pa.A
 
 
 def _keys_differ(values: Iterable[Any]) -> bool:
-    """True if objects have different keys, among these values or at one place within them."""
+    """True if objects among these values, or at one position within them, have different keys."""
     given = (value for value in values if value is not None)
     first = next(given, None)
     if isinstance(first, list | tuple):
@@ -192,7 +192,7 @@ def _keys_differ(values: Iterable[Any]) -> bool:
 
 
 def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
-    """The schemas of the tools that the prompt of a row lists; none in a run without tools.
+    """The schemas of the tools in the prompt of a row; none in a run without tools.
 
     Args:
         prompts: folder that the stage `prompts` wrote.
@@ -203,7 +203,7 @@ def tools_of(prompts: Path, row: Mapping[str, Any]) -> list[JSON]:
 
 
 def tool_names(prompts: Path) -> list[str]:
-    """The names of all tools that the prompts of a folder list, sorted."""
+    """The names of all tools in the prompts of a folder, sorted."""
     return sorted({tool["function"]["name"] for tools in _tool_sets(prompts).values() for tool in tools})
 
 
@@ -216,7 +216,7 @@ def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
 
 
 def held_out_part(prompts: Path) -> Path:
-    """The folder of the prompts that a run measures itself on: `dev` where there are rows to choose by, else `eval`."""
+    """The folder of the prompts that a run measures itself on: `dev` if there are rows to choose by, else `eval`."""
     return prompts / ("dev" if (prompts / "dev").exists() else "eval")
 
 

@@ -16,7 +16,7 @@ from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.errors import UserError
 
 REFILL = "refill"
-"""Folder in that of a round with the tables of what the refill sampled."""
+"""Subfolder of a round with the tables of the completions that the refill sampled."""
 
 
 class RoundFiles(NamedTuple):
@@ -37,7 +37,9 @@ class RoundFiles(NamedTuple):
         if config.algorithm.teacher is None:
             return used._replace(teacher=())
         if not self.teacher:
-            raise UserError("--teacher: no tables, and the run has algorithm.teacher; name one for each of rollouts")
+            raise UserError(
+                "--teacher: no tables, but the run has algorithm.teacher; give one for each table of rollouts"
+            )
         return used
 
 
@@ -49,7 +51,7 @@ class RoundTables(NamedTuple):
     reference: pa.Table | None = None
     teacher: pa.Table | None = None
     refilled: int = 0
-    """Rows at the end that the refill sampled."""
+    """Number of rows at the end that the refill sampled."""
 
     def take(self, rows: list[int]) -> RoundTables:
         """The given rows of every table."""
@@ -60,7 +62,9 @@ class RoundTables(NamedTuple):
 
 
 def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
-    """Files of one table of a round that are there: those of the shards in order, then that of the refill.
+    """Existing files of one table of a round: the shards in order, then the refill's.
+
+    If the round was trained on, returns all of them, so that their reader notices if one is missing.
 
     Args:
         folder: results/<run>/rounds/<round>.
@@ -69,7 +73,8 @@ def files_of(folder: Path, kind: str, settings: Rollout) -> list[Path]:
     """
     shards = [folder / kind / f"{shard:03d}.parquet" for shard in range(settings.shards)]
     refill = [folder / REFILL / f"{kind}.parquet"] if settings.refill else []
-    return [file for file in (*shards, *refill) if file.exists()]
+    files = [file for file in (*shards, *refill) if file.exists()]
+    return [*shards, *refill] if files and (folder / "metrics.json").exists() else files
 
 
 def scores_beside(rollouts: Path) -> Path:
@@ -88,12 +93,12 @@ def read(files: RoundFiles, vocabulary: int | None = None, **expected: object) -
         expected: facts that the rollouts must have in their footers, such as the round and the digest of the policy.
 
     Raises:
-        UserError: a file is missing or damaged, is about other completions, or its values do not fit the completions.
+        UserError: a file is missing or damaged, is about different completions, or its values do not fit them.
     """
     beside = {"scores": files.scores, "reference": files.reference, "teacher": files.teacher}
     for name, paths in beside.items():
         if len(paths) != len(files.rollouts) and (paths or name == "scores"):
-            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; name one for each")
+            raise UserError(f"--{name}: {len(paths)} tables for {len(files.rollouts)} of rollouts; give one for each")
     rollouts = [read_rollouts(path, vocabulary, shard=shard, **expected) for shard, path in enumerate(files.rollouts)]
     scores = [_read_about(table, path, "scores") for table, path in zip(rollouts, files.scores, strict=True)]
     return RoundTables(
@@ -115,8 +120,8 @@ def _logps_of_fixed_model(rollouts: Sequence[pa.Table], paths: Sequence[Path], k
 
 
 def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTables:
-    """The held-out completions of a round, all of one policy, and their scores; no rows where a shard was sampled at
-    another temperature. The errors are those of `read`.
+    """The held-out completions of a round, all of one policy, and their scores; no rows if a shard was sampled at
+    a different temperature. The errors are the same as for `read`.
     """
     rollouts = tables.read_shards(files.rollouts, "held_out", round=round_)
     scores = [_read_about(*pair, "held_out_scores") for pair in zip(rollouts, files.scores, strict=True)]
@@ -126,7 +131,7 @@ def read_held_out(files: RoundFiles, round_: int, temperature: float) -> RoundTa
 
 
 def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
-    """The held-out completions that the job of a shard of rollouts also drew; the errors are those of `read`."""
+    """The held-out completions that the job of a shard also sampled; the errors are the same as for `read`."""
     facts = tables.footer(rollouts)
     table = tables.read(path, "held_out", None, **{name: facts[name] for name in ("round", "shard", "policy")})
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
@@ -134,14 +139,14 @@ def read_held_out_shard(path: Path, rollouts: pa.Table) -> pa.Table:
 
 
 def read_rollouts(path: Path, vocabulary: int | None = None, **expected: object) -> pa.Table:
-    """One shard of rollouts; the arguments and errors are those of `read`."""
+    """One shard of rollouts; the arguments and errors are the same as for `read`."""
     table = tables.read(path, "rollouts", None, **expected)
     _check_lengths(path, table, table["sampling_logps"], "sampling_logps")
     for name in ("prompt_ids", "completion_ids"):
         limits = pc.min_max(pc.list_flatten(table[name])).as_py()
         if vocabulary and limits["max"] is not None and not 0 <= limits["min"] <= limits["max"] < vocabulary:
             raise UserError(
-                f"{path}: {name} from {limits['min']} to {limits['max']}, and the policy's vocabulary has {vocabulary} "
+                f"{path}: {name} from {limits['min']} to {limits['max']}, but the policy's vocabulary has {vocabulary} "
                 f"tokens; {REMEDY}"
             )
     return table

@@ -30,7 +30,7 @@ import_shims.prepare_arrow()
 
 SCHEMA_VERSION = "4"
 DIGEST = "digest"
-"""Key of the footer with the hex BLAKE3 of the file, in which this digest itself counts as zeros."""
+"""Footer key with the hex BLAKE3 of the file, which is computed with zeros in place of this digest."""
 MARK, ZEROS = b"blake3:", b"0" * 64
 """Prefix of the digest in the file, and the placeholder that the digest replaces."""
 KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
@@ -62,11 +62,11 @@ EPISODES = pa.schema(
         pa.field("tool_failures", pa.int32(), nullable=False),
     ]
 )
-"""Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns belong together. `turns` index
-completion_ids; `messages` is a JSON list of what follows the prompt, in TRL's form; `environment_state` is JSON.
-`tool_failures` counts those of `tool_calls` that an error answered."""
+"""Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns fit together. `turns` index
+completion_ids; `messages` is a JSON list of the messages after the prompt, in TRL's form; `environment_state` is JSON.
+`tool_failures` counts those of `tool_calls` that were answered by an error."""
 WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
-"""Rollouts of prompts with images, which they name by digest."""
+"""Rollouts of prompts with images, whose digests they have."""
 EXPERTS = "routed_experts"
 """Column with the experts that vLLM chose, layer by layer, for every token of prompt and completion but the last."""
 WITH_EXPERTS = pa.schema([*ROLLOUTS, pa.field(EXPERTS, pa.list_(pa.uint16()))])
@@ -81,9 +81,9 @@ IN_SEGMENTS = pa.schema(
         pa.field(CARRIED, pa.bool_()),
     ]
 )
-"""Rollouts with `rollout.token_budget`. `segments` has, in the order of completion_ids, where each ends and the number
-of the policy that sampled it. `carried` is true for groups with a completion that has not ended: `read` leaves them
-out, and the next round goes on with them (`read_carried`)."""
+"""Rollouts with `rollout.token_budget`. `segments` tells, in the order of completion_ids, where each segment ends and
+which policy sampled it. `carried` is true for groups with an unfinished completion: `read` leaves them out, and the
+next round continues them (`read_carried`)."""
 REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
 TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
 TOP_IDS, TOP_LOGPS = "top_ids", "top_logps"
@@ -155,7 +155,7 @@ def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | N
 
 
 def functions_of(table: pa.Table) -> list[str]:
-    """Names of the reward functions whose scores a table of scores or of an evaluation's completions has."""
+    """Names of the reward functions whose scores are in a table, of scores or of evaluated completions."""
     return [name.removeprefix(SCORES) for name in table.column_names if name.startswith(SCORES)]
 
 
@@ -204,7 +204,7 @@ def save(path: Path, table: pa.Table) -> None:
 
 
 def _digest(content: bytes, start: int) -> bytes:
-    """Hex BLAKE3 of a file with zeros in the place of its digest, which begins at `start`."""
+    """Hex BLAKE3 of a file, computed with zeros in place of its digest, which begins at `start`."""
     import blake3
 
     hasher = blake3.blake3(memoryview(content)[:start])
@@ -214,7 +214,7 @@ def _digest(content: bytes, start: int) -> bytes:
 
 
 def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected: object) -> pa.Table:
-    """Reads a table, or some of its columns, without the groups that the next round goes on with (`carried`).
+    """Reads a table, or some of its columns, without the groups that the next round continues (`carried`).
 
     Args:
         path: Parquet file.
@@ -226,8 +226,8 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
         The table; its footer has the file's digest.
 
     Raises:
-        UserError: the file is missing, truncated, damaged, of another kind or of another schema version, its footer has
-            other facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
+        UserError: the file is missing, truncated, damaged, or of a different kind or schema version, its footer has
+            different facts, a group lacks a completion, a number is not finite, an episode contradicts itself, or the
             reward is not the weighted sum of the scores.
     """
     columns = [*columns, CARRIED] if columns else columns
@@ -238,14 +238,14 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 
 
 def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
-    """The rows of a table of rollouts that the next round goes on with; the errors are those of `read`."""
+    """The rows of a table of rollouts that the next round continues; the errors are the same as for `read`."""
     table = _read(path, "rollouts", None, **expected)
     rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
     return rows
 
 
 def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
-    """A table with all of its rows; arguments and errors are those of `read`."""
+    """A table with all of its rows; arguments and errors are the same as for `read`."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -264,7 +264,7 @@ def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: obje
         raise UserError(f"{path}: holds '{facts.get('kind', 'another table')}', not '{kind}'; {REMEDY}")
     if facts.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: schema version {facts.get('schema_version')}, this program reads {SCHEMA_VERSION}; {REMEDY}"
+            f"{path}: schema version {facts.get('schema_version')}, but this program reads {SCHEMA_VERSION}; {REMEDY}"
         )
     if start < len(MARK):
         raise UserError(f"{path}: has no digest, so it was changed since it was written; {REMEDY}")
@@ -279,7 +279,7 @@ def _check_values(path: Path, table: pa.Table, kind: str) -> None:
     """Checks that groups are complete and numbers finite, except for ratio and KL of an update, which may overflow.
 
     Raises:
-        UserError: they are not.
+        UserError: a group is incomplete, or a number is not finite.
     """
     if "sample" in table.column_names and len(table):
         samples = table["sample"].to_numpy()
@@ -296,7 +296,7 @@ def _check_reward(path: Path, table: pa.Table) -> None:
     """Checks that `reward` in a table of scores is the weighted sum of the functions' scores.
 
     Raises:
-        UserError: it is not.
+        UserError: `reward` is a different number.
     """
     weights = weights_of(table)
     if not weights or {"reward", *map(score_column, weights)} - set(table.column_names):
@@ -318,7 +318,7 @@ def facts_in(path: Path) -> dict[str, str]:
 
 
 def facts_about(rollouts: pa.Table) -> dict[str, str]:
-    """The facts that a table about one shard of rollouts has in its footer, with the digest of that shard."""
+    """Footer facts for a table about one shard of rollouts, including the digest of that shard."""
     facts = footer(rollouts)
     return {key: facts[key] for key in ("run", "round", "shard", "seed")} | {"rollouts": facts[DIGEST]}
 
@@ -335,14 +335,14 @@ def lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 def sampled_lengths(rollouts: pa.Table) -> list[int]:
-    """Number of tokens of each completion that the model sampled: all but those of tools and users."""
+    """Number of sampled tokens in each completion, without the tokens of tools and users."""
     if not is_episodes(rollouts):
         return lengths(rollouts["completion_ids"])
     return lengths(rollouts["sampling_logps"])
 
 
 def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:
-    """The shards of one table, all of one policy, concatenated in the order given; arguments and errors are those of
+    """The shards of one table, all of one policy, concatenated in the order given; arguments and errors as for
     `read`.
     """
     return pa.concat_tables(read_shards(paths, kind, **expected), promote_options="default")
@@ -363,7 +363,7 @@ def check_aligned(
     """Checks that two tables have the same (prompt_id, sample) in the same order.
 
     Raises:
-        UserError: they have not: the rows in `path` are not those of `others`; `remedy` says what to delete.
+        UserError: the rows in `path` are not those of `others`; `remedy` says what to delete.
     """
     keys = [field.name for field in KEYS]
     if not left.select(keys).equals(right.select(keys)):

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNREAD = "num_crops"
-"""Output of Gemma's image processor that the model's forward does not take: 0, as an image is not cut into crops."""
+"""Output of Gemma's image processor that the model's forward does not accept; 0, since images are not cropped."""
 
 
 class ImageKind(NamedTuple):
-    """The way in which a type of model takes images. Tokens are named by their keys in config.json."""
+    """The way in which a type of model takes images. Tokens are given by their keys in config.json."""
 
     begin: str
     """Token before the parts of an image."""
     end: str
-    """Token after them."""
+    """Token after the parts of an image."""
     whole: str
-    """Token that stands for an image in a prompt as vLLM takes it, which expands it."""
+    """Placeholder for a whole image in a prompt for vLLM, which expands it."""
     types: str
-    """Argument of the model's forward with 1 at tokens that stand for a part of an image."""
+    """Argument of the model's forward that is 1 at tokens that stand for a part of an image."""
     modules: tuple[str, ...]
-    """Attributes of the model beside its language model: the vision encoder, and a projector outside of it."""
+    """Attributes of the model next to its language model: the vision encoder, and a projector if it is separate."""
     part: str = "image_token_id"
     """Token that stands for a part of an image."""
     video: str | None = None
@@ -43,7 +43,7 @@ QWEN_VL = ImageKind(
     modules=("visual",),
     video="video_token_id",
 )
-"""Qwen2.5-VL and Qwen3-VL; by `types` they find positions (M-RoPE)."""
+"""Qwen2.5-VL and Qwen3-VL; `types` gives them the positions (M-RoPE)."""
 GEMMA = ImageKind(
     begin="boi_token_id",
     end="eoi_token_id",
@@ -51,7 +51,7 @@ GEMMA = ImageKind(
     types="token_type_ids",
     modules=("vision_tower", "multi_modal_projector"),
 )
-"""Gemma 3; by `types` it finds the tokens of an image, which attend to each other in both directions."""
+"""Gemma 3; `types` tells it the tokens of an image, which attend to each other in both directions."""
 KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}
 """Kinds by `model_type` in config.json."""
 IMAGE_MODELS = tuple(KINDS)
@@ -64,9 +64,9 @@ class ImageTokens(NamedTuple):
     part: int
     """Id of the tokens that stand for a part of an image."""
     whole: int
-    """Id of the token that stands for an image in a prompt as vLLM takes it."""
+    """Id of the placeholder for a whole image in a prompt for vLLM."""
     types: str
-    """As in ImageKind."""
+    """Argument of the model's forward, as in ImageKind."""
 
     def marked(self, input_ids: Tensor) -> dict[str, Tensor]:
         """The argument `types` of the model's forward for these ids, of the same shape."""
@@ -74,23 +74,23 @@ class ImageTokens(NamedTuple):
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:
-    """True if a config.json is that of a model in IMAGE_MODELS."""
+    """True if a config.json belongs to a model in IMAGE_MODELS."""
     return hf_config.get("model_type") in KINDS
 
 
 def kind_of(hf_config: Mapping[str, Any]) -> ImageKind:
-    """The image kind of a config.json, whose model must take images."""
+    """The kind of images that the model of a config.json takes; it must take some."""
     return KINDS[hf_config["model_type"]]
 
 
 def tokens_of(hf_config: Mapping[str, Any]) -> ImageTokens:
-    """The tokens of images of a model in IMAGE_MODELS, by its config.json."""
+    """The image tokens of a model in IMAGE_MODELS, from its config.json."""
     kind = kind_of(hf_config)
     return ImageTokens(_id(hf_config, kind.part), _id(hf_config, kind.whole), kind.types)
 
 
 def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
-    """Ids that stand for a part of an image or video; no model samples them, since nothing would stand behind them."""
+    """Ids that stand for a part of an image or video; no model samples them, since no image belongs to them."""
     if not takes_images(hf_config):
         return []
     kind = kind_of(hf_config)
@@ -98,7 +98,7 @@ def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
 
 
 def _id(hf_config: Mapping[str, Any], key: str) -> int:
-    """A token id; some config.json have `image_token_index` for `image_token_id`."""
+    """A token id; some config.json files have `image_token_index` for `image_token_id`."""
     other = key.replace("_id", "_index")
     return int(hf_config[key if key in hf_config else other])
 
@@ -122,12 +122,12 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
         ) from error
     if not hasattr(processor, "image_processor"):
         raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
-    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _of_gemma(hf_config, processor)):
+    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _gemma_problem(hf_config, processor)):
         raise UserError(f"{folder}: {problem}")
     return processor
 
 
-def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
+def _gemma_problem(hf_config: Mapping[str, Any], processor: Any) -> str | None:
     """The problem with Gemma's processor or sizes, and advice; None if there is none."""
     images, parts = processor.image_processor, hf_config.get("mm_tokens_per_image", 256)
     if images.do_pan_and_scan:
@@ -143,7 +143,7 @@ def _of_gemma(hf_config: Mapping[str, Any], processor: Any) -> str | None:
         )
     if processor.image_seq_length != parts:
         return (
-            f"the processor makes {processor.image_seq_length} tokens of an image, and mm_tokens_per_image in "
+            f"the processor makes {processor.image_seq_length} tokens of an image, but mm_tokens_per_image in "
             f"config.json is {parts}; set image_seq_length: {parts} in processor_config.json"
         )
     window = hf_config["text_config"].get("sliding_window") or parts

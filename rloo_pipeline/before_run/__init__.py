@@ -1,1 +1,1 @@
-"""Looks at model, data, rewards, node, queue, memory and hours before a run begins, and changes nothing."""
+"""Checks model, data, rewards and node, and estimates queue, memory and hours, before a run begins. Changes nothing."""

@@ -1,4 +1,4 @@
-"""Advice: settings that would make a stage fit on a GPU."""
+"""Suggests settings with which a stage would fit on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MICRO_BATCH, CHECKPOINTING = "deepspeed.max_tokens_per_micro_batch", {"deepspeed
 
 
 def override(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration with other values for some keys, each written as `section.key`."""
+    """The configuration with some keys changed, each written as `section.key`."""
     for key, value in changes.items():
         section, _, name = key.partition(".")
         part = getattr(config, section)
@@ -26,13 +26,13 @@ def override(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
-    """Advice: the first of the increasingly costly changes with which an update fits; where that takes more GPUs, also
-    what would fit with the optimizer, or the weights too, in the node's memory.
+    """Suggests the cheapest change with which an update fits. If that needs more GPUs, also suggests one that offloads
+    the optimizer, or the weights too, to host memory.
 
     Args:
         config: the run's configuration.
         shape: the model's dimensions.
-        room: bytes of a GPU that may be used.
+        room: usable bytes of a GPU.
     """
 
     def first(candidates: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -49,15 +49,15 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         offload = first(_offloads(config))
     if nearest is None and offload is None:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
-    advice = [] if nearest is None else [_written(nearest)]
+    advice = [] if nearest is None else [_as_yaml(nearest)]
     if offload is not None:
         host = memory.total(RunMemory(override(config, offload), shape).offloaded()) / GB
-        advice.append(f"{_written(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
+        advice.append(f"{_as_yaml(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
     return "would fit with " + "; or, without more GPUs, with ".join(advice)
 
 
-def _written(changes: dict[str, Any]) -> str:
-    """Changes as they are written in a configuration."""
+def _as_yaml(changes: dict[str, Any]) -> str:
+    """Formats changes as they are written in a configuration."""
     values = {
         key: value.model_dump(exclude_none=True) if key.endswith("offload") else value for key, value in changes.items()
     }
@@ -65,8 +65,8 @@ def _written(changes: dict[str, Any]) -> str:
 
 
 def _changes(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try: checkpointing, which costs a third more time, then smaller micro-batches, then sequences split
-    over processes, then more cards.
+    """Changes to try: checkpointing, which costs a third more time; then smaller micro-batches, sequences split over
+    processes, and more cards.
     """
     longest = config.longest_sequence
     sizes = [size for n in range(1, 8) if (size := config.deepspeed.micro_batch_tokens >> n) > longest]
@@ -80,15 +80,15 @@ def _changes(config: Config) -> Iterator[dict[str, Any]]:
         for stage in (1, 2, 3):
             if processes >= config.deepspeed.processes and stage >= config.deepspeed.zero_stage:
                 more = {"deepspeed.processes": processes, "deepspeed.zero_stage": stage}
-                yield from _with_less(more, longest)
+                yield from _with_fewer_activations(more, longest)
                 yield from (more | change for change in split)
 
 
 def _offloads(config: Config) -> Iterator[dict[str, Any]]:
-    """Changes to try with the same GPUs: the optimizer in the node's memory, then the weights too."""
+    """Changes to try with the same GPUs: the optimizer in host memory, then the weights too."""
     for stage, offload in ((2, Offload(optimizer="cpu")), (3, Offload(optimizer="cpu", parameters="cpu"))):
         if stage >= config.deepspeed.zero_stage:
-            yield from _with_less(
+            yield from _with_fewer_activations(
                 {"deepspeed.offload": offload, "deepspeed.zero_stage": stage}, config.longest_sequence
             )
 
@@ -102,15 +102,15 @@ def is_allowed(config: Config) -> bool:
     return True
 
 
-def _with_less(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
-    """These changes, then with fewer activations too."""
+def _with_fewer_activations(changes: dict[str, Any], longest: int) -> Iterator[dict[str, Any]]:
+    """These changes alone, then together with changes that reduce activations."""
     yield changes
     yield changes | CHECKPOINTING
     yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
 
 
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:
-    """Advice: the smallest number of GPUs whose KV cache holds one sequence."""
+    """Suggests the smallest number of GPUs whose KV cache holds one sequence."""
     for count in (count for count in (2, 4, 8) if shape.query_heads % count == 0):
         wider = RunMemory(override(config, {"vllm.tensor_parallel_size": count}), shape)
         if wider.concurrent_sequences(wider.rollout(card)) >= 1:

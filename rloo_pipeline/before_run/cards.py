@@ -1,4 +1,4 @@
-"""GPUs by the vendors' data sheets."""
+"""Specifications of GPUs, from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rloo_pipeline.errors import UserError
 
 
 class Card(NamedTuple):
-    """A GPU."""
+    """A GPU model."""
 
     name: str
     gigabytes: float

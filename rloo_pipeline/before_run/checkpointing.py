@@ -1,8 +1,8 @@
-"""`auto` in `deepspeed`: recomputed activations where training would not fit into memory without them, and on GPUs
-the largest micro-batches that fit.
+"""Resolves `auto` in `deepspeed`: activations are recomputed if training would not fit into memory otherwise, and GPUs
+get the largest micro-batches that fit.
 
-Recomputed activations have the bits of stored ones. Other micro-batches round differently, so their size follows from
-the configuration and the card alone.
+Recomputed activations are bitwise equal to stored ones. Micro-batches of different sizes round differently, so the size
+depends only on the configuration and the card.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rloo_pipeline.config import Config, OptimizerName
 from rloo_pipeline.runtime import devices, ranks
 
 MOST, STEP = 65536, 1024
-"""Tokens of a micro-batch: more gain nothing; its size is a multiple of STEP, so that it does not change with the few
-bytes that a driver reserves.
+"""Maximum number of tokens in a micro-batch, since more gain nothing. Sizes are multiples of STEP, so that they do not
+change with the few bytes that a driver reserves.
 """
 
 
 def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) -> Config:
-    """`resolve_for` the model of a policy and the memory of the ranks of this job; nothing is recomputed, and
-    micro-batches have their fixed size, where config.json has no known sizes.
+    """Calls `resolve_for` with a policy's model and the memory of this job's ranks. If config.json has no known sizes,
+    nothing is recomputed and micro-batches have their fixed size.
     """
     if (shape := policy.dimensions) is None:
         if config.deepspeed.gradient_checkpointing != "auto":
@@ -31,7 +31,9 @@ def resolve(config: Config, policy: Policy, whole: OptimizerName | None = None) 
 
 
 def _room() -> float:
-    """Bytes that every rank of this job may use, so that all decide alike on nodes of different memory."""
+    """Bytes that every rank of this job may use: the minimum over ranks, so that nodes with different memory decide
+    alike.
+    """
     room, world = devices.training_bytes(), ranks.current().world
     if world == 1:
         return room
@@ -48,14 +50,14 @@ def _room() -> float:
 def resolve_for(
     config: Config, shape: ModelDims, device: str, room: float, whole: OptimizerName | None = None
 ) -> Config:
-    """The configuration with true or false, and a number of tokens, in place of `auto`.
+    """The configuration with each `auto` replaced by true or false, or by a number of tokens.
 
     Args:
         config: configuration of the run or of a stage that trains.
         shape: the model's dimensions.
         device: cpu or cuda.
         room: bytes that a process may use.
-        whole: the optimizer of a training of all weights with full micro-batches, such as SFT; None for updates.
+        whole: the optimizer, if all weights are trained with full micro-batches, as in SFT; None for updates.
     """
     if config.deepspeed.gradient_checkpointing == "auto":
         tokens = None if whole is None else config.deepspeed.micro_batch_tokens
@@ -72,7 +74,7 @@ def resolve_for(
 def _fits(
     config: Config, shape: ModelDims, device: str, room: float, whole: OptimizerName | None, tokens: int | None
 ) -> bool:
-    """True if an update with micro-batches of `tokens` (None: the largest) is estimated to fit into `room` bytes."""
+    """True if an update with micro-batches of `tokens` (None: the largest) should fit into `room` bytes."""
     if whole is not None:
         config = advice.override(config, {"update.lora": None, "update.optimizer": whole})
     own = None if tokens is None else tokens // config.deepspeed.sequence_parallel

@@ -1,4 +1,4 @@
-"""Checks of a run's datasets for `rloo check`: reads, templates and counts rows as `prompts` and `warmstart` do."""
+"""Checks a run's datasets for `rloo check`: reads, templates and counts rows as `prompts` and `warmstart` do."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.training import demonstrations
 
 TEMPLATED, BEGUN, WITH_IMAGES = 20_000, 64, 100
-"""Maximum number of rows that become prompts: in general, in runs with tools, and in runs with images. All rows are
-read.
-"""
+"""Maximum number of rows that are turned into prompts: in general, with tools, and with images. All rows are read."""
 
 
 def datasets(inputs: RunInputs) -> Iterator[Finding]:
-    """Each dataset can be read and becomes prompts, and episodes can be played on its rows; sets `datasets`.
+    """Checks that each dataset can be read and turned into prompts, and that episodes can be played on its rows; sets
+    `datasets`.
 
-    Held-out parts come before training rows, as in the stage `prompts`.
+    Held-out rows are checked before training rows, as in the stage `prompts`.
     """
     config, parts = inputs.config, _parts(inputs)
     sources = dataset_inputs.sources(config)
@@ -62,7 +61,7 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def template(inputs: RunInputs) -> Iterator[Finding]:
-    """Faults of the chat template on prompts of the data."""
+    """Reports faults of the chat template, tried on prompts of the data."""
     if inputs.model is not None:
         prompts = [prompt for dataset in inputs.datasets.values() for prompt in dataset.prompts]
         lint = TemplateLint(inputs.config, inputs.model.tokenizer, inputs.model.stop_ids)
@@ -71,7 +70,7 @@ def template(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def first_prompt(inputs: RunInputs) -> Iterator[Finding]:
-    """The first training prompt as the model reads it, with its special tokens."""
+    """Shows the first training prompt as the model reads it, with its special tokens."""
     train = inputs.datasets.get("dataset.train")
     if train is not None and inputs.model is not None and "prompt_ids" in train.rows[0]:
         text = str(inputs.model.tokenizer.decode(train.rows[0]["prompt_ids"], skip_special_tokens=False))
@@ -79,7 +78,7 @@ def first_prompt(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def enough(inputs: RunInputs) -> Iterator[Finding]:
-    """There are at least as many training prompts as a round samples."""
+    """Checks that there are at least as many training prompts as a round samples."""
     train = inputs.datasets.get("dataset.train")
     if train is not None:
         with problems_of("dataset.train") as problems:
@@ -90,7 +89,7 @@ def enough(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _parts(inputs: RunInputs) -> PromptParts | None:
-    """The run's prompt maker; None without a model, or if tools or environments, which change prompts, do not work."""
+    """The run's `PromptParts`; None without a model, or if tools or environments, which change prompts, do not work."""
     if inputs.model is None or (inputs.config.rollout.uses_tools and inputs.trial is None):
         return None
     templater = inputs.trial.templater if inputs.trial is not None else Templater(inputs.config.dataset, inputs.model)
@@ -102,10 +101,10 @@ def _columns(rows: Sequence[Row]) -> str:
 
 
 def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row], place: str) -> Iterator[Finding]:
-    """The findings for one part of the dataset.
+    """Checks one part of the dataset.
 
     Raises:
-        UserError: the stage `prompts` would raise it too.
+        UserError: an error that the stage `prompts` would raise too.
     """
     if parts is None or inputs.model is None:
         some = rows[:TEMPLATED]
@@ -120,7 +119,7 @@ def _part(inputs: RunInputs, parts: PromptParts | None, key: str, rows: list[Row
     except UserError:
         if len(rows) <= most:
             raise
-        most = len(rows)  # the first rows may all be held out, as where eval is the head of the same file
+        most = len(rows)  # the first rows may all be held out, as when eval is the head of the same file
         parts.add(name, rows, place)
     kept, counts = parts.rows[name], parts.counts[name]
     lengths = [len(row["prompt_ids"]) for row in kept]
@@ -149,7 +148,7 @@ def _finding(key: str, rows: Sequence[Row], sample: DatasetSample, lengths: Sequ
 
 
 def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:
-    """A note on rows that share a prompt but differ in other columns."""
+    """Notes rows that share a prompt but differ in other columns."""
     counts = Counter(map(identity, kept))
     several = {one for one, count in counts.items() if count > 1}
     if not several:
@@ -166,13 +165,13 @@ def _repeated(key: str, kept: Sequence[Row], columns: Row) -> Iterator[Finding]:
 
 
 def _images(templater: Templater, row: Row) -> Any:
-    """Returns the images of a row in the form that reward functions get."""
+    """The images of a row in the form that reward functions get."""
     pixels = [image_store.decode(templater.files[digest], "image") for digest in row[image_store.IDS]]
     return next(iter(pixels), None) if templater.single else pixels
 
 
 def _played(rollout: Rollout, rows: Sequence[Row]) -> list[Row]:
-    """The rows on which episodes are played: those that rewards get, and one row for each environment."""
+    """The rows to play episodes on: those that rewards get, and one row for each environment."""
     several = isinstance(rollout.environment, dict)
     others = {row["environment"]: row for row in reversed(rows)} if several else {}
     first = rows[: reward_trial.PROMPTS]
@@ -180,7 +179,7 @@ def _played(rollout: Rollout, rows: Sequence[Row]) -> list[Row]:
 
 
 def _check_demonstrations(inputs: RunInputs, parts: PromptParts | None, rows: list[Row], place: str) -> None:
-    """Checks demonstrations by tokenizing them as `warmstart` does; without a tokenizer, checks only their form.
+    """Checks demonstrations by tokenizing them as `warmstart` does. Without a tokenizer, checks only their format.
 
     Raises:
         UserError: one cannot be used, or none is left to train on.

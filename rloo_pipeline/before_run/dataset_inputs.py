@@ -1,4 +1,4 @@
-"""Checks of the datasets that a configuration names: the file exists, can be read, and has the columns."""
+"""Checks the datasets that a configuration names: files exist, can be read, and have the right columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT_PREFERENCES = "reward_model.eval"
 
 
 def sources(config: Config) -> dict[str, Source]:
-    """The datasets of a run by their configuration key."""
+    """The datasets of a run, by configuration key."""
     datasets = {f"dataset.{name}": source for name, source in config.dataset.parts.items()}
     if config.warmstart.sft is not None:
         datasets[DEMONSTRATIONS] = config.warmstart.sft.demonstrations
@@ -32,10 +32,11 @@ def asset_name(key: str) -> str:
 
 
 def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
-    """The file of a source; None if the source is not a file.
+    """Checks and returns the file of a source; None if the source is not a file.
 
     Raises:
-        UserError: the file is missing, unreadable, empty or of an unknown format, or `name` is a path to no folder.
+        UserError: the file is missing, unreadable, empty or of an unknown format, or `name` is a path that is not a
+            folder.
     """
     folder = Path(data_dir or ".")
     if source.name is not None and not (folder / source.name).is_dir():
@@ -55,12 +56,12 @@ def data_file(key: str, source: Source, data_dir: str | None) -> Path | None:
 
 
 def require_hub_name(name: str, folder: Path, key: str) -> None:
-    """Checks that a name that is not a folder here can be one of the Hub.
+    """Checks that a name that is not a local folder can be a Hub id.
 
     Args:
-        name: as the configuration has it.
-        folder: the local folder that it could also mean.
-        key: the key, for messages.
+        name: name in the configuration.
+        folder: local folder that the name could also mean.
+        key: configuration key, for messages.
 
     Raises:
         UserError: the name is the path of a file, or of a folder that is missing.
@@ -76,11 +77,11 @@ def require_hub_name(name: str, folder: Path, key: str) -> None:
 
 
 def data_place(data_dir: str | None, key: str, source: Source) -> str | None:
-    """Place of a source's rows: a file, a folder, the Hub's cache, or the import string of its generator.
-    None if they are not downloaded yet.
+    """Location of a source's rows: a file, a folder, a snapshot in the Hub's cache, or the import string of a
+    generator. None if they are not downloaded yet.
 
     Raises:
-        UserError: as `data_file`.
+        UserError: as for `data_file`.
     """
     if source.generator is not None:
         return source.generator
@@ -118,12 +119,13 @@ def cached(name: str, revision: str | None, kind: str) -> Path | None:
 
     try:
         return Path(snapshot_download(name, revision=revision, repo_type=kind, local_files_only=True))
-    except Exception:  # the Hub's exceptions differ between versions, and here all mean that it is not cached
+    except Exception:  # the Hub's exceptions differ between versions; here all of them mean that it is not cached
         return None
 
 
 def columns(config: Config, key: str, source: Source) -> list[str] | None:
-    """The columns of a file, by its first row; None if the source is not a file or would have to be read completely.
+    """The columns of a file, taken from its first row. None if the source is not a file, or would have to be read
+    completely.
 
     Raises:
         UserError: the file is missing, its first row cannot be read, or a column that the configuration names is
@@ -140,7 +142,7 @@ def check_source_columns(config: Config, key: str, names: list[str], path: str) 
     """Checks that a source has the columns that the configuration names.
 
     Raises:
-        UserError: one is missing, or has a name that is reserved for the tables of a run.
+        UserError: one is missing, or its name is reserved for the tables of a run.
     """
     if key in (PREFERENCES, HELD_OUT_PREFERENCES):
         for name in ("chosen", "rejected"):
@@ -159,11 +161,11 @@ def _first_columns(path: Path) -> list[str] | None:
     if path.suffix in json_rows.SUFFIXES:
         first = next(json_rows.objects(path), None)
         if first is None:
-            raise UserError(f"{path}: is empty, there is no row in it")
+            raise UserError(f"{path}: is empty; give it rows")
         return list(first.row)
     try:
         import pyarrow.parquet
-    except ImportError:  # not installed where only the controller runs
+    except ImportError:  # not installed if only the controller runs here
         return None
     try:
         return list(pyarrow.parquet.read_schema(path).names)

@@ -1,7 +1,8 @@
-"""Plays one episode of each environment with a scripted model, for `rloo check`: no engine, but all that is around one.
+"""Plays one episode of each environment with a scripted model, for `rloo check`: everything except the engine is real.
 
-The model calls each tool once, with example arguments by the tool's schema, and then answers. What it writes goes the
-way of a sampled turn: as token ids, read by the parser, answered in a process of its own, continued by the template.
+The model calls each tool once, with example arguments that fit the tool's schema, and then answers. Its turns are
+handled like sampled ones: they are token ids, the parser reads them, a separate process answers, and the chat template
+continues.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from rloo_pipeline.rollout.templating import Templater
 from rloo_pipeline.rollout.tool_calls import MALFORMED
 
 SHOWN = 60
-"""Characters that are shown of an answer."""
+"""Number of characters of an answer that are shown."""
 EXAMPLES: Mapping[str, Any] = {"string": "1", "integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
-"""Example arguments by their JSON type."""
+"""Example arguments by JSON type."""
 NO_LIMIT = SamplingConfig(1.0, 1.0, 0, None, 1 << 30)
 
 
 def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTrial | None:
-    """Starts the processes of tools and environments, which end with `stack`; None if there is no model to play for.
+    """Starts the processes of tools and environments, which end with `stack`. None without tools or a model.
 
     Args:
         stack: holds the processes.
@@ -50,7 +51,7 @@ def prepare(stack: ExitStack, config: Config, model: Policy | None) -> EpisodeTr
 
 
 def tools(inputs: RunInputs) -> Iterator[Finding]:
-    """Tools, environments and the tool-call parser work; sets `trial`."""
+    """Checks that tools, environments and the tool-call parser work; sets `trial`."""
     if inputs.config.rollout.uses_tools:
         with problems_of("tools") as problems:
             inputs.trial = prepare(inputs.stack, inputs.config, inputs.model)
@@ -58,10 +59,10 @@ def tools(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
-    """An episode for each of these rows of a prompt set.
+    """Plays an episode for each of these rows of a prompt set.
 
     Raises:
-        UserError: an environment does not keep the contract.
+        UserError: an environment violates the contract.
     """
     settings = trial.config.rollout.model_copy(update={"max_turns": None, "max_tool_calling_iterations": None})
     requests = [Request(row["prompt_ids"], number, NO_LIMIT) for number, row in enumerate(rows)]
@@ -77,14 +78,14 @@ def play(trial: EpisodeTrial, rows: Sequence[Row]) -> list[EpisodeRecord]:
 
 
 def _turns(trial: EpisodeTrial, row: Row) -> Iterator[str]:
-    """Turns in which the model calls each tool once."""
+    """Yields the model's turns, in which it calls each tool once."""
     for schema in trial.pool.schemas(row):
         function = schema["function"]
         yield trial.reader.template.turn_text(call_message([(function["name"], _arguments(function))]))
 
 
 def _arguments(function: JSON) -> JSON:
-    """Example values of the arguments that a tool requires."""
+    """Example values for the arguments that a tool requires."""
     parameters = function["parameters"]
     return {name: _example(parameters["properties"][name]) for name in parameters.get("required", ())}
 
@@ -97,10 +98,10 @@ def _example(schema: JSON) -> Any:
 
 
 def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> Iterator[Finding]:
-    """One finding for the first episode of each environment.
+    """Yields a finding about the first episode of each environment.
 
     Args:
-        trial: trial that played the episodes.
+        trial: parts that played the episodes.
         key: key of the dataset that has their rows.
         played: the episodes.
     """
@@ -113,7 +114,7 @@ def findings(trial: EpisodeTrial, key: str, played: Sequence[EpisodeRecord]) -> 
 
 
 def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord) -> Finding:
-    """The finding about one episode."""
+    """Describes one episode."""
     if episode.lost:
         return Finding(subject, False, f"on a row of {key}: {episode.lost}")
     answers = [message for message in episode.messages if message["role"] == "tool"]
@@ -138,7 +139,7 @@ def _finding(trial: EpisodeTrial, subject: str, key: str, episode: EpisodeRecord
 
 
 def _call(function: JSON) -> str:
-    """The example call of a tool, as Python writes it."""
+    """The example call of a tool, in Python syntax."""
     return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in _arguments(function).items())})"
 
 

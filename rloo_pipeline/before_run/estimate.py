@@ -1,4 +1,4 @@
-"""An estimate of what a run needs: jobs, tokens, disk, GPU-hours, and whether its stages fit on a GPU.
+"""Estimates the jobs, tokens, disk and GPU-hours of a run, and checks whether its stages fit on a GPU.
 
 Job counts are exact. Tokens are upper bounds, since completions may be shorter. Hours are an order of magnitude under
 the assumptions in `ASSUMED`.
@@ -22,21 +22,21 @@ from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 ASSUMED = (
     f"every completion at its maximum length; training at {speeds.TRAINING.typical:.0%} of the card's peak "
     f"({speeds.TRAINING.slow:.0%} to {speeds.TRAINING.fast:.0%}), decoding at {speeds.DECODING.typical:.0%} of its "
-    f"bandwidth ({speeds.DECODING.slow:.0%} to {speeds.DECODING.fast:.0%}), as measured on one {speeds.CARD}; N GPUs N "
-    "times as fast, which was not measured, nor was offload"
+    f"bandwidth ({speeds.DECODING.slow:.0%} to {speeds.DECODING.fast:.0%}), as measured on one {speeds.CARD}; N GPUs "
+    "are N times as fast (not measured, and neither was offload)"
 )
 TABLE_BYTES = 30.0
-"""Compressed bytes per token in a round's tables: ids, log-probs and text."""
+"""Compressed bytes per token in the tables of a round: ids, log-probs and text."""
 
 
 class Fit(NamedTuple):
-    """The result of fitting a stage on a card."""
+    """The memory of a stage on a card, and whether it fits."""
 
     stage: str
     terms: memory.Terms
     fits: bool
     advice: str = ""
-    """Nearest setting that would fit, if this one does not."""
+    """A setting that would fit, if this one does not."""
 
 
 def _gpu(card: Card) -> VisibleGpu:
@@ -45,24 +45,26 @@ def _gpu(card: Card) -> VisibleGpu:
 
 
 def jobs(config: Config) -> dict[str, int]:
-    """Number of jobs of each stage in a run from the beginning."""
+    """Number of jobs of each stage in a whole run."""
     return Counter(job.stage.replace("_", "-") for job in all_jobs(config))
 
 
 def jobs_saved(runs: RunSet) -> int:
-    """Jobs that an experiment does not run because its runs share their files."""
+    """Number of jobs that an experiment saves because its runs share files."""
     return round(_saved(runs, lambda group, config: len(jobs_by_group(config)[group])))
 
 
 def _saved(runs: RunSet, cost: Callable[[str, Config], float]) -> float:
-    """Saving by sharing: `cost` of all runs' groups of files, minus the cost of the groups that are made."""
+    """The cost that sharing saves: `cost` summed over the file groups of all runs, minus that of the groups actually
+    made.
+    """
     per_run = sum(cost(group, config) for run, config in runs.configs.items() for group in runs.homes[run])
     groups = {home: group for homes in runs.homes.values() for group, home in homes.items()}
     return per_run - sum(cost(groups[home], config) for home, config in runs.shared.items())
 
 
 def tokens(config: Config) -> dict[str, float]:
-    """Upper bounds of completions and tokens."""
+    """Upper bounds on completions and tokens."""
     samples = config.rollout.sampled_prompts * config.rollout.num_generations
     completion, prompt = config.rollout.max_completion_length, config.dataset.max_prompt_length
     refills = {"completion tokens of refills": config.rollout.refill * samples * completion * config.rounds}
@@ -77,18 +79,18 @@ def tokens(config: Config) -> dict[str, float]:
 
 
 def of_difficulty(config: Config, prompts: int) -> Config:
-    """A run of one round that samples as much as the stage `difficulty` does of this many prompts."""
+    """A one-round run that samples as much as the stage `difficulty` does for this many prompts."""
     samples = config.dataset.select.num_generations if config.dataset.select else 0
     sizes = {"rollout.num_generations": samples, "rollout.generation_batch_size": prompts * samples}
     return advice.override(config, {**sizes, "rollout.oversample": 1.0}).model_copy(update={"rounds": 1})
 
 
 def tokens_saved(runs: RunSet, prompts: int) -> float:
-    """Completion tokens that an experiment does not sample because its runs share their files.
+    """Number of completion tokens that an experiment saves because its runs share files.
 
     Args:
         runs: the experiment's runs.
-        prompts: training prompts that `difficulty` samples.
+        prompts: number of training prompts that `difficulty` samples.
     """
 
     def of_group(group: str, config: Config) -> float:
@@ -100,21 +102,21 @@ def tokens_saved(runs: RunSet, prompts: int) -> float:
 
 
 def _scorers(config: Config, shape: ModelDims, teacher: ModelDims | None) -> dict[str, ModelDims]:
-    """The models of stages that compute log-probs of a round, by stage."""
+    """The models of the stages that compute log-probs of a round, by stage."""
     reference = {"reference": shape} if config.uses_reference else {}
     return reference | ({} if teacher is None else {"teacher": teacher})
 
 
 def disk(run: RunMemory) -> dict[str, float]:
-    """Bytes on disk when the run is done, and temporary ones."""
+    """Bytes on disk: what remains when the run is done, and what is temporary."""
     config = run.config
     size, policy, lag = BYTES[config.model.dtype], run.policy, config.rollout.lag
     policies = sum(map(config.keeps, range(1, config.rounds + 1)))
-    # the optimizer's state, a float32 master weight if DeepSpeed keeps one, and weights if it cannot use the policy's
+    # optimizer state, float32 master weights if DeepSpeed keeps them, and weights if it cannot use the policy's
     weights = size if config.update.lora is not None or config.deepspeed.zero_stage == 3 else 0
     master = 4 if size == 2 or config.deepspeed.zero_stage else 0
     trainer = run.moments + run.trained * (master + weights)
-    linked = policy if config.keep_every > 1 else 0  # a state holds on to its policy
+    linked = policy if config.keep_every > 1 else 0  # a trainer state keeps its policy
     states = 1 + (lag if config.node_folder else 0)
     counts = tokens(config)
     tables = (counts["completion tokens"] + counts["completions"] * config.dataset.max_prompt_length) * TABLE_BYTES
@@ -128,21 +130,21 @@ def disk(run: RunMemory) -> dict[str, float]:
 
 
 class GpuEstimate(NamedTuple):
-    """A run on cards of one kind."""
+    """An estimate for a run on one kind of card."""
 
     config: Config
     shape: ModelDims
     card: Card
     teacher: ModelDims | None = None
-    """Dimensions of the run's teacher."""
+    """Dimensions of the teacher, if any."""
 
     @property
     def memory(self) -> RunMemory:
-        """The memory of its stages on a card."""
+        """The memory that its stages take on a card."""
         return RunMemory(self.config, self.shape)
 
     def fits(self, with_advice: bool = True) -> Iterator[Fit]:
-        """Checks if each stage that uses a GPU fits on the card; searches for a setting that does if `with_advice`."""
+        """Checks whether each GPU stage fits on the card; `with_advice` searches for a setting that does."""
         config, shape = self.config, self.shape
         room = self.card.gigabytes * GB * memory.ROOM
         terms = self.memory.update()
@@ -160,7 +162,7 @@ class GpuEstimate(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The first stage that does not fit, with its bytes and the room that there is; empty if all fit."""
+        """Names the first stage that does not fit, with its memory and the available memory; empty if all fit."""
         for fit in self.fits(with_advice=False):
             if not fit.fits and fit.stage == "rollout":
                 weights = fit.terms["weights"] / GB
@@ -177,7 +179,7 @@ class GpuEstimate(NamedTuple):
 
         Args:
             pace: one of `speeds.PACES`.
-            warm: engines stay loaded between rounds; False if each stage is a job that starts its own.
+            warm: True if engines stay loaded between rounds; False if each stage is a job that starts its own engine.
         """
         config, shape, counts = self.config, self.shape, tokens(self.config)
         shards, engines, rounds = config.rollout.shards, config.vllm.data_parallel_size, config.rounds
@@ -188,8 +190,8 @@ class GpuEstimate(NamedTuple):
         work = 2.0 * shape.parameters * _packed_tokens(config) * rounds + _attention(config, shape, trained)
         work *= _passes(config) / flops
         seconds = {
-            "rollout": self._decoding(pace) + starts["rollout"] * shards * engines * rounds,
-            "update": work + (self._moved(pace) + starts["update"]) * rounds * config.deepspeed.processes,
+            "rollout": self._decoding_seconds(pace) + starts["rollout"] * shards * engines * rounds,
+            "update": work + (self._offload_seconds(pace) + starts["update"]) * rounds * config.deepspeed.processes,
         }
         seconds["rollout"] *= config.sampler_gpus / engines
         scored = counts["completions"] * config.dataset.max_prompt_length + counts["completion tokens"]
@@ -198,9 +200,9 @@ class GpuEstimate(NamedTuple):
             seconds[stage] += starts["reference"] * shards * rounds * config.deepspeed.forward_processes
         return {stage: value / 3600 for stage, value in seconds.items()}
 
-    def _decoding(self, pace: str) -> float:
-        """Seconds that one GPU of each engine decodes, summed over engines and rounds: it reads its part of the weights
-        and of the cache for each step.
+    def _decoding_seconds(self, pace: str) -> float:
+        """Decoding time per GPU in seconds, summed over engines and rounds. In each step, a GPU reads its part of the
+        weights and of the KV cache.
         """
         config, shape, counts, gpu = self.config, self.shape, tokens(self.config), _gpu(self.card)
         engines = config.rollout.shards * config.vllm.data_parallel_size
@@ -212,14 +214,14 @@ class GpuEstimate(NamedTuple):
         bandwidth = self.card.bandwidth * 1e12 * speeds.at(speeds.DECODING, pace) * config.vllm.tensor_parallel_size
         return counts["completion tokens"] / batch * read_per_step / bandwidth
 
-    def _moved(self, pace: str) -> float:
-        """Seconds of a round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
+    def _offload_seconds(self, pace: str) -> float:
+        """Seconds per round in which a process moves offloaded weights and gradients, and runs AdamW on the CPU."""
         algorithm, deepspeed = self.config.algorithm, self.config.deepspeed
         learned = self.memory.trained / deepspeed.processes
         link = speeds.at(speeds.HOST_LINK, pace)
         steps, seconds = algorithm.num_iterations * algorithm.steps_per_generation, 0.0
         if deepspeed.offload.optimizer is not None:
-            # gradients come, weights go back; AdamW reads and writes 28 bytes a weight
+            # gradients arrive, weights return; AdamW reads and writes 28 bytes per weight
             seconds += steps * learned * (6 / link + 28 / speeds.at(speeds.HOST_ADAM, pace))
         seconds += steps * 2 * memory.total(self.memory.on_disk()) / speeds.at(speeds.DISK, pace)
         if deepspeed.offload.parameters is not None:  # ZeRO 3 gathers all weights in each pass of each micro-batch
@@ -230,27 +232,27 @@ class GpuEstimate(NamedTuple):
 
 
 def _passes(config: Config) -> float:
-    """Forward passes that the update of a round is worth: forward, gradients of activations and of weights.
+    """Cost of a round's update in units of forward passes: forward, gradients of activations, gradients of weights.
 
-    The weights below an adapter get no gradients, and recomputed activations are one more forward pass.
+    With an adapter, base weights get no gradients. Recomputing activations is one more forward pass.
     """
     each = (3 if config.update.lora is None else 2) + config.deepspeed.recomputes
     return config.algorithm.num_iterations * each + config.algorithm.needs_old_pass
 
 
 def _attention(config: Config, shape: ModelDims, completions: float) -> float:
-    """Floating-point operations of attention in a forward pass over completions, which see all earlier tokens."""
+    """FLOPs of attention in a forward pass over completions; each token attends to all earlier ones."""
     return 2.0 * completions * shape.layers * shape.heads * config.longest_sequence**2
 
 
 def _packed_tokens(config: Config) -> float:
-    """Tokens that a round trains on; the samples of a prompt share its tokens, but not with images."""
+    """Number of tokens that a round trains on. Samples of a prompt share its tokens, except with images."""
     shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
     each = config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
     return config.rollout.generation_batch_size * each
 
 
 def minutes(seconds: float) -> str:
-    """5400 → 1 h 30 min."""
+    """Formats seconds: 5400 → 1 h 30 min."""
     whole = round(seconds / 60)
     return f"{whole // 60:,} h {whole % 60:02d} min" if whole >= 60 else f"{whole} min" if whole else f"{seconds:.0f} s"

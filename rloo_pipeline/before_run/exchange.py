@@ -1,5 +1,5 @@
-"""Passing a round's policy from the trainer to the samplers, as files on the shared file system or on the nodes' own
-disks (`exchange`): time, bandwidth and room.
+"""Estimates time, bandwidth and space for passing a round's policy from the trainer to the samplers, as files on the
+shared file system or on the nodes' own disks (`exchange`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 
 SHARE = 0.1
-"""Largest share of a round that should be spent waiting for the file system."""
+"""Maximum share of a round that should be spent waiting for the file system."""
 
 
 class Exchange(NamedTuple):
@@ -24,15 +24,15 @@ class Exchange(NamedTuple):
     policy: float
     """Bytes of the policy's weights."""
     nodes: int
-    """Smallest number of nodes that sample."""
+    """Minimum number of nodes that sample."""
     written: float
     """Seconds for the ranks of an update to write and digest it, without waiting for the file system."""
     read: float
     """Seconds for a node to digest it and its engines to load it, without waiting for the file system."""
 
     def bandwidth(self, round_seconds: float) -> float:
-        """Bytes per second that the file system must give to all nodes together, so that waits take `SHARE` of a round.
-        A policy is written once, and read once by the update and by each node that samples.
+        """Bytes per second that the file system must deliver to all nodes together for waits to take `SHARE` of a
+        round. A policy is written once, and read once by the update and by each sampling node.
         """
         return self.policy * (2 + self.nodes) / (SHARE * round_seconds)
 
@@ -48,7 +48,7 @@ def reckoned(config: Config, shape: ModelDims) -> Exchange:
 
 
 def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[str]:
-    """Lines of the plan; none for a policy of less than a GB."""
+    """Yields lines for the plan; none for a policy of less than 1 GB."""
     found = reckoned(config, shape)
     if found.policy >= memory.GB:
         yield (
@@ -63,15 +63,15 @@ def lines(config: Config, shape: ModelDims, round_seconds: float) -> Iterator[st
 
 
 def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
-    """Refuses policies on the nodes' own disks where stages do not find them.
+    """Refuses policies on the nodes' own disks if some stage could not find them.
 
     Args:
         config: a run's configuration.
-        nodes: number of nodes of the SLURM job with all stages, or 1 on one machine.
+        nodes: number of nodes of the SLURM job that runs all stages; 1 on a single machine.
         as_jobs: True if each stage is a SLURM job.
 
     Raises:
-        UserError: there is a node that would not have them, or a lost one could not be made again.
+        UserError: a node would not have them, or a lost policy could not be reproduced.
     """
     if config.node_folder is None:
         return
@@ -89,7 +89,7 @@ def refuse(config: Config, nodes: int, as_jobs: bool) -> None:
 
 
 def node_line(config: Config, shape: ModelDims) -> str:
-    """The line of a plan about policies on the nodes' own disks: what they take and give."""
+    """The plan's line on policies on the nodes' own disks: the space that they take there and save elsewhere."""
     policy = memory.RunMemory(config, shape).policy / memory.GB
     count = config.rounds - sum(map(config.keeps, range(1, config.rounds + 1)))
     most = min(count, 2 + config.rollout.lag)

@@ -1,4 +1,4 @@
-"""Checks before a run: their findings, how these are shown, and the inputs of the run that later checks use."""
+"""Findings of the checks before a run, how they are shown, and the inputs that checks pass on to later checks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Finding(NamedTuple):
     ok: bool
     message: str
     fix: str = ""
-    """Advice on a problem, if the message does not give it."""
+    """Advice on the problem, if the message does not give it."""
     note: bool = False
     """True if an ok finding needs attention: it may fail later, or could not be checked."""
 
     @property
     def sentence(self) -> str:
-        """A problem as an error message."""
+        """The problem as an error message."""
         return f"{self.subject}: {self.message}; {self.fix}"
 
 
 @contextmanager
 def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
-    """Context manager for checks: the list gets a finding if a UserError ends the block, and a note if a library that
-    the block needs is not installed here.
+    """Context manager for checks. It adds a finding to the list if a UserError ends the block, or a note if the block
+    needs a library that is not installed here.
     """
     findings: list[Finding] = []
     try:
@@ -54,7 +54,7 @@ def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
 
 
 def show(findings: Iterable[Finding], console: Terminal) -> int:
-    """Prints findings as they arrive, one line each and what to do about problems. Returns the number of problems."""
+    """Prints findings as they arrive, one line each, with advice on problems. Returns the number of problems."""
     from rich.table import Table
     from rich.text import Text
 
@@ -76,18 +76,18 @@ def show(findings: Iterable[Finding], console: Terminal) -> int:
 
 
 class DatasetSample(NamedTuple):
-    """The kept rows of a dataset as rewards get them, taken from all rows or only from the first ones."""
+    """Rows of a dataset that were kept, as rewards get them. They come from all rows, or only from the first ones."""
 
     rows: list[Row]
-    """Rows with all columns, as stages read them from prompt sets."""
+    """The rows with all columns, as stages read them from prompt sets."""
     prompts: list[Any]
     """The prompt of each row: messages or a string."""
     read: int
     """Number of rows in the dataset."""
     counts: Mapping[str, int] = {}
-    """Numbers of rows templated, kept, and dropped by reason; empty without a tokenizer."""
+    """Number of rows templated, kept, and dropped for each reason; empty without a tokenizer."""
     episodes: Sequence[EpisodeRecord] = ()
-    """Episodes of the first rows, if the run has tools."""
+    """Episodes played on the first rows, if the run has tools."""
 
     @property
     def is_whole(self) -> bool:
@@ -96,7 +96,7 @@ class DatasetSample(NamedTuple):
 
 
 class EpisodeTrial(NamedTuple):
-    """The parts that play episodes."""
+    """The parts needed to play episodes."""
 
     config: Config
     pool: EnvironmentPool
@@ -106,7 +106,7 @@ class EpisodeTrial(NamedTuple):
 
 @dataclass
 class RunInputs:
-    """The inputs of a run. Each is set when its check passes; a check that needs an unset one yields nothing."""
+    """The inputs of a run. Each is set once its check passes, and checks that need an unset one are skipped."""
 
     config: Config
     scratch: Path
@@ -114,8 +114,8 @@ class RunInputs:
     stack: ExitStack
     """Ends the processes of tools and environments."""
     model: Policy | None = None
-    """The model; its tokenizer can be loaded."""
+    """The model, once its tokenizer has been loaded."""
     trial: EpisodeTrial | None = None
-    """Plays episodes, in a run with tools."""
+    """Parts to play episodes, in a run with tools."""
     datasets: dict[str, DatasetSample] = field(default_factory=dict)
-    """Datasets by their keys in the configuration."""
+    """Datasets by configuration key."""

@@ -1,7 +1,7 @@
 """`python -m rloo_pipeline.before_run.gpu_kernels NAME`: runs one small kernel on the GPU, as stages do.
 
-It runs as a separate process so that it may crash, and so that the caller never holds the GPU. It prints what worked
-and exits with 0, or fails with a traceback.
+It is a separate process because it may crash and because the caller must not hold the GPU. It prints what worked and
+exits with 0, or fails with a traceback.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ int main() {
 }
 """
 tl: Any = None
-"""triton.language, which kernels look up among the names of their module."""
+"""triton.language, which kernels look up in the namespace of their module."""
 
 
 def flash_attention(device: str = "cuda") -> str:
-    """Runs attention forward and backward over two sequences, as in `training/kernels/attention.py`."""
+    """Runs attention forward and backward over two packed sequences, as in `training/kernels/attention.py`."""
     import torch
     from torch.nn.attention import varlen
 
@@ -66,7 +66,7 @@ def triton(device: str = "cuda") -> str:
 
 
 def nvcc() -> str:
-    """Compiles and runs a CUDA program that doubles numbers, with the compiler that DeepSpeed and FlashInfer call."""
+    """Compiles and runs a CUDA program that doubles numbers, with the compiler that DeepSpeed and FlashInfer use."""
     from torch.utils.cpp_extension import CUDA_HOME
 
     if CUDA_HOME is None:
@@ -82,7 +82,7 @@ def nvcc() -> str:
 
 
 def _wheel() -> Path | None:
-    """CUDA_HOME in an installed CUDA wheel that has nvcc; None if there is none."""
+    """A value for CUDA_HOME from an installed CUDA wheel with nvcc; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     return next((file.parent.parent for folder in folders for file in folder.glob("*/bin/nvcc")), None)

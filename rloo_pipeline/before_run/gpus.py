@@ -1,4 +1,4 @@
-"""Checks of a node's GPUs: driver, memory, links, kernels, and vLLM's start."""
+"""Checks a node's GPUs: driver, memory, links, kernels, and vLLM's start-up time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.caches import cache_folder
 
 SECONDS = 180
-"""Time limit for compiling and running one kernel."""
+"""Time limit in seconds for compiling and running one kernel."""
 NEEDED = {
     "FlashAttention": "needed for training in 16 bits; GPUs older than Ampere (compute capability 8.0) do without it",
     "Triton": "vLLM needs it: a C compiler (gcc) and the headers of Python must be on this node",
     "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
 }
-"""Advice for a kernel that does not run."""
+"""Advice for each kernel, given if it does not run."""
 FIRST_START, LATER_STARTS = 73, 43
-"""Seconds to vLLM's first token without and with its compile cache: 1.7 billion weights on an H200."""
+"""Seconds to vLLM's first token, without and with its compile cache, for 1.7 billion weights on an H200."""
 
 
 def findings(in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
     """Runs all checks; does nothing on a machine without a GPU.
 
     Args:
-        in_image: stages run in the image, so its own `apptainer test` runs the kernels.
+        in_image: True if stages run in the image, whose own `apptainer test` runs the kernels.
         vllm_cache: default folder of vLLM's cache for these stages; None for vLLM's own default.
     """
     if not devices.has_gpu():
@@ -70,7 +70,7 @@ def driver(version: str, supported: tuple[int, int] | None) -> Finding:
 
     Args:
         version: driver version.
-        supported: highest CUDA version that the driver supports; None if libcuda cannot be asked.
+        supported: highest CUDA version that the driver supports; None if libcuda cannot be loaded.
     """
     if supported is None:
         return Finding("driver", False, f"{version}, but libcuda.so.1 cannot be loaded", "reinstall the driver")
@@ -99,7 +99,7 @@ def _is_installed(package: str) -> bool:
 
 
 def kernel(name: str) -> Finding:
-    """Runs one of the kernels on a GPU of this process."""
+    """Runs one kernel on a GPU of this process."""
     command = [sys.executable, "-m", "rloo_pipeline.before_run.gpu_kernels", name]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

@@ -1,4 +1,6 @@
-"""Checks of a node for the container image: Apptainer, user namespaces, the image, its CUDA and the node's driver."""
+"""Checks that a node can run the container image: Apptainer, user namespaces, the image, its CUDA version, the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from pathlib import Path
 from rloo_pipeline.before_run.findings import Finding
 
 OLDEST = (1, 1)
-"""First version of Apptainer that runs without setuid, by user namespaces."""
+"""First Apptainer version that needs only user namespaces, not setuid."""
 LOCK = "/opt/rloo/lock.txt"
-"""List of pinned packages inside the image."""
+"""Path of the list of pinned packages inside the image."""
 CUDA = re.compile(r"^(?:nvidia-cuda-runtime(?:-cu\d+)?|cuda-toolkit)==(\d+)\.(\d+)", re.MULTILINE)
 DRIVERS = {12: 525, 13: 580}
-"""First driver of each major version of CUDA, on Linux."""
+"""First Linux driver of each major CUDA version."""
 TIMEOUT = 120
-"""Seconds for a command."""
+"""Time limit of a command, in seconds."""
 SYSTEM = Path("/proc/sys")
 
 
 def findings(image: str) -> Iterator[Finding]:
-    """All checks of this node for an image.
+    """Runs all checks of this node for an image.
 
     Args:
         image: path or URI.
@@ -42,13 +44,13 @@ def findings(image: str) -> Iterator[Finding]:
     )
     if runs.ok and exists and program:
         lock = _output(program, "exec", image, "cat", LOCK)
-        if lock is None:  # else Apptainer has them, or does without: by setuid, or by a profile of AppArmor
+        if lock is None:  # if it runs, Apptainer has namespaces (perhaps by AppArmor) or setuid
             yield namespaces()
         yield from cuda(lock, driver())
 
 
 def apptainer(program: str | None) -> Finding:
-    """Apptainer is installed and new enough."""
+    """Checks that Apptainer is installed and new enough."""
     fix = "load its module (module avail apptainer), or ask for Apptainer 1.1 or newer; without it, leave out --sdm"
     if program is None:
         return Finding("apptainer", False, "not on the PATH", fix)
@@ -61,7 +63,9 @@ def apptainer(program: str | None) -> Finding:
 
 
 def namespaces(system: Path = SYSTEM) -> Finding:
-    """Users may create user namespaces: by creating one, or else according to the kernel's settings."""
+    """Checks that users can create user namespaces, by creating one; if that fails, looks for the kernel setting to
+    blame.
+    """
     unshare = shutil.which("unshare")
     if unshare and _output(unshare, "--user", "--map-root-user", "true") is not None:
         return Finding("user namespaces", True, "allowed")
@@ -80,7 +84,7 @@ def namespaces(system: Path = SYSTEM) -> Finding:
 
 
 def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[Finding]:
-    """The node's driver supports the CUDA version of the image.
+    """Checks that the node's driver supports the image's CUDA version.
 
     Args:
         lock: list of pinned packages in the image; None if the image cannot be read.
@@ -104,12 +108,12 @@ def cuda(lock: str | None, driver_version: tuple[int, int] | None) -> Iterator[F
         yield Finding("CUDA", False, f"{message}; no NVIDIA driver here", fix)
         return
     message += f"; the driver here is for CUDA {driver_version[0]}.{driver_version[1]}"
-    fits = driver_version[0] >= major  # a driver supports every minor version of its major version
+    fits = driver_version[0] >= major  # a driver supports all minor versions of its major version
     yield Finding("CUDA", fits, message, "ask for a newer driver, or build the image from an older CUDA")
 
 
 def driver() -> tuple[int, int] | None:
-    """The highest CUDA version that the node's driver supports, according to the driver."""
+    """The highest CUDA version that the node's driver supports, as it reports itself."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of everything that a configuration names, by files and config.json: no torch, no engine, no network.
+"""Checks everything that a configuration names, from files and config.json alone: no torch, no engine, no network.
 
 `rloo check`, `plan` and `doctor`, Snakemake before it plans, and the stages that use an input all call the same checks.
 """
@@ -15,7 +15,7 @@ from rloo_pipeline.errors import UserError
 
 
 def model_finding(config: Config) -> Finding:
-    """The model, if its config.json is on this machine."""
+    """Checks the model, if its config.json is on this machine."""
     with problems_of("model") as problems:
         if folder := model_inputs.model_folder(config.model):
             model = Policy(folder)
@@ -27,7 +27,7 @@ def model_finding(config: Config) -> Finding:
 
 
 def findings(config: Config) -> Iterator[Finding]:
-    """One finding for the model, and one for each dataset; the message is empty if there is nothing to note."""
+    """Yields a finding for the model and one for each dataset; the message is empty if there is nothing to note."""
     yield model_finding(config)
     for name, of_teacher in config.teachers.items():
         with problems_of("teacher") as problems:

@@ -1,4 +1,4 @@
-"""Ways to spread a run over N GPUs, with what fits and how long each takes: `rloo plan --gpus N`."""
+"""Compares ways to spread a run over N GPUs, by memory and time, for `rloo plan --gpus N`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import UserError
 
 PER_NODE = 8
-"""GPUs of a node, over which one engine can be split."""
+"""Number of GPUs in a node, the most over which one engine can be split."""
 TURNS = "sample, then train"
 BESIDE = "sampling beside training"
 OPTIMIZER = "optimizer in host memory"
@@ -34,7 +34,7 @@ KEYS = (
         "update.lora",
     ),
 )
-"""Keys that a layout sets."""
+"""Configuration keys that a layout sets."""
 Changes = dict[str, Any]
 
 
@@ -44,11 +44,11 @@ class GpuLayout(NamedTuple):
     name: str
     config: Config
     gpus: int
-    """GPUs that the run holds."""
+    """Number of GPUs that the run holds."""
     problem: str
     """The stage that does not fit, and by how much; empty if all fit."""
     seconds: Mapping[str, float]
-    """Seconds of a round at each of `speeds.PACES`; the parts of `sides`, as far as they do not run side by side."""
+    """Seconds per round at each of `speeds.PACES`. If the two `sides` run concurrently, only the longer one counts."""
     sides: queueing.SideSeconds
     """Seconds to sample and to train a round, at the typical pace."""
 
@@ -58,34 +58,34 @@ class GpuLayout(NamedTuple):
 
     @property
     def gpu_hours(self) -> float:
-        """GPUs that are held times hours."""
+        """Number of GPUs times hours."""
         return self.gpus * self.hours()
 
 
 def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[GpuLayout]:
-    """The best layout of each kind, those that fit first, and of these the fastest first; but a layout that computes
-    what the configuration asks for comes before one with another lag or an adapter.
+    """The best layout of each kind. Those that fit come first, ordered by time; but layouts that compute what the
+    configuration asks for come before those that change the lag or train an adapter.
 
     Args:
         config: the run's configuration.
         shape: the model's dimensions.
         card: the GPU.
-        gpus: how many there are.
+        gpus: number of GPUs.
     """
     on_cpu, all_on_cpu = Offload(optimizer="cpu"), Offload(optimizer="cpu", parameters="cpu")
     kinds: dict[str, tuple[int, list[list[Changes]]]] = {
-        TURNS: (gpus, [_turns(config, gpus, {})]),
-        BESIDE: (gpus, _beside(config, gpus)),
-        f"{gpus // 2} of the GPUs": (gpus // 2, [_turns(config, gpus // 2, {})]),
-        OPTIMIZER: (gpus, [_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
-        WEIGHTS: (gpus, [_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
-        ADAPTER: (gpus, [[] if config.update.lora else _turns(config, gpus, {"update.lora": Lora()})]),
+        TURNS: (gpus, [_in_turns(config, gpus, {})]),
+        BESIDE: (gpus, _side_by_side(config, gpus)),
+        f"{gpus // 2} of the GPUs": (gpus // 2, [_in_turns(config, gpus // 2, {})]),
+        OPTIMIZER: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": on_cpu})]),
+        WEIGHTS: (gpus, [_in_turns(config, gpus, {"deepspeed.offload": all_on_cpu})]),
+        ADAPTER: (gpus, [[] if config.update.lora else _in_turns(config, gpus, {"update.lora": Lora()})]),
     }
     found: list[GpuLayout] = []
     for name, (held, groups) in kinds.items():
         fitting = {layout.name for layout in found if not layout.problem}
         needless = fitting & {TURNS, OPTIMIZER} if name in (OPTIMIZER, WEIGHTS) else None
-        best = [_first(name, config, group, shape, card, held) for group in groups if group and not needless]
+        best = [_first_that_fits(name, config, group, shape, card, held) for group in groups if group and not needless]
         if best:
             found.append(min(best, key=lambda layout: (bool(layout.problem), layout.seconds["typical"])))
 
@@ -96,11 +96,11 @@ def layouts(config: Config, shape: ModelDims, card: Card, gpus: int) -> list[Gpu
     return sorted(found, key=order)
 
 
-def _first(
+def _first_that_fits(
     name: str, config: Config, candidates: Sequence[Changes], shape: ModelDims, card: Card, gpus: int
 ) -> GpuLayout:
-    """The first that fits: what splitting engines, weights and gradients costs was not measured, so none is split that
-    need not be. If none fits, the last, which needs the least memory.
+    """The first candidate that fits. The cost of splitting engines, weights and gradients was not measured, so they are
+    split only if necessary. If none fits, the last candidate, which needs the least memory.
     """
     for changes in (changes for changes in candidates if _divides(changes, shape)):
         layout = _measured(name, config, changes, shape, card, gpus)
@@ -109,16 +109,18 @@ def _first(
     return layout
 
 
-def _turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
-    """All GPUs sample, and then all train; nothing without a GPU."""
+def _in_turns(config: Config, gpus: int, changes: Changes) -> list[Changes]:
+    """Candidates in which all GPUs sample and then all train; none without a GPU."""
     if not gpus:
         return []
     parts = product(_sampling(config.rollout, gpus), _training(config, gpus, changes))
     return list(_allowed(config, [changes | one | other | {"rollout.lag": 0} for one, other in parts]))
 
 
-def _beside(config: Config, gpus: int) -> list[list[Changes]]:
-    """Some GPUs sample, while the others train on the samples before: the candidates for each number of the latter."""
+def _side_by_side(config: Config, gpus: int) -> list[list[Changes]]:
+    """Candidates in which some GPUs sample while the others train on earlier samples, for each number of GPUs that
+    train.
+    """
     groups = []
     for trainers in range(1, gpus) if gpus <= PER_NODE else range(PER_NODE, gpus, PER_NODE):
         parts = product(_sampling(config.rollout, gpus - trainers), _training(config, trainers, {}))
@@ -128,7 +130,7 @@ def _beside(config: Config, gpus: int) -> list[list[Changes]]:
 
 
 def _correction(algorithm: Algorithm) -> Changes:
-    """The correction that a lag brings where the configuration has none."""
+    """The correction that a lag adds if the configuration has none."""
     if algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
         return {}
     of_tokens = algorithm.importance_sampling_level == "token"
@@ -136,7 +138,7 @@ def _correction(algorithm: Algorithm) -> Changes:
 
 
 def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
-    """Engines over 1, 2, 4 or 8 GPUs, as many as there are GPUs for."""
+    """As many engines as fit on the GPUs, each split over 1, 2, 4 or 8 of them."""
     for parallel in (1, 2, 4, 8):
         if engines := gpus // (parallel + rollout.environment_gpus):
             yield {
@@ -146,7 +148,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
 
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
-    """ZeRO stages, each with the micro-batch of the configuration and with one of a single sequence."""
+    """ZeRO stages, each with the configured micro-batch and with one of a single sequence."""
     longest = config.longest_sequence
     size = config.deepspeed.micro_batch_tokens
     offload = changes.get("deepspeed.offload", Offload())
@@ -176,7 +178,7 @@ def _divides(changes: Changes, shape: ModelDims) -> bool:
 
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:
-    """The smallest power of 2 of GPUs, at most 128, with which the run fits as it is; None if there is none."""
+    """The smallest power of 2, up to 128, of GPUs on which the run fits as it is; None if there is none."""
     for count in (2, 4, 8, 16, 32, 64, 128):
         if count > more_than:
             best = layouts(config, shape, card, count)[:1]
@@ -186,7 +188,7 @@ def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int 
 
 
 def refusal(config: Config, gpus: int) -> str:
-    """Why the configuration cannot train on all GPUs, whatever their memory."""
+    """Why the configuration cannot train on all GPUs, regardless of memory."""
     try:
         validate(advice.override(config, {"deepspeed.processes": gpus}).model_dump(mode="json"), "with all in training")
     except UserError as error:
@@ -195,12 +197,12 @@ def refusal(config: Config, gpus: int) -> str:
 
 
 def computes_the_same(layout: GpuLayout, config: Config) -> bool:
-    """True if a layout trains what the configuration says, from samples of the same age."""
+    """True if a layout trains the same weights as the configuration, with the same lag."""
     return layout.config.rollout.lag == config.rollout.lag and layout.config.update.lora == config.update.lora
 
 
 def _measured(name: str, config: Config, changes: Changes, shape: ModelDims, card: Card, gpus: int) -> GpuLayout:
-    """A layout with its memory and its times."""
+    """Estimates the memory and times of a layout."""
     room = card.gigabytes * GB
     config = checkpointing.resolve_for(advice.override(config, changes), shape, "cuda", room)
     estimated = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config))

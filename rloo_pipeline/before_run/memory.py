@@ -1,8 +1,8 @@
-"""Peak memory of a stage, as named terms in bytes that add up.
+"""Estimates the peak memory of a stage, as a sum of named terms in bytes.
 
-If training or sampling changes, fit only the constants below again. The CPU constants were fitted to the peak resident
-set of `rloo update` and `rloo rollout` (measured by tests/stages/test_plan_memory.py). The GPU constants follow
-DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
+If training or sampling changes, only the constants below need to be refitted. The CPU constants were fitted to the peak
+resident set of `rloo update` and `rloo rollout` (measured by tests/stages/test_plan_memory.py). The GPU constants
+follow DeepSpeed's and vLLM's documentation (measured by the row `memory` of `make gpu`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effectiv
 Terms = dict[str, float]
 MB, GB = 1e6, 1e9
 ROOM = 0.95
-"""Share of the memory that may be used; the rest is lost to fragmentation."""
+"""Usable share of the memory; the rest is lost to fragmentation."""
 
 PROCESS = {"cpu": 430 * MB, "cuda": devices.IDLE["trainer"]}
-"""An update before it loads a model: interpreter and libraries; on GPUs the CUDA context and NCCL's buffers."""
+"""Bytes of an update before it loads a model: interpreter and libraries; on GPUs, CUDA context and NCCL buffers."""
 SAMPLER = 800 * MB
-"""vLLM on CPUs before it loads a model."""
+"""Bytes of vLLM on CPUs before it loads a model."""
 KEPT = {"hidden": 6.0, "heads": 10.0, "key_value": 7.0, "intermediate": 4.5}
-"""Values per token that a layer keeps for the backward pass, as multiples of its widths."""
+"""Number of values per token that a layer keeps for the backward pass, as multiples of its widths."""
 KEPT_IN_FLOAT32 = {"hidden": 2.0}
-"""The part of these that stays in float32 in a 16-bit model: norms."""
+"""The part of these that stays in float32 in a 16-bit model: that of the norms."""
+SCORES = 8.0
+"""Bytes that a layer keeps for each attention weight, if training holds them."""
 LIVE = 1e9
-"""Weights that DeepSpeed has on a GPU at most where they are offloaded (its `stage3_max_live_parameters`)."""
+"""Maximum number of offloaded weights that DeepSpeed holds on a GPU (its `stage3_max_live_parameters`)."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256, "adafactor": 0.0, "muon": 4.0}
 """Bytes of optimizer state per trained parameter. An 8-bit state has a float32 scale per 256 numbers, Adafactor's rows
-and columns do not count, and Muon has AdamW's two moments for parameters outside the matrices of the layers.
+and columns are negligible, and Muon keeps AdamW's two moments for parameters outside the layers' matrices.
 """
 SCRATCH = {
     "adamw": {"cpu": 0.0, "cuda": 0.0},
@@ -41,35 +43,35 @@ SCRATCH = {
     "adafactor": {"cpu": 12.0, "cuda": 12.0},
     "muon": {"cpu": 16.0, "cuda": 16.0},
 }
-"""Bytes that a step of the optimizer takes for a while, per number of the largest parameter: read from the
-libraries' code, not fitted.
+"""Temporary bytes of an optimizer step, per element of the largest parameter; taken from the libraries' code, not
+fitted.
 """
 LOGITS = 2.0
-"""Copies of the logits in float32 that exist at once."""
+"""Number of float32 copies of the logits that exist at once."""
 LIKELIEST = {"ids": 16.0, "divergence": 100.0, "tables": 8.0, "tensors": 19.0}
-"""Bytes for each of a teacher's likeliest tokens (`algorithm.teacher.top_k`): its ids in a micro-batch, the divergence
-in float64 with its gradient, and on the host the round's tables and what an update makes of them.
+"""Bytes for each of a teacher's likeliest tokens (`algorithm.teacher.top_k`): its id in a micro-batch, the float64
+divergence with its gradient, and on the host, the round's tables and the tensors made from them.
 """
 LOGITS_AT_ONCE = {"cpu": 2**25, "cuda": 2**28}
-"""Logits that are held at once, by kind of device (`training/kernels/lm_head.py`)."""
+"""Number of logits held at once, by kind of device (`training/kernels/lm_head.py`)."""
 
 
 class MicroBatch(NamedTuple):
-    """The part of the largest batch that one process passes through a model at once."""
+    """The part of the largest batch that one process feeds through a model at once."""
 
     tokens: int
-    """Prompt and completion tokens."""
+    """Number of prompt and completion tokens."""
     completion_tokens: int
-    """Completion tokens."""
+    """Number of completion tokens."""
     several: bool
-    """True if a step has several micro-batches, so that gradients exist while activations do."""
+    """True if a step has several micro-batches, so that gradients and activations exist at the same time."""
 
     @classmethod
     def largest(cls, config: Config) -> MicroBatch:
-        """A process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
+        """One process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
         prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
         shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
-        per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, but not with images
+        per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, except with images
         sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
         parts = config.deepspeed.sequence_parallel
         per_group = sequences * parts / config.deepspeed.processes
@@ -78,7 +80,7 @@ class MicroBatch(NamedTuple):
 
 
 class RunMemory(NamedTuple):
-    """The memory that stages of a run take with a model, on CPUs or on GPUs."""
+    """The memory that the stages of a run take with a model, on CPUs or GPUs."""
 
     config: Config
     shape: ModelDims
@@ -87,7 +89,7 @@ class RunMemory(NamedTuple):
 
     @property
     def trained(self) -> float:
-        """Number of parameters that get gradients: all, or those of the adapter; a vision encoder may be frozen."""
+        """Number of trained parameters: all, all except a frozen vision encoder, or those of the adapter."""
         lora, shape = self.config.update.lora, self.shape
         if lora is None:
             return float(shape.parameters - (0 if self.config.model.train_vision else shape.vision))
@@ -97,19 +99,21 @@ class RunMemory(NamedTuple):
 
     @property
     def policy(self) -> float:
-        """Bytes of the weights that an update writes: all, or those of the adapter."""
+        """Bytes of the weights that an update writes: all weights, or those of the adapter."""
         weights = self.shape.parameters if self.config.update.lora is None else self.trained
         return weights * self._size
 
     @property
     def weights(self) -> float:
-        """Bytes of all weights as the trainer holds them; NF4 has 4 bits and a float32 scale per 64 weights."""
-        in_4_bits = _in_layers(self.shape) if self.config.model.quantization else 0
+        """Bytes of all weights as the trainer holds them. NF4 takes 4 bits per weight and a float32 scale per 64
+        weights.
+        """
+        in_4_bits = _weights_in_layers(self.shape) if self.config.model.quantization else 0
         return in_4_bits * (0.5 + 4 / 64) + (self.shape.parameters - in_4_bits) * self._size
 
     @property
     def state(self) -> float:
-        """Bytes of optimizer state and of DeepSpeed's float32 weights, of all processes together."""
+        """Bytes of optimizer state and of DeepSpeed's float32 weights, over all processes."""
         return self.moments + self.trained * (4 if self._zero_stage else 0)
 
     @property
@@ -117,7 +121,7 @@ class RunMemory(NamedTuple):
         """Bytes of optimizer state of all trained parameters, without float32 copies of weights."""
         name = self.config.update.optimizer
         is_muon = name == "muon" and self.config.update.lora is None
-        apart = self.shape.parameters - _in_layers(self.shape) if is_muon else 0
+        apart = self.shape.parameters - _weights_in_layers(self.shape) if is_muon else 0
         return MOMENTS[name] * self.trained + (MOMENTS["adamw"] - MOMENTS["muon"]) * apart
 
     @property
@@ -133,17 +137,17 @@ class RunMemory(NamedTuple):
         return effective_zero_stage(self.config.model.dtype, self.config.deepspeed.zero_stage)
 
     def update(self, batch: MicroBatch | None = None, first: bool = False, distills: bool = True) -> Terms:
-        """Memory of one process of an update.
+        """Memory of one update process.
 
         DeepSpeed keeps weights, gradients and Adam's two moments; for 16-bit models also float32 master weights and
         gradients. ZeRO 1 splits the optimizer state over processes, ZeRO 2 also the gradients, ZeRO 3 also the weights.
-        The backward pass frees activations while it makes gradients, so with a single micro-batch per step only the
-        excess of the gradients over activations and logits counts.
+        The backward pass frees activations as it makes gradients, so with a single micro-batch per step, gradients
+        count only as far as they exceed activations and logits.
 
         Args:
             batch: the micro-batch; the largest one if None.
-            first: True for the first update, which has no optimizer state while activations exist.
-            distills: False for other trainings, which have no teacher.
+            first: True for the first update, which has no optimizer state yet while activations exist.
+            distills: False for other kinds of training, which have no teacher.
         """
         config, learned, on_gpu = self.config, self.trained, self.device == "cuda"
         batch, offload = batch or MicroBatch.largest(config), config.deepspeed.offload
@@ -163,8 +167,8 @@ class RunMemory(NamedTuple):
         if distills := distills and config.algorithm.teacher_top_k > 0:
             forward["teacher's tokens"] = self._likeliest(batch)
         freed = 0.0 if batch.several else total(forward)
-        scratch = SCRATCH[config.update.optimizer][self.device] * _largest(config.update, self.shape)
-        if on_gpu and offload.on_disk:  # through which DeepSpeed's gradients go in float32
+        scratch = SCRATCH[config.update.optimizer][self.device] * _largest_parameter(config.update, self.shape)
+        if on_gpu and offload.on_disk:  # DeepSpeed's gradients pass through scratch memory in float32
             scratch += learned * 4 * self._share
         if first:
             optimizer = max(0.0, gradients + optimizer + scratch - freed)
@@ -179,7 +183,7 @@ class RunMemory(NamedTuple):
         }
 
     def offloaded(self) -> Terms:
-        """Memory of the node that one process of an update on a GPU takes besides its own."""
+        """Host memory that one GPU update process takes for offloaded data."""
         terms, shape, learned, share = self._teacher_tables(), self.shape, self.trained, self._share
         offload = self.config.deepspeed.offload
         largest = shape.hidden * max(shape.intermediate, shape.heads, shape.vocabulary) * share
@@ -199,7 +203,7 @@ class RunMemory(NamedTuple):
         return terms
 
     def on_disk(self) -> Terms:
-        """Bytes that one process of an update on a GPU has on the disk of its node."""
+        """Bytes that one GPU update process keeps on its node's disk."""
         offload = self.config.deepspeed.offload
         places = {"optimizer": offload.optimizer, "parameters": offload.parameters}
         return {
@@ -207,43 +211,55 @@ class RunMemory(NamedTuple):
         }
 
     def reference(self, batch: MicroBatch | None = None) -> Terms:
-        """Memory of log-probs without gradients: weights, one layer's activations, logits."""
+        """Memory for log-probs without gradients: weights, activations of one layer, logits."""
         batch = batch or MicroBatch.largest(self.config)
         return {
             "process": PROCESS[self.device],
             "weights": self.shape.parameters
             * self._size
             * (self._share if self.config.deepspeed.splits_weights else 1),
-            "activations": batch.tokens * self._layer_bytes(),
+            "activations": self._layer(batch),
             "logits": self.logits(batch),
         }
 
     def activations(self, batch: MicroBatch) -> float:
-        """Activations for the backward pass; with checkpointing, the inputs of all layers and one layer in full."""
+        """Bytes of activations for the backward pass; with checkpointing, the inputs of all layers and one full
+        layer.
+        """
         if not self.config.deepspeed.recomputes:
-            return batch.tokens * self.shape.layers * self._layer_bytes()
+            return self.shape.layers * self._layer(batch)
         offloads = self.device == "cuda" and self.config.deepspeed.gradient_checkpointing == "offload"
-        return batch.tokens * self._layer_bytes() + (0 if offloads else self._layer_inputs(batch))
+        return self._layer(batch) + (0 if offloads else self._layer_inputs(batch))
 
     def _layer_inputs(self, batch: MicroBatch) -> float:
-        """Inputs of all layers."""
+        """Bytes of the inputs of all layers."""
         return float(batch.tokens * self.shape.layers * self.shape.hidden * self._size)
 
+    def _layer(self, batch: MicroBatch) -> float:
+        """Bytes of one layer's activations, including attention weights of whole sequences if it holds them."""
+        kept = batch.tokens * self._layer_bytes()
+        if not self.shape.holds_scores:
+            return kept
+        sequences = batch.completion_tokens / self.config.rollout.max_completion_length
+        return kept + SCORES * sequences * self.config.longest_sequence**2 * self.shape.query_heads
+
     def _layer_bytes(self) -> float:
-        """Bytes per token that a layer keeps."""
+        """Bytes per token that a layer keeps, without attention weights."""
         widths = self.shape._asdict()
         all_values = sum(float(multiple * widths[name]) for name, multiple in KEPT.items()) * self._size
         return all_values + sum(float(n * widths[name]) for name, n in KEPT_IN_FLOAT32.items()) * (4 - self._size)
 
     def logits(self, batch: MicroBatch) -> float:
-        """Logits of completion tokens, their softmax and its gradient, in float32; all at once only in float16."""
+        """Bytes of float32 logits of completion tokens, with their softmax and its gradient. Only float16 holds all at
+        once.
+        """
         count = batch.completion_tokens * self.shape.vocabulary
         most = LOGITS_AT_ONCE[self.device] / self.config.deepspeed.sequence_parallel
         return LOGITS * 4 * (count if self.config.model.dtype == "float16" else min(count, most))
 
     def _likeliest(self, batch: MicroBatch) -> float:
-        """Bytes of a teacher's likeliest tokens in a micro-batch; the divergence of a group of sequences is computed at
-        once, on each of the ranks that share a micro-batch.
+        """Bytes of a teacher's likeliest tokens in a micro-batch. The divergence of a group of sequences is computed at
+        once, on each rank that shares the micro-batch.
         """
         at_once = tokens = batch.completion_tokens * self.config.deepspeed.sequence_parallel
         if self.config.model.dtype != "float16":
@@ -253,7 +269,7 @@ class RunMemory(NamedTuple):
         return self.config.algorithm.teacher_top_k * (ids + LIKELIEST["divergence"] * at_once)
 
     def _teacher_tables(self) -> Terms:
-        """Bytes of a teacher's likeliest tokens of a round, which each process of an update holds on the host."""
+        """Bytes of a teacher's likeliest tokens of a round, which each update process holds on the host."""
         rollout = self.config.rollout
         if not (values := self.config.algorithm.teacher_top_k * rollout.max_completion_length):
             return Terms()
@@ -262,7 +278,7 @@ class RunMemory(NamedTuple):
         return {"teacher's tables": values * (LIKELIEST["tables"] * sampled + tensors)}
 
     def rollout(self, card: VisibleGpu | None = None) -> Terms:
-        """Memory of a rollout: of all engines on CPUs (`card` is None), or on each GPU of a tensor-parallel group."""
+        """Memory of a rollout: for all engines on CPUs (`card` is None), or for each GPU of a tensor-parallel group."""
         settings = EngineSettings.of(self.config.model, self.config.vllm, self.config.rollout)
         longest = self.config.longest_sequence
         if card is None:
@@ -282,19 +298,19 @@ class RunMemory(NamedTuple):
         }
 
     def concurrent_sequences(self, rollout: Terms) -> float:
-        """Number of sequences of full length that fit into the KV cache."""
+        """Number of full-length sequences that fit into the KV cache."""
         of_one = self.shape.cached(self.config.model.dtype) * self.config.longest_sequence
         return rollout["KV cache"] * self.config.vllm.tensor_parallel_size / of_one
 
 
-def _in_layers(shape: ModelDims) -> int:
-    """Weights in the matrices of all layers; those of experts are not among them."""
+def _weights_in_layers(shape: ModelDims) -> int:
+    """Number of weights in the matrices of all layers, without those of experts."""
     layer = 2 * shape.hidden * (shape.heads + shape.key_value) + 3 * shape.hidden * shape.intermediate
     return min(shape.parameters, shape.layers * layer)
 
 
-def _largest(update: Update, shape: ModelDims) -> float:
-    """Numbers in the largest trained parameter."""
+def _largest_parameter(update: Update, shape: ModelDims) -> float:
+    """Number of elements in the largest trained parameter."""
     if update.lora is not None:
         return float(update.lora.r * max(shape.hidden, shape.intermediate))
     apart = 0 if update.optimizer == "muon" else shape.vocabulary

@@ -1,4 +1,4 @@
-"""Checks of a model by its config.json: it exists, can be trained, and has the context that the run needs."""
+"""Checks a model by its config.json: it exists, can be trained, and has the context length that the run needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
     """The model's folder if the configuration names a local one; None if it is on the Hub or built by a function.
 
     Args:
-        model: the section of the configuration.
-        key: its key, for messages.
+        model: configuration section of the model.
+        key: key of that section, for messages.
 
     Raises:
-        UserError: the name is a path, and that folder is missing or has no config.json.
+        UserError: the name is the path of a folder that is missing or has no config.json.
     """
     name = model.name_or_path
     if name is None:
@@ -41,10 +41,10 @@ def local_model(model: ModelSource, key: str = "model") -> Path | None:
 
 
 def model_folder(model: ModelSource, key: str = "model") -> Path | None:
-    """The folder with the model's config.json, local or in the Hub's cache. None if a function builds the model, or if
-    it is not downloaded yet.
+    """The folder with the model's config.json, local or in the Hub's cache; None if a function builds the model or it
+    is not downloaded yet.
 
-    Arguments and errors are those of `local_model`.
+    Arguments and errors are as for `local_model`.
     """
     folder, name = local_model(model, key), model.name_or_path
     if folder is not None or name is None:
@@ -56,7 +56,7 @@ def model_folder(model: ModelSource, key: str = "model") -> Path | None:
 
 
 def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
-    """The dimensions of the model; a model that a function builds is built to read them, if it is not an asset yet.
+    """The dimensions of the model. If a function builds the model and it is not an asset yet, it is built to read them.
 
     Raises:
         UserError: the model is not on this machine, cannot be trained, or lacks the dimensions of a transformer.
@@ -67,7 +67,7 @@ def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
     if config.model.build is not None:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # libraries print messages
                     building.build(config.model, config.seed, config.data_dir, Path(folder))
             except ImportError as error:
                 raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
@@ -82,10 +82,10 @@ def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
 
 
 def teacher_shape(config: Config) -> model_dims.ModelDims | None:
-    """The dimensions of the largest teacher; None without a teacher, or if one is not on this machine yet.
+    """The dimensions of the largest teacher; None without a teacher, or if a teacher is not on this machine yet.
 
     Raises:
-        UserError: as `local_model`.
+        UserError: as for `local_model`.
     """
     shapes = []
     for name, of_teacher in config.teachers.items():
@@ -108,8 +108,8 @@ def check_model(config: Config, model: Policy) -> None:
     """Checks from config.json that a model can be sampled and trained as configured.
 
     Raises:
-        UserError: the folder has a pipe, socket or device, training does not support the model, or its context is too
-            short even for the completions.
+        UserError: the folder contains a pipe, socket or device, the model is not supported in training, or its context
+            is too short even for completions alone.
     """
     model_files.check_files(model.folder)
     model_support.check_run(config, model)
@@ -118,14 +118,22 @@ def check_model(config: Config, model: Policy) -> None:
 
 
 def check_sampler(config: Config, model: Policy) -> None:
-    """Raises UserError if vLLM cannot split the model over `vllm.tensor_parallel_size` GPUs."""
+    """Checks that vLLM can split the model over `vllm.tensor_parallel_size` GPUs, and that its context is as long as
+    `evaluation.harness` needs; raises UserError if not.
+    """
     parts = config.vllm.tensor_parallel_size
     heads = int(model.text_config.get("num_attention_heads") or parts)
     model_support.check_heads(heads, parts, model.config_file, "GPUs of vllm.tensor_parallel_size")
+    longest = config.evaluation.harness.max_model_len if config.evaluation.harness else None
+    if longest is not None and model.context is not None and longest > model.context:
+        raise UserError(
+            f"{model}: the model's context is {model.context} tokens; lower evaluation.harness.max_model_len "
+            f"({longest}), or leave it out"
+        )
 
 
 def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
-    """Checks that a teacher can score what the student samples.
+    """Checks that a teacher can score the student's samples.
 
     Args:
         config: one of `config.teachers`.
@@ -133,8 +141,8 @@ def check_teacher(config: Config, teacher: Policy, student: Policy) -> None:
         student: the model to train.
 
     Raises:
-        UserError: as `check_model`; or the teacher's tokenizer has no id or another id for a token of the student; or
-            the teacher has fewer tokens than `top_k`.
+        UserError: as for `check_model`; or the teacher's tokenizer has no id or a different id for a token of the
+            student; or the teacher has fewer tokens than `top_k`.
     """
     distillation.require_vocabulary(config.algorithm.teacher_top_k, teacher.vocabulary, str(teacher))
     check_model(_without_adapter(config), teacher)
@@ -151,7 +159,7 @@ def check_reward_model(config: Config, model: Policy) -> None:
     """Checks that a reward model can be trained from a causal language model.
 
     Raises:
-        UserError: as `check_model`.
+        UserError: as for `check_model`.
     """
     check_model(_without_adapter(config.of_reward_model), model)
 
@@ -161,7 +169,7 @@ def _without_adapter(config: Config) -> Config:
 
 
 def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None:
-    """Checks that the model of a run with images is one of images that training covers.
+    """Checks that a run with images has an image model that training supports.
 
     Raises:
         UserError: it is not.
@@ -179,7 +187,7 @@ def check_context(config: Config, hf_config: dict[str, Any], longest_prompt: int
     Args:
         config: the run's configuration.
         hf_config: the model's config.json.
-        longest_prompt: its length in tokens; 1 if unknown.
+        longest_prompt: length of the longest prompt in tokens; 1 if unknown.
         path: file or folder that the message names.
 
     Raises:
@@ -205,9 +213,9 @@ def completion_lengths(config: Config) -> dict[str, int]:
 
 
 def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
-    """A note if prompts of the maximum length would not fit into the context, else an empty string.
+    """A note if prompts of maximum length would not fit into the context, otherwise an empty string.
 
-    Not an error: the stage `prompts` knows the real lengths.
+    This is not an error, since only the stage `prompts` knows the real lengths.
     """
     context, longest = model_dims.context(hf_config), max(completion_lengths(config).values())
     if context is None or longest + config.dataset.max_prompt_length <= context:
@@ -219,6 +227,6 @@ def tight_context(config: Config, hf_config: dict[str, Any]) -> str:
 
 
 def fetch_config(model: ModelSource) -> str:
-    """The command that downloads only the config.json of a Hub model."""
+    """A command that downloads only the config.json of a Hub model."""
     revision = ["--revision", model.revision] if model.revision else []
     return shlex.join(["hf", "download", str(model.name_or_path), "config.json", *revision])

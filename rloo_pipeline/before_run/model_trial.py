@@ -1,4 +1,4 @@
-"""Checks of a run's model, and of a user's loss and estimator, for `rloo check`; they load these as the stages do."""
+"""Checks a run's model, and a user's loss and estimator, for `rloo check`. Loads them as the stages do."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from rloo_pipeline.algorithm.loss import OwnLoss
 
 READ = 4 << 30
-"""Bytes of weights up to which `check` reads them to look for values that are not finite."""
+"""Maximum bytes of weights that `check` reads to look for non-finite values."""
 STEP, TOLERANCE = 1e-6, 1e-5
-"""Step of finite differences in float64, and the largest error of a derivative that rounding can explain."""
+"""Step of finite differences in float64, and the largest error in a derivative that rounding can explain."""
 PROVEN = "its gradient is the derivative of its value, in float64"
 DETACHED = "its gradient is not the derivative of its value; this is right only if you detach a factor on purpose"
 
 
 def model(inputs: RunInputs) -> Iterator[Finding]:
-    """The model can be trained as configured; sets `model`."""
+    """Checks that the model can be trained as configured; sets `model`."""
     with problems_of("model") as problems:
         found = _model(inputs)
         if found is None:
@@ -48,7 +48,9 @@ def model(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def weights(inputs: RunInputs) -> Iterator[Finding]:
-    """The weights are complete safetensors files with exactly the model's tensors, as `warmstart` requires."""
+    """Checks that the weights are complete safetensors files with exactly the model's tensors, as `warmstart`
+    requires.
+    """
     config = inputs.config
     if inputs.model is None:
         return
@@ -61,7 +63,7 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
         import transformers
 
         files = inputs.model.weights
-        inputs.model.vocabulary  # noqa: B018, fails where config.json has none
+        inputs.model.vocabulary  # noqa: B018, fails if config.json has none
         size = sum(file.stat().st_size for file in files)
         if size <= READ:
             model_files.check_finite(files)
@@ -75,30 +77,32 @@ def weights(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def machine(inputs: RunInputs) -> Iterator[Finding]:
-    """This machine can train and sample the model; gives notes only, since stages may run on another machine."""
+    """Checks that this machine can train and sample the model. Yields only notes, since stages may run on other
+    machines.
+    """
     for finding in places.machine(inputs.config):
         yield finding._replace(ok=True, note=not finding.ok)
     if inputs.model is None:
         return
-    dtype = inputs.config.model.dtype
+    dtype, rollout = inputs.config.model.dtype, inputs.config.rollout
     with problems_of("sampling") as problems:
         if devices.has_gpu():
             if inputs.config.update.lora is not None:
                 model_support.check_dtype_on_gpu(dtype)
         else:
-            engine_arguments.check_on_cpu(inputs.model, dtype, inputs.config.rollout.quantization)
+            engine_arguments.check_on_cpu(inputs.model, dtype, rollout.quantization, rollout.router_replay)
             engine_arguments.check_configured_heads(inputs.model)
     for finding in problems:
         yield finding._replace(ok=True, note=True)
 
 
 def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
-    """Tokenizer and processor can be loaded; unsets `model` if they cannot."""
+    """Checks that tokenizer and processor can be loaded; unsets `model` if not."""
     if inputs.model is None:
         return
     config, found, inputs.model = inputs.config, inputs.model, None
     with problems_of("model") as problems:
-        found.stop_ids  # noqa: B018, fails where they cannot be read
+        found.stop_ids  # noqa: B018, fails if they cannot be read
         yield Finding("tokenizer", True, f"{len(found.tokenizer)} tokens, end token {found.tokenizer.eos_token}")
         if config.dataset.shows_images:
             yield Finding("images", True, f"{type(found.processor.image_processor).__name__} of the model")
@@ -106,8 +110,23 @@ def tokenizer(inputs: RunInputs) -> Iterator[Finding]:
     yield from problems
 
 
+def sampling(inputs: RunInputs) -> Iterator[Finding]:
+    """Checks that vLLM takes the values of `rollout.generation_kwargs`."""
+    rollout = inputs.config.rollout
+    if inputs.model is None or rollout.generation_kwargs is None:
+        return
+    with problems_of("sampling") as problems:
+        from rloo_pipeline.rollout import groups
+
+        groups.check_kwargs(inputs.model, rollout)
+        yield Finding("sampling", True, "vLLM takes rollout.generation_kwargs")
+    yield from problems
+
+
 def teacher(inputs: RunInputs) -> Iterator[Finding]:
-    """Teachers can score the model's tokens. If a function builds one, it is only looked up: building takes long."""
+    """Checks that teachers can score the model's tokens. If a function builds a teacher, it is only looked up, since
+    building takes long.
+    """
     if inputs.model is None:
         return
     for name, config in inputs.config.teachers.items():
@@ -126,7 +145,7 @@ def teacher(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _model(inputs: RunInputs) -> Policy | None:
-    """The model, checked; None if it is not downloaded yet."""
+    """Checks and returns the model; None if it is not downloaded yet."""
     config = inputs.config
     folder = model_inputs.model_folder(config.model)
     if config.model.build is not None:
@@ -146,7 +165,9 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     name = config.model.name_or_path or f"built by {config.model.build}"
     context = found.context or "unknown"
     checked = self_check.load_or_run(found, config.dataset.shows_images)
-    policy_model.check_adapter(found, config.update.lora)
+    policy_model.check_layers(found, config.update.lora, config.deepspeed.zero_stage)
+    if config.rollout.router_replay:
+        policy_model.check_replay(found, checked.form)
     if config.deepspeed.sequence_parallel > 1 and checked.slow:
         raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""
@@ -156,7 +177,7 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
 
 
 def own_functions(inputs: RunInputs) -> Iterator[Finding]:
-    """Calls the user's loss and advantage estimator with random numbers."""
+    """Tries the user's loss and advantage estimator on random numbers."""
     algorithm = inputs.config.algorithm
     if (loss := algorithm.loss) is not None:
         from rloo_pipeline.training import objective
@@ -180,13 +201,14 @@ def _tried(key: str, name: str, trial: Callable[[], str]) -> Iterator[Finding]:
 
 
 def try_estimator(algorithm: Algorithm) -> str:
-    """Calls the estimator with the rewards of three prompts: of one group one is missing, and of another all are equal.
+    """Calls the estimator with the rewards of three prompts; one group has a missing reward, and in another all are
+    equal.
 
     Returns:
         A sentence about its advantages.
 
     Raises:
-        UserError: they have another shape than the rewards, or are infinite.
+        UserError: they differ in shape from the rewards, or are infinite.
     """
     import torch
 
@@ -212,7 +234,7 @@ def try_loss(name: str, function: OwnLoss) -> str:
         A sentence about its gradient.
 
     Raises:
-        UserError: it has no gradient, or value or gradient are not finite, or a completion or padding changes the loss
+        UserError: it has no gradient, its value or gradient is not finite, or a completion or padding changes the loss
             of others.
     """
     import torch

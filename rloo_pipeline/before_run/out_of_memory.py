@@ -1,4 +1,4 @@
-"""Explains an engine's lack of memory in one sentence: what it wanted, who holds the memory, what would fit."""
+"""Explains in one sentence why an engine ran out of memory: what it wanted, who holds the memory, what would fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.devices import GpuProcess
 
 ENGINES = {"sampler": "vLLM", "trainer": "the trainer", "logprobs": "the model for log-probs"}
-"""Engine of each worker role, in words."""
+"""Description of each worker role's engine."""
 TEXTS = (
     "out of memory",
     "No available memory for the cache blocks",
@@ -28,22 +28,22 @@ TEXTS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "can't allocate memory",
 )
-"""Parts of the messages of torch, CUDA and vLLM that mean too little memory."""
+"""Phrases in messages of torch, CUDA and vLLM that mean too little memory."""
 LESS = 0.05
-"""Step by which to lower `gpu_memory_utilization` if it is too large although nothing else is on the GPU."""
+"""Amount by which to lower `gpu_memory_utilization` if it is too high although nothing else is on the GPU."""
 
 
 def refuse(error: Exception, role: str, config: Config, policy: Policy | None) -> None:
     """Raises a more helpful error if this one means that an engine found too little memory.
 
     Args:
-        error: error that ended the stage.
+        error: exception that ended the stage.
         role: worker role of the stage; a role without an engine is ignored.
         config: the run's configuration.
-        policy: the policy or the model; None if there are several.
+        policy: the policy or model; None if there are several.
 
     Raises:
-        UserError: its message is `sentence`.
+        UserError: memory ran out; the message is that of `sentence`.
     """
     if role not in ENGINES or not is_out_of_memory(error):
         return
@@ -72,7 +72,7 @@ def _gpu() -> VisibleGpu | None:
 def sentence(
     role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, holders: list[GpuProcess]
 ) -> str:
-    """The sentence for the user.
+    """Builds the error message for the user.
 
     Args:
         role: worker role of the engine.
@@ -81,7 +81,7 @@ def sentence(
         gpu: the GPU; None on CPUs.
         holders: processes that hold memory of the GPU, including this one.
     """
-    if role == "trainer" and gpu is not None and dims is not None:  # what `auto` was
+    if role == "trainer" and gpu is not None and dims is not None:  # the number that `auto` stood for
         config = checkpointing.resolve_for(config, dims, "cuda", devices.left_for_training(gpu.memory))
     room = devices.machine_bytes() if gpu is None else gpu.memory
     place = "this machine or job" if gpu is None else f"the GPU ({gpu.name})"
@@ -92,7 +92,8 @@ def sentence(
         parts.append(f"{ENGINES[role]} wanted about {memory.total(terms) / GB:.1f} GB ({listed or 'process'})")
     if holders:
         parts.append("now " + ", ".join(f"{one.name} holds {one.used / GB:.1f} GB" for one in holders))
-    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}  # vLLM's engine is a child
+    # vLLM's engine is a child process
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     others = sum(one.used for one in holders if one.pid not in own)
     parts.append(
         _sampler_fits(config.vllm, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)

@@ -1,9 +1,9 @@
-"""The share of a card's peak that an update reaches: the FLOPs that its model needs per second, over the vendor's.
+"""Model FLOPs utilization of an update: the FLOPs that its model needs per second, relative to the vendor's peak.
 
-The model needs, for each token, products with the weights of all layers and attention to the earlier tokens of its
-sequence, and for each completion token the head. That is 2 FLOPs per weight and token in a forward pass, as many for
-the gradients of activations, and as many for those of weights. The samples of a prompt share its tokens. Recomputed
-activations and padding do not count.
+Each token needs products with the weights of all layers and attention to the earlier tokens of its sequence; each
+completion token also needs the head. That is 2 FLOPs per weight and token in a forward pass, as many for the gradients
+of activations, and as many for those of weights. Samples of a prompt share its tokens. Recomputed activations and
+padding do not count.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def of_update(
     config: Config, policy: Policy, prompts: Sequence[int], completions: Sequence[int], seconds: float, cards: int
 ) -> str:
-    """A clause for the line of an update, such as ", 0.31 of the peak of 1 NVIDIA H200"; empty if unknown.
+    """A clause for the log line of an update, such as ", 0.31 of the peak of 1 NVIDIA H200"; empty if unknown.
 
     Args:
         config: the run's configuration.
-        policy: the policy, or an adapter with its base.
-        prompts: tokens of the prompt of each completion.
-        completions: tokens of each completion, K consecutive ones per prompt; 0 for those that skip the model.
-        seconds: of the update's optimizer steps.
+        policy: a policy, or an adapter with its base.
+        prompts: number of prompt tokens for each completion.
+        completions: completion tokens, K consecutive entries per prompt; 0 for those that skip the model.
+        seconds: duration of the update's optimizer steps.
         cards: number of cards.
     """
     if config.model.dtype == "float32" or not (flops := peak(card := devices.card())):
@@ -41,9 +41,9 @@ def of_update(
 
 
 def peak(card: str) -> float | None:
-    """Dense 16-bit FLOPs per second of a card, from the vendor's data sheet; None if unknown, or for a MIG slice.
+    """A card's dense 16-bit FLOPs per second, from the vendor's data sheet; None if unknown, or for a MIG slice.
 
-    Hopper cards for PCIe ("H100 PCIe", "H200 NVL") are slower than those on SXM boards, which CARDS has.
+    PCIe versions of Hopper cards ("H100 PCIe", "H200 NVL") are slower than the SXM versions in CARDS.
     """
     words = re.split(r"[^a-z0-9.]+", card.lower().replace("rtx ", "rtx"))
     if any(re.match(r"\dg\.", word) for word in words) or "nvl" in words or {"h100", "pcie"} <= {*words}:
@@ -57,11 +57,11 @@ def forward(
     """FLOPs of a forward pass.
 
     Args:
-        layers: weights in the matrices of all layers.
+        layers: number of weights in the matrices of all layers.
         attention: width of all query heads, times the number of layers.
-        head: weights in the vocabulary projection.
-        prompts: tokens of the prompt of each completion.
-        completions: tokens of each completion, grouped by prompt.
+        head: number of weights in the vocabulary projection.
+        prompts: number of prompt tokens for each completion.
+        completions: completion tokens, grouped by prompt.
         samples: number of completions that share a prompt's tokens.
     """
     firsts = range(0, len(prompts), samples)
@@ -82,7 +82,8 @@ def _needed(config: Config, policy: Policy, prompts: Sequence[int], completions:
         return None
     head = dims.vocabulary * dims.hidden
     layers = dims.parameters - head * (1 if model_dims.is_tied(policy.config) else 2)
-    algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2  # a base has no gradients
+    # the base of an adapter gets no gradients
+    algorithm, passes = config.algorithm, 3 if config.update.lora is None else 2
     passes = algorithm.num_iterations * passes + algorithm.needs_old_pass
     shared = config.rollout.num_generations
     return passes * forward(layers, dims.layers * dims.heads, head, prompts, completions, shared)

@@ -1,4 +1,4 @@
-"""Checks of a node's folders: bind mounts, caches, model and data, free space and quota."""
+"""Checks a node's folders: bind mounts, caches, model and data, free space and quota."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GB, MB = 1e9, 1e6
 
 
 def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:
-    """All checks of folders.
+    """Runs all checks of folders.
 
     Args:
         config: the run's configuration.
         needed: bytes that the run will write; None if unknown.
-        fetch: the command that downloads model and data.
+        fetch: command that downloads model and data.
     """
     fix = f"where there is internet: {fetch}, with the HF_HOME of the nodes"
     yield from binds(config.container)
@@ -37,14 +37,14 @@ def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Findi
 
 
 def binds(container: Container) -> Iterator[Finding]:
-    """The folders in container.binds exist."""
+    """Checks that the folders in container.binds exist."""
     for name in container.binds:
         exists = Path(name).is_dir()
         yield Finding(f"bind {name}", exists, "exists" if exists else "no such folder", "correct container.binds")
 
 
 def caches() -> Iterator[Finding]:
-    """The cache folders of the engines are writable."""
+    """Checks that the engines' cache folders are writable."""
     folders = {name: Path(os.environ[name]) for name in containers.CACHES if name in os.environ}
     folders = {"cache": cache_folder()} | {name: folder for name, folder in folders.items() if name != "XDG_CACHE_HOME"}
     for name, folder in folders.items():
@@ -65,7 +65,7 @@ def _writable(folder: Path) -> bool:
 
 
 def model(config: Config, fix: str) -> Iterator[Finding]:
-    """The model is complete and can be trained as configured."""
+    """Checks that the model is complete and can be trained as configured."""
     from rloo_pipeline.artifacts import model_files
 
     by_config_json = inputs.model_finding(config)
@@ -90,7 +90,7 @@ def model(config: Config, fix: str) -> Iterator[Finding]:
 
 
 def architecture() -> Iterator[Finding]:
-    """A note on a machine other than x86-64."""
+    """Notes that a machine is not x86-64."""
     name = os.uname().machine
     if name != "x86_64":
         tried = "the pinned lists resolve for it, but it has never been run" if name == "aarch64" else "not supported"
@@ -98,7 +98,7 @@ def architecture() -> Iterator[Finding]:
 
 
 def machine(config: Config) -> Iterator[Finding]:
-    """Checks that this node can run updates. Stages on other nodes check their own node."""
+    """Checks that this node can run updates. Stages on other nodes check their own nodes."""
     from rloo_pipeline.training.deepspeed_internals import nvme
 
     if config.model.dtype != "float32":
@@ -115,10 +115,10 @@ def machine(config: Config) -> Iterator[Finding]:
 
 
 def node_folder(config: Config, policy: float, runs: int = 1) -> Finding:
-    """The folder for policies on this node (`exchange`) is writable and holds those that are needed at a time.
+    """Checks that this node's folder for policies (`exchange`) is writable and has space for those needed at a time.
 
     Args:
-        config: a run's configuration, with such a folder.
+        config: configuration of a run that sets such a folder.
         policy: bytes of a policy's weights.
         runs: number of concurrent runs.
     """
@@ -132,7 +132,7 @@ def node_folder(config: Config, policy: float, runs: int = 1) -> Finding:
 
 
 def _number_format(dtype: Dtype) -> Finding:
-    """This node can train in a 16-bit format."""
+    """Checks that this node can train in a 16-bit format."""
     from rloo_pipeline.training import formats
 
     try:
@@ -144,7 +144,7 @@ def _number_format(dtype: Dtype) -> Finding:
 
 
 def datasets(config: Config, fix: str) -> Iterator[Finding]:
-    """The data is here, and its first row can be read."""
+    """Checks that the datasets are here and their first rows can be read."""
     for key, source in dataset_inputs.sources(config).items():
         yield _dataset(config, key, source, fix)
 
@@ -167,10 +167,10 @@ def _dataset(config: Config, key: str, source: Source, fix: str) -> Finding:
 
 
 def space(folder: Path, needed: float | None) -> Iterator[Finding]:
-    """Free space, free inodes and quota in the folder of the results suffice for what the run will write.
+    """Checks that free space, inodes and quota in the results folder suffice for what the run will write.
 
     Args:
-        folder: folder of the results.
+        folder: results folder.
         needed: bytes that the run will write; None if unknown.
     """
     folder = folder if folder.exists() else Path()
@@ -192,7 +192,7 @@ def space(folder: Path, needed: float | None) -> Iterator[Finding]:
 
 
 def size_of(count: float) -> str:
-    """Bytes in GB or MB, as text."""
+    """Formats bytes as GB or MB."""
     return f"{count / GB:.1f} GB" if count >= 0.1 * GB else f"{count / MB:.1f} MB"
 
 

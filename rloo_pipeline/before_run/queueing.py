@@ -1,11 +1,10 @@
-"""Wall-clock time of a run, and what SLURM's queue adds in each of the ways to run there.
+"""Estimates a run's wall-clock time, and the time that SLURM's queue adds for each way to run there.
 
-A round is a chain of three jobs: rollout, then score (reference and teacher beside it), then update; shards run side by
-side. Reward functions with jobs of their own run before the other ones.
-With `rollout.refill` there is one more before the update, and one for its reference log-probs. With `rollout.lag`, only
-part of this chain is behind the update before.
-Before the first round come prompts and warm start, after the last one evaluation, distance and report.
-The duration of a round with a lag follows from the time of each side (docs/overlap.md).
+A round is a chain of three jobs: rollout, then score (in parallel with reference and teacher), then update; shards run
+in parallel. Reward functions with their own jobs run before the others. `rollout.refill` adds a job before the update,
+and one for its reference log-probs. With `rollout.lag`, only part of this chain waits for the previous update. Prompts
+and warm start precede the first round; evaluation, distance and report follow the last one. With a lag, the duration of
+a round follows from the time of each side (docs/overlap.md).
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from rloo_pipeline.config import Config
 from rloo_pipeline.stages.table import ROWS
 
 SUBMISSION = 20.0
-"""Seconds that a stage as a SLURM job takes besides its wait and its work (docs/cluster.md): submission, polling."""
+"""Overhead of a SLURM job in seconds, besides its wait and work: submission and polling (docs/cluster.md)."""
 ON_SNAKEMAKES_MACHINE = {row.stage for row in ROWS if row.local}
-"""Stages that are not SLURM jobs."""
+"""Stages that do not run as SLURM jobs."""
 MUCH = 0.2
-"""Share of the whole time from which the queue and starts of engines are a reason for one job."""
+"""Share of the total time spent in the queue and in engine starts above which a single job is recommended."""
 
 
 class Mode(NamedTuple):
@@ -30,17 +29,17 @@ class Mode(NamedTuple):
 
     command: str
     jobs: int
-    """SLURM jobs of the run; the shards of a round are one array job of that many tasks."""
+    """Number of SLURM jobs of the run. The shards of a round form one array job."""
     waits: int
-    """Waits in the queue, one after the other."""
+    """Number of consecutive waits in the queue."""
     queue: float
     """Seconds in the queue and between jobs."""
     gpus: int
-    """GPUs held at once, at most."""
+    """Maximum number of GPUs held at once."""
 
 
 def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each stage one after the other, with all shards side by side.
+    """Wall-clock seconds of each stage, with all shards in parallel.
 
     Args:
         config: the run's configuration.
@@ -50,8 +49,8 @@ def wall_seconds(config: Config, hours: Mapping[str, float]) -> dict[str, float]
 
 
 def gpus_of(config: Config) -> dict[str, int]:
-    """GPUs that a stage of a round uses at once. Shards of the reference, or of the teacher, wait for each other where
-    together they would need more GPUs than the samplers and the update do.
+    """Number of GPUs that each stage of a round uses at once. Shards of the reference or the teacher run in turn if
+    together they would need more GPUs than the samplers and the update.
     """
     shards, each = config.rollout.shards, config.deepspeed.forward_processes
     rollout, update = shards * config.sampler_gpus, config.deepspeed.processes
@@ -62,7 +61,7 @@ def gpus_of(config: Config) -> dict[str, int]:
 
 
 def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
-    """Each stage as a job, and the whole run as one job.
+    """The two ways to run: each stage as a job, or the whole run as one job.
 
     Args:
         config: the run's configuration.
@@ -80,8 +79,8 @@ def modes(config: Config, wait: float) -> tuple[Mode, Mode]:
 
 
 def _waits_of_rounds(config: Config) -> int:
-    """Jobs of the rounds that wait one after the other: an update waits for the one before, and for its rollouts, which
-    a lag lets begin earlier.
+    """Number of consecutive waits of the rounds' jobs. An update waits for the previous one and for its rollouts, which
+    a lag allows to begin earlier.
     """
     alone = any(reward.gpus for reward in config.rewards)
     refill = 1 + config.uses_reference if config.rollout.refill else 0
@@ -93,12 +92,12 @@ def _waits_of_rounds(config: Config) -> int:
 
 
 def advice(config: Config, wait: float, work: tuple[float, float] | None) -> str:
-    """The mode to take, and why, in one sentence.
+    """Recommends a mode, with the reason, in one sentence.
 
     Args:
         config: the run's configuration.
         wait: seconds that a job waits in the queue.
-        work: seconds that the stages take in each of `modes`, with the starts of engines; None if not known.
+        work: seconds that the stages take in each of `modes`, including engine starts; None if unknown.
     """
     stages, single_job = modes(config, wait)
     if work is None:
@@ -117,7 +116,7 @@ def advice(config: Config, wait: float, work: tuple[float, float] | None) -> str
 
 
 class SideSeconds(NamedTuple):
-    """Wall seconds of the two sides of a round."""
+    """Wall-clock seconds of the two sides of a round."""
 
     sampling: float
     """Rollouts, scores and reference log-probs."""
@@ -125,12 +124,12 @@ class SideSeconds(NamedTuple):
     """The update."""
 
     def round_seconds(self, lag: int) -> float:
-        """Seconds of a round in steady state: with a lag, the two sides work at the same time."""
+        """Seconds per round in steady state. With a lag, the two sides work at the same time."""
         return max(self.sampling, self.training) if lag else self.sampling + self.training
 
 
 def side_seconds(config: Config, hours: Mapping[str, float]) -> SideSeconds:
-    """Seconds per side of a round from estimated GPU-hours over all rounds, with all shards side by side."""
+    """Seconds of each side of a round, from estimated GPU-hours over all rounds, with all shards in parallel."""
     seconds = {stage: value / config.rounds for stage, value in wall_seconds(config, hours).items()}
     scored = max(seconds.get("reference", 0.0), seconds.get("teacher", 0.0))
     return SideSeconds(seconds["rollout"] + scored, seconds["update"])

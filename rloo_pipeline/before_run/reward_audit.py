@@ -1,8 +1,9 @@
-"""Tests rewards on the data before a run: gold answers that a reward cannot use, time limits, the data's solutions.
+"""Tests rewards on the data before a run: unusable gold answers, conflicting time limits, scores of the data's own
+solutions.
 
-It audits gold answers with the reward itself: it scores each gold answer as a completion, against itself and against
-its neighbour in the data. For math_reward, a gold answer accepts itself if it does so in a box, as models write it, or
-as it stands. The box comes first, since math-verify takes up to two seconds to find an expression in a text.
+The reward itself audits the gold answers: it scores each one as a completion, against itself and against its neighbour
+in the data. With math_reward, a gold answer accepts itself if it does so in a box, as models write it, or as it stands.
+The box is tried first, since math-verify takes up to two seconds to find an expression in a text.
 """
 
 from __future__ import annotations
@@ -23,35 +24,39 @@ GOLD_COLUMNS = {
     MATH_REWARD: ("answer", "solution"),
     "rloo_pipeline.rewards.answer:exact_answer_reward": ("answer",),
 }
-"""Rewards that compare with a gold answer, and columns that may hold it; the first existing column counts."""
+"""Rewards that compare with a gold answer, and the columns that may hold it, of which the first existing one counts."""
 CODE_REWARD = "rloo_pipeline.rewards.code:code_reward"
 MOST_ROWS, MOST_PAIRS = 20_000, 200
-"""Gold answers that are read, and those that are compared with a neighbour; evenly spaced where there are more."""
+"""Maximum number of gold answers that are read, and of those compared with a neighbour; evenly spaced if there are
+more.
+"""
 MOST_EXPRESSIONS = 16
-"""Of the pairs, those with an expression, since math-verify takes up to a second for two of college mathematics."""
+"""Maximum number of pairs with an expression, since math-verify takes up to a second to compare two at college
+level.
+"""
 LONGEST_EXPRESSION = 100
-"""Characters of an expression that is compared."""
+"""Maximum length of an expression that is compared, in characters."""
 SHOWN = 3
-"""Maximum number of rows that a sentence names."""
+"""Maximum number of rows that a message names."""
 
 
 class GoldAudit(NamedTuple):
-    """The gold answers of a dataset by row, and the rows with problems."""
+    """The gold answers of a dataset, and the rows with problems."""
 
     column: str
     golds: dict[int, Any]
-    """Gold answers by row; nulls are left out."""
+    """Gold answers by row, without nulls."""
     unreadable: list[int]
     """Rows for which the reward gives no score."""
     not_themselves: list[int]
-    """Rows whose gold answer does not count as right."""
+    """Rows whose gold answer does not accept itself."""
     accepting: list[tuple[int, int]]
-    """Pairs of rows in which the second row's gold answer also counts as right, though it is written differently."""
+    """Pairs of rows in which the first accepts the second row's gold answer, although it is written differently."""
     pairs: int
     """Number of compared pairs."""
 
     def of_row(self, row: int) -> str:
-        """A gold answer for a message."""
+        """Formats a row's gold answer for a message."""
         return f"row {row} {one_line(repr(self.golds[row]), 60)}"
 
 
@@ -81,7 +86,7 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
     readable = [row for row in places if own[row] is not None]
     neighbours = list(zip(readable, [*readable[1:], *readable[:1]], strict=True))
     pairs = _chosen(
-        [(a, b) for a, b in neighbours if _written(rows[a][column]) != _written(rows[b][column])],
+        [(a, b) for a, b in neighbours if _final_answer(rows[a][column]) != _final_answer(rows[b][column])],
         {row: str(rows[row][column]) for row in readable} if reward.function == MATH_REWARD else {},
     )
     return GoldAudit(
@@ -95,7 +100,7 @@ def audit(reward: Reward, rows: Sequence[Row]) -> GoldAudit | None:
 
 
 def findings(config: Config, datasets: Mapping[str, Sequence[Row]]) -> Iterator[Finding]:
-    """Findings on each reward for the rows of each dataset; if there are several rewards, names the deciding one."""
+    """Yields findings on each reward for each dataset. If there are several rewards, also names the deciding one."""
     for reward in config.rewards:
         for key, rows in datasets.items():
             if reward.function in GOLD_COLUMNS and rows:
@@ -118,12 +123,12 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
             "the reward that decides (correct.reward), and are its columns the right ones?"
         )
     if reward.weight and len({*solutions, *wrong}) == 1:
-        return "it tells the data's own solutions from nothing else here"
+        return "it does not tell the data's own solutions from wrong answers here"
     return ""
 
 
-def _written(gold: Any) -> str:
-    """The final answer in a gold answer that may be a whole solution, without white space."""
+def _final_answer(gold: Any) -> str:
+    """The final answer in a gold answer, which may be a whole solution, without white space."""
     from rloo_pipeline.rewards import math
 
     answer = math.find(str(gold))
@@ -131,11 +136,11 @@ def _written(gold: Any) -> str:
 
 
 def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[tuple[int, int]]:
-    """The pairs to compare: how many depends on the gold answers alone, and not on a clock.
+    """The pairs to compare. Their number depends only on the gold answers, not on the clock.
 
     Args:
         pairs: pairs of rows.
-        golds: gold answers of math_reward by row; empty for a reward that compares texts.
+        golds: gold answers of math_reward by row; empty for a reward that compares strings.
     """
     expressions = {row: gold for row, gold in golds.items() if _is_expression(gold)}
     lengths = [max((len(expressions[row]) for row in pair if row in expressions), default=0) for pair in pairs]
@@ -146,7 +151,7 @@ def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[
 
 
 def _is_expression(gold: str) -> bool:
-    """True if math-verify has to compare a gold answer, which is neither a number nor a word."""
+    """True if a gold answer is neither a number nor a word, so that math-verify has to compare it."""
     from rloo_pipeline.rewards import math
 
     answer = math.find(gold)
@@ -183,7 +188,7 @@ def _gold_finding(reward: Reward, key: str, rows: Sequence[Row]) -> Finding:
 
 
 def _time_findings(reward: Reward, key: str, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Finds time limits of code_reward that contradict each other, or do not allow each input its time."""
+    """Finds time limits of code_reward that conflict, or that do not leave each input its time."""
     parameters = inspect.signature(import_string.load(reward.function)).parameters
     options = {name: parameter.default for name, parameter in parameters.items()} | reward.options
     seconds, of_row = options["timeout"], options["row_timeout"]

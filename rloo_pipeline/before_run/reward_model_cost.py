@@ -1,4 +1,4 @@
-"""Memory and GPU-hours of the stage `reward_model`, which trains once, before the rounds."""
+"""Estimates memory and GPU-hours of the stage `reward_model`, which trains once, before the rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RewardModelCost(NamedTuple):
     terms: memory.Terms
     """Memory of one process."""
     tokens: float | None
-    """Largest number of tokens that it trains on; None if the preferences are not on this machine yet."""
+    """Maximum number of tokens that it trains on; None if the preferences are not on this machine yet."""
     hours: float | None
     """GPU-hours; None without a card or without `tokens`."""
     problem: str
@@ -24,7 +24,7 @@ class RewardModelCost(NamedTuple):
 
 
 def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
-    """The cost of the stage; None without one.
+    """The cost of the stage; None if the run trains no reward model.
 
     Args:
         config: the run's configuration, before `checkpointing.resolve_for`.
@@ -33,7 +33,7 @@ def estimated(config: Config, shape: ModelDims, room: float, card: Card | None) 
         card: the GPU; None for CPUs.
 
     Raises:
-        UserError: as `model_inputs.shape` and `dataset_inputs.training_rows`.
+        UserError: as for `model_inputs.shape` and `dataset_inputs.training_rows`.
     """
     section = config.reward_model
     if section is None:

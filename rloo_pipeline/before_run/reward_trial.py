@@ -1,4 +1,4 @@
-"""Calls every reward function of a configuration, and its judge, on a few rows of its data, for `rloo check`."""
+"""Calls every reward function and the judge of a configuration on a few rows of its data, for `rloo check`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rloo_pipeline.user_code.score_batch import RewardBatch
 
 PROMPTS, SAMPLES = 4, 2
-"""A function is called with this many prompts, and this many completions of each."""
+"""Number of prompts that a function is called with, and of completions per prompt."""
 SHOWN = 600
-"""Characters shown of a prompt or a completion."""
+"""Number of characters of a prompt or completion that are shown."""
 WRONG_ANSWER = "I do not know."
 """A completion that is not from the data."""
 
@@ -36,9 +36,7 @@ class RewardInputs(NamedTuple):
 
 
 def rewards(inputs: RunInputs) -> Iterator[Finding]:
-    """One finding per reward function and dataset, from the scores of a few training and held-out rows, and one of the
-    judge.
-    """
+    """Yields a finding per reward function and dataset, from the scores of a few rows, and one for the judge."""
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
     tokenizer = None if inputs.model is None else inputs.model.tokenizer
@@ -67,7 +65,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
 
 
 def _first_completion(inputs: RewardInputs, scores: Mapping[str, float | None]) -> Finding:
-    """The first completion as rewards see it, with what each gives for it."""
+    """Shows the first completion as rewards see it, with each reward's score."""
     from rloo_pipeline.user_code.completion_text import text_of
 
     text = text_of(inputs.batch.completions[0])
@@ -77,7 +75,9 @@ def _first_completion(inputs: RewardInputs, scores: Mapping[str, float | None]) 
 
 
 def in_one_line(text: str) -> str:
-    """A text with its line ends and other control characters as Python writes them; of a long one, the two ends."""
+    """Puts a text on one line, with control characters escaped as in Python. A long text is shortened to its two
+    ends.
+    """
     half = SHOWN // 2
     ends = text if len(text) <= SHOWN else f"{text[:half]} … {text[-half:]}"
     return repr(ends)[1:-1]
@@ -88,7 +88,7 @@ def _text_of(score: float | None) -> str:
 
 
 def _not_called(reward: Reward, reason: str) -> Finding:
-    """A finding about a function from its source text, without calling it."""
+    """Checks a function by its source text, without calling it."""
     subject = f"reward {reward.column}"
     try:
         import_string.check(reward.function)
@@ -110,21 +110,21 @@ def _inputs(warmstart: Warmstart, dataset: DatasetSample, tokenizer: PreTrainedT
     solution = next((name for name in names if isinstance(rows[0].get(name), str)), None)
     texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
     completions = list(map(as_completion, texts, prompts))
-    ids = [[*range(len(text.split()))] for text in texts]  # as many as words, if there is no tokenizer
+    ids = [[*range(len(text.split()))] for text in texts]  # one per word, if there is no tokenizer
     if tokenizer is not None:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in OF_PROMPTS}
     columns["finish_reason"] = ["stop"] * len(rows)
     if dataset.episodes:
         episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]
-        for index in range(1, len(rows), SAMPLES):  # the wrong answer, after a call of each tool
+        for index in range(1, len(rows), SAMPLES):  # the wrong answer, after one call of each tool
             completions[index], ids[index] = episodes[index].messages, episodes[index].ids
         columns |= environment_columns([(episode.reward, episode.state) for episode in episodes])
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 
 
 def _in_pairs(inputs: RewardInputs) -> RewardInputs:
-    """The inputs of a judge, which compares the two completions of each prompt."""
+    """The inputs of a judge that compares the two completions of each prompt."""
     from rloo_pipeline.user_code.reward_call import OTHERS
 
     completions = inputs.batch.completions
@@ -135,7 +135,7 @@ def _in_pairs(inputs: RewardInputs) -> RewardInputs:
 def _call(
     config: Config, reward: Reward, key: str, inputs: RewardInputs, model: Policy | None
 ) -> tuple[Finding, float | None]:
-    """Scores the rows with one function; also returns the score of the first one."""
+    """Scores the rows with one function. Also returns the first row's score."""
     from rloo_pipeline.user_code.dispatch import WorkerPools
 
     kind = "judge" if isinstance(reward, Judge) else "reward"

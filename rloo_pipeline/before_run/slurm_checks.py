@@ -1,8 +1,8 @@
-"""Checks of a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that the jobs request;
-and the jobs request as many GPUs as their engines use.
+"""Checks a SLURM profile: its partitions exist, are up, and allow the time, memory and GPUs that jobs request, and jobs
+request as many GPUs as their engines use.
 
-Requests that the rules make themselves are read from workflow/rules/*.smk, from `growing(amount)`: the amount of the
-first attempt, and the first number of a sum; `scoring_memory` follows from the configuration.
+Requests in the rules themselves are parsed from workflow/rules/*.smk: `growing(amount)` counts with the amount of its
+first attempt, and a sum with its first number. `scoring_memory` follows from the configuration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.before_run.findings import Finding
-from rloo_pipeline.config import Config, Rollout, Scoring
+from rloo_pipeline.config import Config, Scoring
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.stages.table import ROWS, StageRow
+from rloo_pipeline.workers import gpu_shares
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
 GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
@@ -32,11 +34,11 @@ class Partition(NamedTuple):
 
     up: bool
     minutes: float
-    """Maximum time of a job."""
+    """Time limit of a job."""
     megabytes: float
-    """Maximum memory of a job on a node."""
+    """Memory limit of a job on a node."""
     gres: str
-    """Generic resources of its nodes, such as `gpu:h100:4`."""
+    """Generic resources (GRES) of its nodes, such as `gpu:h100:4`."""
 
 
 class ResourceRequest(NamedTuple):
@@ -47,17 +49,17 @@ class ResourceRequest(NamedTuple):
     megabytes: float
     gres: str | None
     engine_gpus: tuple[str, int] | None = None
-    """Configuration key with the number of GPUs per node that its engine uses, and that number."""
+    """Configuration key that sets the number of GPUs per node for its engine, and that number."""
     attempts: int = 1
-    """The last attempt requests this many times the minutes."""
+    """Number of attempts; attempt n requests n times the minutes."""
 
 
 USE_OURS = "write `executor: rloo-slurm`, and `rloo-slurm-…` for its keys `slurm-…`, as profiles/slurm has them"
-"""Advice for a profile that uses Snakemake's own SLURM executor."""
+"""Advice for a profile for Snakemake's own SLURM executor."""
 
 
 def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
-    """All checks of SLURM; none if the profile is for another executor.
+    """Runs all checks of SLURM; none if the profile is for another executor.
 
     Args:
         profile: folder of the Snakemake profile.
@@ -86,7 +88,7 @@ def findings(profile: Path, rules: Path, config: Config) -> Iterator[Finding]:
 
 
 def read_profile(profile: Path) -> dict[str, Any]:
-    """The settings in a profile.
+    """Reads the settings of a profile.
 
     Raises:
         UserError: the file is missing, or not YAML.
@@ -124,7 +126,7 @@ def partitions(shown: str, nodes: str) -> dict[str, Partition]:
 
 
 def minutes_of(time: str) -> float:
-    """A time of SLURM, [days-]hours:minutes:seconds, in minutes."""
+    """Converts a SLURM time, [days-]hours:minutes:seconds, to minutes."""
     if time in UNLIMITED:
         return float("inf")
     days, _, clock = time.rpartition("-")
@@ -135,58 +137,51 @@ def minutes_of(time: str) -> float:
 
 
 def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[str, ResourceRequest]:
-    """Resources that each rule requests in its first attempt: as set in the profile, else in the rule, else the default
-    of the profile.
+    """The resources that each rule requests in its first attempt, from the profile's set-resources, the rule, or the
+    profile's defaults, in this order.
     """
-    engine_gpus = _engine_gpus(config)
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
-    for rule, own in _rules(rules, config.scoring):
+    for rule, row, own in _rules(rules, config.scoring):
         for_rule = _resources(per_rule.get(rule))
         resources = default | own | for_rule
         minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
-        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, engine_gpus.get(rule), attempts)
+        gpus = None if row is None else _engine_gpus(row, config)
+        by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts)
     return by_rule
 
 
-def _engine_gpus(config: Config) -> dict[str, tuple[str, int]]:
-    """For each rule, the key that gives its engine's GPUs per node, and their number."""
-    ranks = ("deepspeed.processes", config.deepspeed.processes // config.deepspeed.nodes)
-    training = ["update", "update_transient", "update_last", *(["warmstart"] if config.warmstart.sft else [])]
-    training += ["reward_model"] if config.reward_model is not None else []
-    if config.deepspeed.splits_passes:  # log-probs take the ranks of an update
-        training += ["checks", "distance", "prove_chosen"]
-        training += ["reference", "refill_reference"] if config.uses_reference else []
-        training += ["teacher"] if config.algorithm.teacher is not None else []
-    scoring = ["probe", "evaluate", "evaluate_chosen"]
-    scoring += ["refill"] if config.rollout.refill else []
-    scoring += ["difficulty"] if config.measures_difficulty else []
-    vllm = config.vllm
-    one_engine = ("vllm.tensor_parallel_size", vllm.tensor_parallel_size)
-    several = (f"{one_engine[0]} · vllm.data_parallel_size", vllm.gpus)
-    parallel = one_engine if vllm.data_parallel_size == 1 else several
-    # reward functions with `gpus` take turns with the engine
-    rewards = ("rewards.gpus", max((reward.gpus for reward in config.rewards), default=0))
-    engine = max(parallel, rewards, key=lambda pair: pair[1])
-    return {
-        **dict.fromkeys(training, ranks),
-        **dict.fromkeys(scoring, _with_environments(engine, config.rollout)),
-        "rollout": _with_environments(parallel, config.rollout),
-        "harness": one_engine,
-    }
+def _engine_gpus(row: StageRow, config: Config) -> tuple[str, int] | None:
+    """The key that sets the GPUs per node for a rule's engine, and their number.
+
+    None if the run has no jobs of the rule, or if one GPU is enough for any configuration.
+    """
+    role, vllm, ranks = gpu_shares.role_of(row.stage), config.vllm, config.deepspeed
+    without_sft = row.stage == "warmstart" and not config.warmstart.sft
+    if without_sft or (row.when is not None and not row.when(config, 1)):
+        return None
+    if role == "trainer" or (role == "logprobs" and ranks.splits_passes):
+        return "deepspeed.processes", ranks.processes // ranks.nodes
+    if role != "sampler":
+        return None
+    key, count = "vllm.tensor_parallel_size", vllm.tensor_parallel_size
+    if row.stage == "harness":
+        return key, count
+    if vllm.data_parallel_size > 1:
+        key, count = f"{key} · vllm.data_parallel_size", vllm.gpus
+    of_rewards = max((reward.gpus for reward in config.rewards), default=0)
+    if "rewards" in (row.decides or ()) and of_rewards > count:  # they take turns with the engine on its GPUs
+        key, count = "rewards.gpus", of_rewards
+    beside = config.rollout.environment_gpus
+    return (f"{key} + rollout.environment_gpus", count + beside) if beside else (key, count)
 
 
-def _with_environments(engine: tuple[str, int], rollout: Rollout) -> tuple[str, int]:
-    key, count = engine
-    beside = rollout.environment_gpus
-    return (f"{key} + rollout.environment_gpus", count + beside) if beside else engine
-
-
-def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]]]:
-    """Rules that are submitted as jobs, with their resources; a `use rule` inherits those of its base."""
+def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, StageRow | None, dict[str, int]]]:
+    """Rules that are submitted as jobs, with row and resources. A `use rule` inherits the resources of its base."""
+    rows = {row.rule: row for row in ROWS}
     resources: dict[str, dict[str, int]] = {}
     for file in sorted(folder.glob("*.smk")):
         text = file.read_text(encoding="utf-8")
@@ -198,17 +193,17 @@ def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, dict[str, int]
             name = header[1] or header[3]
             resources[name] = own or resources.get(header[2] or "", {})
             if resources[name]:
-                yield name, resources[name]
+                yield name, rows.get(name, rows.get(header[2])), resources[name]
 
 
 def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Resources of a profile; `mem` is another name of `mem_mb`, whose value may have a unit."""
+    """Resources in a profile. `mem` is an alias of `mem_mb` whose value may have a unit."""
     return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
 
 
 def _amount(name: str, value: Any) -> float:
-    """Minutes of `runtime`, or megabytes of `mem`, as Snakemake reads them: 90, 2h, 64GB; of an expression such as
-    `30 * attempt`, its first number.
+    """Parses `runtime` into minutes or `mem` into megabytes as Snakemake does: 90, 2h, 64GB. For an expression such as
+    `30 * attempt`, takes its first number.
     """
     from snakemake.exceptions import WorkflowError
     from snakemake.resources import Resource
@@ -220,7 +215,7 @@ def _amount(name: str, value: Any) -> float:
 
 
 def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, ResourceRequest]) -> Iterator[Finding]:
-    """Each request against its partition; rules with the same request share a finding."""
+    """Compares each request with its partition. Rules with the same request share a finding."""
     groups: dict[ResourceRequest, list[str]] = {}
     for rule, request in by_rule.items():
         groups.setdefault(request, []).append(rule)
@@ -231,7 +226,7 @@ def compare_requests(by_name: Mapping[str, Partition], by_rule: Mapping[str, Res
 
 
 def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) -> str:
-    """A remark on the time that a later attempt requests; empty if the partition allows it."""
+    """A warning about the time that the last attempt requests; empty if the partition allows it."""
     partition = by_name.get(request.partition or "")
     minutes = request.minutes * request.attempts
     if partition is None or minutes <= partition.minutes:
@@ -243,7 +238,7 @@ def _later_attempts(by_name: Mapping[str, Partition], request: ResourceRequest) 
 
 
 def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[str, str]:
-    """Message and fix for a request; the fix is empty if the cluster can satisfy it."""
+    """Returns message and fix for a request; the fix is empty if the cluster can satisfy the request."""
     gpus = GPUS.fullmatch(request.gres or "")
     if gpus and request.engine_gpus and int(gpus[2] or 1) < request.engine_gpus[1]:
         key, count = request.engine_gpus
@@ -275,6 +270,6 @@ def _has_gres(available: str, requested: str) -> bool:
     """True if a node has the requested GPUs: a type and a number, or a number alone."""
     request = GPUS.fullmatch(requested)
     if request is None:
-        return True  # not GPUs
+        return True  # other resources than GPUs
     kind, count = request[1], int(request[2] or 1)
     return any(kind in (None, model) and int(number or 1) >= count for model, number in GPUS.findall(available))

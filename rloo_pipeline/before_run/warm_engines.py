@@ -1,4 +1,4 @@
-"""Chooses which warm engines take turns on GPUs: while one has its turn, the others wait in host memory."""
+"""Chooses which warm engines take turns on the GPUs. While one runs, the others wait in host memory."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effectiv
 from rloo_pipeline.workers import gpu_shares
 
 PROCESS = 4e9
-"""Bytes of host memory that a worker with CUDA takes besides its engine. Not measured."""
+"""Bytes of host memory that a CUDA worker takes in addition to its engine. Not measured."""
 SHARE = 0.8
-"""Share of host memory for waiting engines; reward functions and the page cache need the rest."""
+"""Share of host memory that waiting engines may use; reward functions and the page cache need the rest."""
 
 
 def left_out(config: Config) -> frozenset[str]:
-    """Roles that get no warm worker because host memory does not hold all engines; their stages start engines of their
-    own. Empty without a GPU, and with `workers: always`.
+    """Roles that get no warm worker because host memory cannot hold all engines; their stages start their own engines.
+    Empty without a GPU, and with `workers: always`.
     """
     if config.workers != "auto" or not devices.has_gpu():
         return frozenset()
     try:
         built = Path("results") / config.run / "assets" / "model"
         folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
-    except UserError:  # not here, as a model that a function builds in the first stage
+    except UserError:  # not here, such as a model that a function builds in the first stage
         return frozenset()
     dims = Policy(folder).dimensions
     return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
 
 
 def _fetched(model: Model) -> Path:
-    """A folder with the config.json of a model on the Hub, all of which the first stage will fetch.
+    """Fetches the config.json of a Hub model, which the first stage will download in full, and returns its folder.
 
     Raises:
         UserError: it cannot be fetched.
@@ -52,7 +52,7 @@ def _fetched(model: Model) -> Path:
 
 
 def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:
-    """The roles to leave out so that the rest fit into `machine` bytes, the largest first."""
+    """The roles to leave out, largest first, so that the rest fit into `machine` bytes."""
     waiting = waiting_bytes(config, dims)
     left: set[str] = set()
     for role in ("trainer", "logprobs", "sampler"):

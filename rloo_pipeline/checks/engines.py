@@ -1,4 +1,4 @@
-"""Checks that sampler and trainer compute the same policy, and of the log-probs that it gives."""
+"""Checks that sampler and trainer compute the same policy, and checks of the policy's log-probs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
         evidence.packed,
         f"{evidence.packed:.2g} nats at most, on a small copy in float32",
         "Packed sequences get the same log-probs and gradients as each sequence alone in plain transformers.",
-        "Packed sequences get other log-probs than each sequence alone; if that is only rounding, accept it.",
+        "Packed sequences get different log-probs than each sequence alone; if that is only rounding, accept it.",
     )
 
 
@@ -37,7 +37,7 @@ def packed_logprobs(evidence: Evidence) -> CheckResult:
     fail={"float32": 1e-2, "bfloat16": 0.3, "float16": 0.1, "fp8": 0.7},
 )
 def logprob_difference(evidence: Evidence) -> CheckResult | None:
-    """Difference between vLLM's and the trainer's log-probs in nats: of any token in float32, of the mean in 16 bits.
+    """Difference between vLLM's and the trainer's log-probs in nats: for any token in float32, on average in 16 bits.
 
     In 16 bits, rounding alone moves single tokens far apart.
     """
@@ -73,7 +73,7 @@ def logprob_difference_q95(evidence: Evidence) -> CheckResult | None:
         value,
         f"{value:.2g} nats, {evidence.dtype}",
         f"Few tokens differ more between vLLM and the trainer than the precision of {evidence.dtype} explains.",
-        "Some tokens have other log-probs in vLLM than in the trainer: see whether they come after some length, after "
+        "Some tokens have different log-probs in vLLM and the trainer: see whether they come after some length, after "
         "some token, or in long completions; try float32 to see whether it is rounding.",
     )
 
@@ -86,8 +86,8 @@ def perplexity(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         _perplexity(evidence.demonstrations),
         f"{_perplexity(evidence.demonstrations):.3g}",
-        "The policy finds the demonstrations likely.",
-        "The policy finds the demonstrations unlikely: train on them (longer), or check that they follow its template.",
+        "The demonstrations are likely under the policy.",
+        "The demonstrations are unlikely under the policy: train on them (longer), or see if they use its template.",
     )
 
 
@@ -99,8 +99,8 @@ def perplexity_held_out(evidence: Evidence) -> CheckResult | None:
     return CheckResult(
         _perplexity(evidence.held_out),
         f"{_perplexity(evidence.held_out):.3g}",
-        "The policy finds demonstrations likely that it was not trained on.",
-        "The policy finds held-out demonstrations unlikely: add more demonstrations, or train on them longer.",
+        "Demonstrations that the policy was not trained on are likely, too.",
+        "Held-out demonstrations are unlikely under the policy: add more demonstrations, or train on them longer.",
     )
 
 

@@ -23,13 +23,13 @@ class TokenFacts:
     double_bos: int
     """Prompts that begin with two BOS tokens."""
     chats: int
-    """Prompts that are messages, for the chat template."""
+    """Prompts in the form of messages, which go through the chat template."""
     opened: int
     """Chats whose ids end with `generation_prompt`."""
     generation_prompt: str
     """The text that the template puts before an answer, taken from the first chat."""
     pad: int | None
-    """None if the tokenizer has none of its own and EOS is used for it."""
+    """Id of the PAD token; None if the tokenizer has none, so that EOS is used."""
     eos: int | None
     stops: tuple[int, ...]
     """Token ids at which the sampler ends a completion."""
@@ -52,23 +52,23 @@ class Evidence:
     longest: int
     """max_completion_length of the probe."""
     rewards: Array
-    """[P, K], NaN where unscorable."""
+    """[P, K]; NaN for completions that could not be scored."""
     rewarded: bool
-    """True if a reward has a weight; else the run learns from a teacher alone, and all rewards are NaN."""
+    """True if a reward has a weight; otherwise the run learns from a teacher alone, and all rewards are NaN."""
     right: NDArray[np.bool_]
     """[P, K] True for correct completions."""
     lengths: NDArray[np.int64]
-    """[P, K] tokens"""
+    """[P, K] tokens of each completion."""
     truncated: NDArray[np.bool_]
     """[P, K] True for completions without an end token."""
     texts: list[list[str]]
-    """[P][K]"""
+    """[P][K] completions as text."""
     in_form: NDArray[np.bool_] | None
     """[P, K] True where the format reward is at least 1; None without such a reward."""
     differences: Array | None
     """[tokens] log-prob of the sampler minus that of the trainer; None if their distributions differ by design."""
     entropies: Array
-    """[tokens] nats"""
+    """[tokens] entropies of the sampled tokens' distributions, in nats."""
     demonstrations: Array | None
     """[tokens] log-probs of demonstrations that SFT trains on; None without demonstrations."""
     held_out: Array | None

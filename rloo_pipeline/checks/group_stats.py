@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LARGEST = 1024
 """Largest K considered."""
 WANTED = 0.8
-"""Share of mixed groups for which the check `mixed` names a K."""
+"""Share of mixed groups for which the check `mixed` suggests a K."""
 
 
 @check(bad="above", warn=0.5)
@@ -39,7 +39,7 @@ def all_right(evidence: Evidence) -> CheckResult:
 
 @check(bad="above", warn=0.8)
 def all_wrong(evidence: Evidence) -> CheckResult:
-    """Share of groups none of whose completions is right."""
+    """Share of groups without a right completion."""
     share = float((~evidence.right).all(axis=1).mean())
     return CheckResult(
         share,
@@ -53,10 +53,10 @@ def all_wrong(evidence: Evidence) -> CheckResult:
 @check(bad="below", warn=0.2)
 def mixed(evidence: Evidence) -> CheckResult:
     """Share of groups with both right and wrong completions, and the K at which 80% of groups would have both."""
-    share, mixing = mixed_share(evidence), mixing_of(evidence)
-    if mixing is None:
+    share, distribution = mixed_share(evidence), success_distribution(evidence)
+    if distribution is None:
         forecast = "all groups are alike, so no K can be estimated"
-    elif k := mixing.samples_for(WANTED):
+    elif k := distribution.samples_for(WANTED):
         forecast = f"{WANTED:.0%} would be mixed at K = {k} (beta-binomial)"
     else:
         forecast = f"no K up to {LARGEST} would mix {WANTED:.0%} (beta-binomial)"
@@ -71,11 +71,11 @@ def mixed(evidence: Evidence) -> CheckResult:
 @check(bad="above", warn=0.8)
 def wasted(evidence: Evidence) -> CheckResult:
     """Expected share of a round's completions in groups that are all right or all wrong, at the rounds' K."""
-    mixing = mixing_of(evidence)
-    share = 1 - (mixing.mixed(evidence.num_generations) if mixing else mixed_share(evidence))
+    distribution = success_distribution(evidence)
+    share = 1 - (distribution.mixed(evidence.num_generations) if distribution else mixed_share(evidence))
     return CheckResult(
         share,
-        f"{share:.1%} at K = {evidence.num_generations} ({'beta-binomial' if mixing else 'all groups are alike'})",
+        f"{share:.1%} at K = {evidence.num_generations} ({'beta-binomial' if distribution else 'all are alike'})",
         "Most completions of a round belong to groups with both right and wrong answers.",
         "Most completions of a round would teach nothing about right and wrong: raise rollout.num_generations, or "
         "set rollout.oversample to choose among groups.",
@@ -112,13 +112,13 @@ def mixed_share(evidence: Evidence) -> float:
     return float((evidence.right.any(axis=1) & ~evidence.right.all(axis=1)).mean())
 
 
-def mixing_of(evidence: Evidence) -> Mixing | None:
-    """The distribution over prompts of the chance that a completion is right; None if all groups are alike."""
+def success_distribution(evidence: Evidence) -> SuccessDistribution | None:
+    """The distribution, over prompts, of the chance that a completion is right; None if all groups are alike."""
     return fit(evidence.right.sum(axis=1), evidence.right.shape[1])
 
 
-class Mixing(NamedTuple):
-    """The Beta distribution of p, by its parameters."""
+class SuccessDistribution(NamedTuple):
+    """The Beta distribution of p, given by its parameters."""
 
     a: float
     b: float
@@ -138,7 +138,7 @@ class Mixing(NamedTuple):
         return next((k for k in range(2, LARGEST + 1) if self.mixed(k) >= share), None)
 
 
-def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> Mixing | None:
+def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> SuccessDistribution | None:
     """Fits the distribution by maximum likelihood.
 
     Args:
@@ -163,4 +163,4 @@ def fit(right: Sequence[int] | NDArray[np.int64], samples: int) -> Mixing | None
     mean = counts.mean() / samples
     start = np.log([max(mean, 0.01), max(1 - mean, 0.01)])
     optimum = minimize(loss, start, method="L-BFGS-B", bounds=[(-7, 7), (-7, 7)])
-    return Mixing(*map(float, np.exp(optimum.x)))
+    return SuccessDistribution(*map(float, np.exp(optimum.x)))

@@ -18,7 +18,7 @@ class RoundHistory(NamedTuple):
     rounds: Sequence[Metrics]
     """metrics.json of each round."""
     monitors: Sequence[str] = ()
-    """Reward functions that should not fall."""
+    """Reward functions whose value should not fall."""
     evaluations: Mapping[int, Mapping[str, Any]] = {}
     """summary.json of each evaluation, by the policy's number."""
     planned: int | None = None

@@ -17,7 +17,7 @@ RESAMPLES = 2000
 
 
 def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array, seed: int) -> dict[str, Any]:
-    """Measures a reward model by its rewards of held-out pairs; intervals are by prompt.
+    """Measures a reward model by its rewards for held-out pairs; intervals are over prompts.
 
     Args:
         chosen: [pairs] rewards.
@@ -62,7 +62,7 @@ def _mean(values: Array, seed: int) -> Estimate:
 
 @check(bad="below", warn=0.55, fail=0.5)
 def pair_accuracy(evidence: Evidence) -> CheckResult | None:
-    """Lower end of the interval of the reward model's accuracy on held-out preferences."""
+    """Lower end of the 95% interval of the reward model's accuracy on held-out preferences."""
     if evidence.preferences is None:
         return None
     accuracy, margin = evidence.preferences["accuracy"], evidence.preferences["margin"]
@@ -74,8 +74,8 @@ def pair_accuracy(evidence: Evidence) -> CheckResult | None:
         f"{shown}, mean margin {margin['value']:.3g}",
         "The reward model agrees with the held-out preferences.",
         f"The reward model may be {chance} ({shown}), and the policy would learn what it prefers: give it more or "
-        "clearer preferences, more epochs (reward_model.num_train_epochs), another learning rate, or a better model to "
-        "start from (reward_model.name_or_path).",
+        "clearer preferences, more epochs (reward_model.num_train_epochs), a different learning rate, or a better "
+        "model to start from (reward_model.name_or_path).",
     )
 
 

@@ -22,7 +22,7 @@ Side = Literal["above", "below"]
 Limit = tuple[float | None, float | None]
 """The values at which a check warns and fails; None means never."""
 Bound = float | None | Mapping[str, float]
-"""One of the two, or one for each number format."""
+"""One of the two values, or one for each number format."""
 F = TypeVar("F", bound=Callable[..., str | None])
 
 
@@ -46,7 +46,7 @@ class Check(NamedTuple):
 
     measure: CheckFunction
     bad: Side
-    """Side of the limits on which a value is bad."""
+    """Side of the limits on which values are bad."""
     warn: Bound
     fail: Bound
 
@@ -117,10 +117,10 @@ class SymptomRule(NamedTuple):
     title: str
     cure: str
     evidence: Callable[..., str | None] | None
-    """None where the evidence is in logs."""
+    """None if the evidence is in logs."""
     description: str
     limits: Mapping[str, tuple[Any, Any]] = {}
-    """By name: the annotated type, with bounds and description, and the default."""
+    """By name: the annotated type (with bounds and description) and the default."""
 
 
 SYMPTOMS: dict[str, SymptomRule] = {}

@@ -15,7 +15,7 @@ def round_trip(evidence: Evidence) -> CheckResult:
         share,
         f"{share:.1%} of {facts.prompts} prompts",
         "Prompts keep their ids when decoded and encoded again.",
-        "Decoding and encoding changes the ids of some prompts; rewards may see another text than the model.",
+        "Decoding and encoding changes the ids of some prompts; rewards may see a different text than the model.",
     )
 
 

@@ -26,11 +26,11 @@ TAIL = (1 - LEVEL) / 2
 RESAMPLES = 10_000
 """Bootstrap resamples of the prompts, and random sign flips for p-values that are not computed exactly."""
 EXACT = 20
-"""Up to 2^`EXACT` distinct patterns of signs are enumerated instead of sampled."""
+"""Up to 2^`EXACT` distinct sign patterns are enumerated rather than sampled."""
 ROUNDING = 1e-12
 """Largest relative difference between two sums of the same numbers in different order."""
 BATCH = 2**20
-"""Random numbers drawn at a time."""
+"""Number of random numbers drawn at a time."""
 
 
 class Estimate(NamedTuple):
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
     value: float
     ci95: tuple[float, float] | None
-    """None for a mean of equal values, which say nothing about the spread on other prompts."""
+    """None if all values are equal, which says nothing about the spread on other prompts."""
 
 
 class Gain(NamedTuple):
@@ -78,8 +78,8 @@ def pass_at_ks(right: NDArray[np.bool_]) -> dict[int, Array]:
 
 
 def informative(rewards: Array) -> float:
-    """Share of groups with at least two different rewards, of [prompts, samples] with NaN for none. Rewards that differ
-    by rounding are equal.
+    """Share of groups with at least two different rewards, given [prompts, samples] with NaN for none. Rewards that
+    differ only by rounding count as equal.
     """
     scored = [group[~np.isnan(group)] for group in rewards]
     return float(np.mean([len(group) > 0 and np.ptp(group) > ROUNDING * np.abs(group).max() for group in scored]))
@@ -157,7 +157,7 @@ def estimate_mean(values: Array, resamples: int, seed: int) -> Estimate:
 
 
 def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None:
-    """Mean over prompts of the mean of a prompt's scores; None without any score.
+    """Mean over prompts of a prompt's mean score; None if there are no scores.
 
     Args:
         scores: [prompts, samples], NaN for none.
@@ -179,7 +179,7 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
 
     Args:
         before: one value per prompt, [prompts]; a prompt that is NaN in either is left out.
-        after: likewise.
+        after: the same for the other policy.
         resamples: number of bootstrap resamples, and of random sign patterns if they cannot all be enumerated.
         seed: seed of both.
         samples: samples per prompt if the values are shares; None for other means.

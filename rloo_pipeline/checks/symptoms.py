@@ -16,11 +16,11 @@ from rloo_pipeline.checks.history import START, RoundHistory
 from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule, symptom
 
 JUMPS, SPAN = 2, 5
-"""Jumps of the gradient norm within `SPAN` rounds that count as instability; a single jump is a bad batch."""
+"""Number of jumps of the gradient norm within `SPAN` rounds that counts as instability; a single one is a bad batch."""
 MANY_EQUAL = 0.5
-"""Share of groups with identical rewards from which a low entropy is a collapse."""
+"""Share of groups with identical rewards at which a low entropy counts as a collapse."""
 NOTHING_TO_LEARN = 0.9
-"""Share of groups with identical rewards from which no learning rate would move the policy."""
+"""Share of groups with identical rewards at which no learning rate would move the policy."""
 LENGTH, ZERO_STD = "completions/mean_length", "frac_reward_zero_std"
 
 Positive = Annotated[float, Field(gt=0)]
@@ -66,7 +66,7 @@ def kl_explosion(history: RoundHistory, *, max_kl: Positive = 0.5, growth: OverO
         return f"KL {kl:.3g} nats per token, over {max_kl:g}"
     before = values[-1 - START] if len(values) > START else None
     if before and kl > max_kl / 2 and kl > growth * before:
-        return f"KL {kl:.3g} nats per token, {kl / before:.1f} times that of {START} rounds before"
+        return f"KL {kl:.3g} nats per token, {kl / before:.1f} times the value {START} rounds earlier"
     return None
 
 
@@ -80,8 +80,8 @@ def reward_collapse(history: RoundHistory, *, zero_std: UpToOne = 0.8, entropy: 
     Limits:
         zero_std: fraction of groups without differences in reward, averaged over three rounds, from which this is a
             symptom.
-        entropy: or: half of the groups are without differences and the entropy is below this fraction of that of the
-            first rounds.
+        entropy: or: half of the groups are without differences and the entropy is below this fraction of its value in
+            the first rounds.
     """
     zero, latest, first = history.latest(ZERO_STD), history.latest("entropy"), history.start("entropy")
     if zero is None or len(history.rounds) <= START or _solved(history):
@@ -151,7 +151,7 @@ def length_explosion(history: RoundHistory, *, ratio: OverOne = 2.0, clipped: Up
     """Completions get much longer, and are truncated or no better.
 
     Limits:
-        ratio: mean length from which this is a symptom, as a multiple of that of the first rounds.
+        ratio: mean length from which this is a symptom, as a multiple of the first rounds' mean.
         clipped: fraction of truncated completions from which this is a symptom even if the reward rises.
     """
     start, latest = history.start(LENGTH), history.latest(LENGTH)
@@ -173,7 +173,7 @@ def empty_outputs(history: RoundHistory, *, ratio: Fraction = 0.1, min_length: N
     """Completions become empty or nearly so.
 
     Limits:
-        ratio: mean length up to which this is a symptom, as a fraction of that of the first rounds.
+        ratio: mean length up to which this is a symptom, as a fraction of the first rounds' mean.
         min_length: mean length in tokens, with the end token, up to which this is a symptom in any case.
     """
     start, latest = history.start(LENGTH), history.latest(LENGTH)
@@ -199,14 +199,14 @@ def cold_start(history: RoundHistory, *, rounds: Count = 3, zero_std: UpToOne = 
     zero = history.values(ZERO_STD)
     if len(zero) < rounds or min(zero) < zero_std:
         return None
-    return f"in none of {len(zero)} rounds did more than {1 - min(zero):.0%} of the groups differ in reward"
+    return f"in each of {len(zero)} rounds, at most {1 - min(zero):.0%} of the groups had different rewards"
 
 
 @symptom(
     "sampler-trainer mismatch",
-    "in float32, or with update.lora, the sampler had another policy: run this round again, since an update now proves "
-    "its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis where a token is an "
-    "action, else sequence_mean_mis with min and max near 1",
+    "in float32, or with update.lora, the sampler had the wrong policy: run this round again, since an update now "
+    "proves its rollouts; in 16 bits it may be rounding: set algorithm.mismatch.correction: token_tis where a token is "
+    "an action, else sequence_mean_mis with min and max near 1",
 )
 def sampler_mismatch(
     history: RoundHistory, *, logp_difference: Positive = 0.1, kl: Positive = 0.01, outside_band: Fraction = 0.02
@@ -250,7 +250,7 @@ def stale_rollouts(history: RoundHistory, *, effective_sample_size: Fraction = 0
     share, lag = history.now("sampling/token_effective_sample_size"), history.now("sampling/staleness")
     if not lag or share is None or share >= effective_sample_size:
         return None
-    return f"sampled {lag:.2g} rounds earlier, the tokens are worth {share:.0%} as many of the latest policy"
+    return f"tokens sampled {lag:.2g} rounds earlier count as {share:.0%} of their number from the latest policy"
 
 
 @symptom(
@@ -261,7 +261,7 @@ def expert_collapse(history: RoundHistory, *, entropy: Fraction = 0.5) -> str | 
     """A layer of a mixture of experts uses few of its experts, and used more of them before.
 
     Limits:
-        entropy: minimum entropy of the worst layer, as a fraction of that of the first rounds.
+        entropy: minimum entropy of the worst layer, as a fraction of its value in the first rounds.
     """
     now, start = history.now("experts/entropy"), history.start("experts/entropy")
     if now is None or start is None or now >= entropy * start:

@@ -1,1 +1,1 @@
-"""The command `rloo`: one module a group of commands; each parses and calls a stage or a command."""
+"""The command `rloo`. Each module holds a group of commands, which parse arguments and call a stage or a command."""

@@ -44,12 +44,12 @@ COMMANDS = (
     command(
         "export",
         _export,
-        "Write a policy of a run to a folder of its own, an adapter merged into its base.",
+        "Write a policy of a run to a standalone folder; an adapter can be merged into its base.",
         CONFIG,
         RUN,
         option("--out", dest="output", type=Path, required=True, help="folder to write"),
         option("--merge", action="store_true", help="add an adapter to the weights of its base"),
-        option("--policy", type=int, help="number of the policy; by default the last one"),
+        option("--policy", type=int, help="number of the policy (default: the last one)"),
     ),
     command(
         "rescore",
@@ -59,14 +59,14 @@ COMMANDS = (
         RUN,
         option("--rewards", type=Path, required=True, help="YAML file with a list `rewards`, as in a configuration"),
         option("--out", dest="output", type=Path, required=True, help="folder for scores and rescore.json"),
-        option("--workers", type=int, help="number of processes; by default scoring.workers of the run"),
+        option("--workers", type=int, help="number of processes (default: scoring.workers of the run)"),
     ),
     command(
         "track",
         "rloo_pipeline.stages.track:track",
         "Send the metrics of a run, finished or running, to W&B or MLflow.",
         RUN,
-        option("--to", nargs="+", choices=TRACKERS, help="trackers; by default those in report_to"),
+        option("--to", nargs="+", choices=TRACKERS, help="trackers (default: those in report_to)"),
         option(
             "--round",
             dest="round_",
@@ -74,7 +74,7 @@ COMMANDS = (
             type=int,
             help="a finished round; later rounds are sent only if their files are newer",
         ),
-        option("--earlier", type=Path, nargs="?", help="output of an earlier call, whose metrics are not sent again"),
+        option("--earlier", type=Path, nargs="?", help="output of an earlier call; its metrics are not sent again"),
         option("--output", type=Path, help="JSON file with what was sent; a failure is then only a warning"),
     ),
 )

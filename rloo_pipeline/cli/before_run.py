@@ -17,7 +17,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import installation
 
 QUEUE_WAIT = 10.0
-"""Minutes that `rloo plan` assumes for a SLURM job's wait in the queue."""
+"""Minutes that `rloo plan` assumes a SLURM job waits in the queue."""
 
 
 def _configuration(arguments: argparse.Namespace) -> ConfigArguments:
@@ -107,20 +107,21 @@ COMMANDS = (
     command(
         "init",
         _init,
-        "Make a project: configuration, reward function and its test, Snakefile, profiles; asks for what is not given.",
-        option("folder", type=Path, nargs="?", default=Path(), help="folder of the project, which is made"),
-        option("--model", help="folder of a model, or its id on the Hub"),
-        option("--data", help="rows as .jsonl, .json or .parquet; a folder with train and test; an id on the Hub"),
-        option("--reward", metavar="FILE:FUNCTION", help="your reward function; by default one is written"),
-        option("--held-out", metavar="FILE", help="held-out rows; by default a fifth of the data, at most 500"),
+        "Make a project with configuration, reward function and its test, Snakefile and profiles. Asks for what is "
+        "not given.",
+        option("folder", type=Path, nargs="?", default=Path(), help="project folder to create"),
+        option("--model", help="folder of a model, or a Hub id"),
+        option("--data", help="rows as .jsonl, .json or .parquet; a folder with train and test files; a Hub id"),
+        option("--reward", metavar="FILE:FUNCTION", help="your reward function (default: one is written)"),
+        option("--held-out", metavar="FILE", help="held-out rows (default: a fifth of the data, at most 500)"),
         option("--prompt", metavar="COLUMN", help="column with the question"),
         option("--answer", metavar="COLUMN", help="column with the right answer"),
         option(
             "--from-trl",
             metavar="SCRIPT",
-            help="a training script of TRL, read and not run; with its options: --from-trl 'grpo.py --beta 0.1'",
+            help="a TRL training script, which is read but not run, with its options: --from-trl 'grpo.py --beta 0.1'",
         ),
-        option("--force", action="store_true", help="replace files that are there"),
+        option("--force", action="store_true", help="replace existing files"),
     ),
     command(
         "check",
@@ -131,10 +132,12 @@ COMMANDS = (
     command(
         "plan",
         _plan,
-        "Estimate what a run needs: memory, jobs, tokens, disk, hours, GPU-hours, SLURM's queue.",
-        option("--gpus", type=count, metavar="N", help="what to set with N GPUs, and what else could be set"),
-        option("--cluster-gpu", "--gpu", metavar="NAME[:GB]", help="model of the GPUs, such as h100:80"),
-        option("--profile", help="profile for SLURM, such as slurm: adds jobs, queue and the mode to take"),
+        "Estimate what a run needs: memory, jobs, tokens, disk, hours, GPU-hours, time in SLURM's queue.",
+        option("--gpus", type=count, metavar="N", help="print the best settings for N GPUs, and alternatives"),
+        option("--cluster-gpu", "--gpu", metavar="NAME[:GB]", help="GPU model, such as h100:80"),
+        option(
+            "--profile", help="SLURM profile, such as slurm; adds jobs, time in the queue, and advice on how to run"
+        ),
         option("--wait", type=float, metavar="MINUTES", help=f"a job's wait in SLURM's queue; default {QUEUE_WAIT:g}"),
         *CONFIGURATION,
     ),
@@ -143,17 +146,15 @@ COMMANDS = (
         _doctor,
         "Check whether this node has what a run needs; works offline.",
         option("--profile", help="the Snakemake profile, such as slurm, or its folder"),
-        option("--no-image", action="store_true", help="stages run in this environment, without Apptainer"),
+        option("--no-image", action="store_true", help="for stages that run in this environment, without Apptainer"),
         *CONFIGURATION,
     ),
     command(
         "reward-test",
         _reward_test,
         "Try a reward function on rows of data, before a run.",
-        option("function", metavar="FILE:FUNCTION", help="as in a configuration; or module:function"),
-        option(
-            "--data", type=Path, required=True, help="rows with the columns of the dataset: .jsonl, .json or .parquet"
-        ),
+        option("function", metavar="FILE:FUNCTION", help="reward function as in a configuration, or module:function"),
+        option("--data", type=Path, required=True, help="rows of the dataset as .jsonl, .json or .parquet"),
         option(
             "--completions",
             type=Path,
@@ -174,13 +175,17 @@ COMMANDS = (
         "images",
         _images,
         "Build the container image of the stages into images/.",
-        option("kind", choices=["cpu", "cuda", "sandbox"], help="sandbox: what code_reward runs programs in"),
+        option(
+            "kind", choices=["cpu", "cuda", "sandbox"], help="sandbox: the image in which code_reward runs programs"
+        ),
     ),
     command(
         "profiles",
         _profiles,
         "Link this project's profiles into the folder where `snakemake --profile` looks for them.",
         option("action", choices=["install"], help="what to do"),
-        option("--source", type=Path, help="folder of the profiles; by default profiles/, else those of this package"),
+        option(
+            "--source", type=Path, help="folder of the profiles (default: profiles/, or else those of this package)"
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Commands of `rloo` as data (name, function, options), and the parser that is built from them."""
+"""Defines commands of `rloo` as data (name, function, options), and builds the parser from them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rloo_pipeline.version import __version__
 
 
 class Option(NamedTuple):
-    """Arguments for argparse's `add_argument`."""
+    """An option, as arguments for argparse's `add_argument`."""
 
     flags: tuple[str, ...]
     keywords: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The name that argparse gives to its value."""
+        """The name under which argparse stores its value."""
         return str(self.keywords.get("dest") or self.flags[0].lstrip("-").replace("-", "_"))
 
 
 class Command(NamedTuple):
-    """One command."""
+    """A command of `rloo`."""
 
     name: str
     run: Callable[[argparse.Namespace], None]
     about: str
-    """One sentence, for `rloo --help` and `rloo NAME --help`."""
+    """One sentence for `rloo --help` and `rloo NAME --help`."""
     options: tuple[Option, ...]
     passes_on: bool = False
-    """True if it takes any arguments, as `arguments.unparsed`."""
+    """True if the command accepts arbitrary arguments, as `arguments.unparsed`."""
     passes_rest: bool = False
-    """True if the command takes any arguments after `--`, as `arguments.unparsed`."""
+    """True if the command accepts arbitrary arguments after `--`, as `arguments.unparsed`."""
 
 
 def option(*flags: str, **keywords: Any) -> Option:
-    """An option or positional argument, written as for argparse's `add_argument`."""
+    """Makes an option or positional argument, with the arguments of argparse's `add_argument`."""
     return Option(flags, keywords)
 
 
@@ -53,14 +53,14 @@ def command(
     *options: Option,
     passes_rest: bool = False,
 ) -> Command:
-    """A command that also takes `--log`.
+    """Makes a command, which also takes `--log`.
 
     Args:
         name: command name.
-        run: its function; or `module:function`, which gets the options as keyword arguments.
+        run: its function, or `module:function`, which gets the options as keyword arguments.
         about: one sentence for the help.
-        options: options besides `--log`.
-        passes_rest: as in `Command`.
+        options: options other than `--log`.
+        passes_rest: see `Command`.
     """
     function = partial(call, run, options) if isinstance(run, str) else run
     return Command(name, function, about, (LOG, *options), passes_rest=passes_rest)
@@ -81,7 +81,7 @@ def call(reference: str, options: Sequence[Option], arguments: argparse.Namespac
 
 
 def positive(number: str) -> float:
-    """A number of argparse that has to be finite and above 0.
+    """Parses an argument as a finite number above 0.
 
     Raises:
         ArgumentTypeError: it is not.
@@ -92,7 +92,7 @@ def positive(number: str) -> float:
 
 
 def count(number: str) -> int:
-    """A whole number of argparse that is at least 1.
+    """Parses an argument as a whole number of at least 1.
 
     Raises:
         ArgumentTypeError: it is not.
@@ -102,22 +102,22 @@ def count(number: str) -> int:
     return int(number)
 
 
-LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and the output of the engines")
+LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and engine output")
 CONFIGURATION = (
     option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
-    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as for Snakemake"),
+    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"),
 )
 CONFIG = option(
     "--configfile",
     dest="config",
     type=Path,
-    help="configuration; by default the config.yaml in the run folder that holds the output",
+    help="configuration (default: config.yaml in the folder of the run that holds the output)",
 )
 RUN = option("run", type=Path, metavar="RUN", help="folder of the run, results/<run>")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without the usage."""
+    """A parser whose errors are a single line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with status 2."""
@@ -128,7 +128,7 @@ class RlooParser(Parser):
     """The parser of `rloo`.
 
     Args:
-        groups: the commands by the heading under which `rloo --help` lists them.
+        groups: heading in `rloo --help` → its commands.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[Command]]) -> None:
@@ -154,7 +154,7 @@ class RlooParser(Parser):
                 parser.add_argument(*option.flags, **option.keywords)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Parses the arguments; the error for an unknown command or option names the most similar one."""
+        """Parses the arguments. The error for an unknown command or option suggests the most similar one."""
         names = self.commands.choices
         passes_on = {command.name for commands in self.groups.values() for command in commands if command.passes_on}
         if argv and not argv[0].startswith("-") and argv[0] not in names:
@@ -177,7 +177,7 @@ class RlooParser(Parser):
         return arguments
 
     def format_help(self) -> str:
-        """Usage and the commands under their headings."""
+        """Formats the usage, and the commands under their headings."""
         about = {action.dest: action for action in self.commands._get_subactions()}
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [action for action in self._actions if action.option_strings], [])
@@ -191,7 +191,7 @@ class RlooParser(Parser):
 
 
 def _without_changes(arguments: argparse.Namespace, unknown: Sequence[str]) -> list[str]:
-    """Takes changes KEY=VALUE that stand without `--config`, as `rloo run` does; returns the other words."""
+    """Accepts KEY=VALUE changes without `--config`, as `rloo run` does. Returns the other words."""
     words = [*unknown]
     if "=" in str(arguments.configuration) and not is_yaml_name(str(arguments.configuration)):
         words.insert(0, str(arguments.configuration))

@@ -17,12 +17,14 @@ from rloo_pipeline.runtime import installation
 
 
 def _snakemake(name: str, about: str, *options: str) -> Command:
-    """A command that calls Snakemake with the user's options and these."""
+    """Makes a command that calls Snakemake with the user's options and these."""
 
     def run(arguments: argparse.Namespace) -> None:
         from rloo_pipeline.commands import launch
 
-        launch.become_snakemake([*arguments.unparsed, *options])
+        words = arguments.unparsed
+        end = words.index("--") if "--" in words else len(words)  # targets follow
+        launch.become_snakemake([*words[:end], *options, *words[end:]])
 
     return Command(name, run, about, (), passes_on=True)
 
@@ -43,7 +45,7 @@ def _submit(arguments: argparse.Namespace) -> None:
     submission.refuse_second(runs.name, folder)
     for config in runs.configs.values():
         exchange.refuse(config, arguments.nodes, arguments.controller)
-    # the job may start, and start again, after the user has edited the files for the next run
+    # the job may start or restart after the user has edited the files for another run
     edited_functions.EditedFunctions(runs, folder.parent).settle()
     copy = run_folders.freeze_config(raw, runs, file, folder)
     name = arguments.profile or ("slurm" if arguments.controller else "allocation")
@@ -66,7 +68,7 @@ def _submit(arguments: argparse.Namespace) -> None:
 
 
 def _sbatch_option(text: str) -> tuple[str, Any]:
-    """Name and value of an option of sbatch; the value is True if there is none."""
+    """Parses an sbatch option into name and value; the value is True if none is given."""
     match = re.fullmatch(r"(?:--)?([a-z][a-z-]*)(?:=(.*))?", text)
     if not match:
         raise UserError(f"--sbatch {text}: write it as KEY=VALUE, such as partition=gpu")
@@ -92,7 +94,7 @@ def _cancel(arguments: argparse.Namespace) -> None:
 
 
 def _run_folder(run: str) -> Path:
-    """The folder of a run; `run` is its name or its folder."""
+    """The folder of a run, given by its name or folder."""
     return Path(run) if Path(run).is_dir() else Path("results") / run
 
 
@@ -104,19 +106,19 @@ COMMANDS = (
     ),
     _snakemake(
         "why",
-        "Say what `rloo run` with the same arguments would run, why, and how long that took before.",
+        "Show what `rloo run` with the same arguments would run, why, and how long it took last time.",
         "--dry-run",
     ),
     _snakemake(
         "adopt",
-        "Accept the files of a copied run as they are, after checking their content: `rloo adopt [CONFIG]`.",
+        "Accept the files of a copied run as up to date, after checking their content: `rloo adopt [CONFIG]`.",
         "--touch",
     ),
     command(
         "watch",
         "rloo_pipeline.commands.watch:watch",
-        "Show the progress of a run, also of one that has not begun, or the curves of several; only reads files.",
-        option("runs", type=Path, metavar="RUN", nargs="*", help="folders or names; by default the project's run"),
+        "Show the progress of a run, even before it begins, or the curves of several. Only reads files.",
+        option("runs", type=Path, metavar="RUN", nargs="*", help="folders or names (default: the project's run)"),
         option("--once", action="store_true", help="print the view once and exit"),
         option("--every", type=positive, default=3.0, help="refresh interval in seconds"),
     ),
@@ -129,14 +131,16 @@ COMMANDS = (
         "Submit a whole run as one SLURM job, which requeues itself until the run is finished. "
         "Arguments after `--` go to Snakemake: -- --sdm apptainer",
         *CONFIGURATION,
-        option("--controller", action="store_true", help="run only Snakemake in the job; each stage is its own job"),
-        option("--profile", help="Snakemake profile; by default allocation, or slurm with --controller"),
+        option(
+            "--controller", action="store_true", help="run only Snakemake in this job, and each stage as its own job"
+        ),
+        option("--profile", help="Snakemake profile (default: allocation, or slurm with --controller)"),
         option("--time", required=True, help="time limit of the job, in sbatch's format: 12:00:00"),
         option(
             "--stop-before",
             type=positive,
             metavar="MINUTES",
-            help="start no new stage in this many minutes before the time limit; by default a tenth of it",
+            help="start no new stage in this many minutes before the time limit (default: a tenth of it)",
         ),
         option("--nodes", type=int, default=1, help="number of nodes"),
         option("--gpus-per-node", type=int, default=0, help="GPUs per node"),
@@ -159,7 +163,7 @@ COMMANDS = (
     command(
         "cancel",
         _cancel,
-        "Cancel a submitted run; finished files stay.",
+        "Cancel a submitted run. Finished files are kept.",
         option("run", help="name of the run, or its folder"),
     ),
 )

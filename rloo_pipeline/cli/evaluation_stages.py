@@ -1,4 +1,4 @@
-"""Stages after the rounds: evaluations, the choice of round and arm, the report; see workflow/rules/evaluate.smk."""
+"""Stages after the rounds: evaluations, selection of round and arm, report. See workflow/rules/evaluate.smk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _select(arguments: argparse.Namespace) -> None:
 
 
 def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
-    """The configuration of a stage for what was chosen, and that; the fence makes this process the only writer."""
+    """Returns a stage's configuration for the chosen policy, and the choice. The fence makes this process the only
+    writer.
+    """
     from rloo_pipeline.stages.evaluate_chosen import chosen_of
 
     chosen = chosen_of(arguments.selection, arguments.seed)
@@ -77,7 +79,7 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
 
     run = run_folder(arguments)
     rounds, evaluations = tables_of(config, run)
-    # with --rerun-triggers, keys may have changed between rounds; evaluations must be comparable
+    # with --rerun-triggers, keys may have changed between rounds, but evaluations must be comparable
     lineage.require_configured(whole_config(arguments), [*rounds[-1:], *evaluations])
     report(config, run, arguments.summary, arguments.output)
 
@@ -101,18 +103,18 @@ COMMANDS = (
         _select,
         "Choose the best round and arm by the evaluations on dataset.dev.",
         OUTPUT,
-        option("runs", nargs="+", help="folders of the runs, relative to that of the output"),
+        option("runs", nargs="+", help="folders of the runs, relative to the output's folder"),
     ),
     command(
         "evaluate-chosen",
         _evaluate_chosen,
-        "Sample and score the prompts of dataset.eval with what was chosen.",
+        "Sample and score the prompts of dataset.eval with the chosen policy.",
         *(OUTPUT, SELECTION, path("greedy", "table for the greedy completions"), SUMMARY, SEED),
     ),
     command(
         "prove-chosen",
         _prove_chosen,
-        "Prove that these completions are of what was chosen.",
+        "Prove that these completions come from the chosen policy.",
         *(OUTPUT, SELECTION, path("completions", "table that evaluate-chosen wrote"), SEED),
     ),
     stage(

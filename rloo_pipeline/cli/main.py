@@ -31,7 +31,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
 
 def _import_engine(role: str) -> None:
-    """Imports in advance what the first stage of a warm worker with this role needs."""
+    """Imports in advance what the first stage of a warm worker in this role needs."""
     if role == "sampler":
         from rloo_pipeline.rollout import vllm_internals
 
@@ -42,13 +42,13 @@ def _import_engine(role: str) -> None:
         engine.import_libraries()
 
 
-WORKER = Command(  # without --log: the stages that it runs have logs of their own
+WORKER = Command(  # without --log, since the stages that it runs have their own logs
     "worker",
     _worker,
     "Run stages for a Snakemake process on this machine, which starts its workers itself.",
     (
         option("--socket", type=Path, help="socket to listen on, in a private folder"),
-        option("--controller", type=int, help="process id of that Snakemake; the worker ends with it"),
+        option("--controller", type=int, help="process id of that Snakemake process; the worker ends with it"),
         option(
             "--rank",
             action="store_true",
@@ -71,7 +71,7 @@ def _host(arguments: argparse.Namespace) -> None:
 HOST = Command(
     "worker-host",
     _host,
-    "Start workers on a node of a SLURM job, for the Snakemake that calls this.",
+    "Start workers on a node of a SLURM job, for the Snakemake process that calls this.",
     (option("plan", help="what to start, in JSON"),),
 )
 GROUPS = {
@@ -80,17 +80,17 @@ GROUPS = {
     "after a run": after_run.COMMANDS,
     STAGES: (*prepare_stages.COMMANDS, *round_stages.COMMANDS, *evaluation_stages.COMMANDS, WORKER, HOST),
 }
-"""Headings of `rloo --help`, and the commands under each."""
+"""Headings in `rloo --help`, and the commands under each."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command.
 
     Args:
-        argv: its arguments, by default this process's.
+        argv: the command's arguments; by default those of this process.
 
     Raises:
-        SystemExit: with status 1 after an error, which is printed as one line, or 2 after wrong arguments.
+        SystemExit: with status 1 after an error, which is printed on one line, or 2 after wrong arguments.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse(argv)
@@ -116,5 +116,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @cache
 def parser() -> RlooParser:
-    """The parser of all commands; cached because a worker process parses one command after the other."""
+    """The parser for all commands. Cached, because a worker process parses one command after another."""
     return RlooParser(GROUPS)

@@ -65,7 +65,7 @@ COMMANDS = (
     ),
     stage(
         "checks",
-        "Check policy 0 by its probe; fails if RLOO could not learn from it.",
+        "Check policy 0 by its probe completions; fails if RLOO could not learn from them.",
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
         REWARD_MODEL,
         run=_checks,

@@ -102,7 +102,7 @@ COMMANDS = (
         *PASS_RATES,
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
         option(
-            "--before", type=Path, nargs="*", default=[], help="rollouts of the round before (rollout.token_budget)"
+            "--before", type=Path, nargs="*", default=[], help="rollouts of the previous round (rollout.token_budget)"
         ),
         run=_rollout,
         samples=True,
@@ -124,7 +124,7 @@ COMMANDS = (
     ),
     stage(
         "refill",
-        "Sample and score further completions if too few groups of a round teach.",
+        "Sample and score more completions if too few groups of a round have a signal.",
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
         samples=True,
@@ -148,10 +148,10 @@ COMMANDS = (
         POLICY,
         path("metrics", "JSON file for the metrics of the round"),
         path("events", "TensorBoard event file for the metrics"),
-        path("table", "Parquet file for what the update used of each completion"),
+        path("table", "Parquet file for the values that the update used for each completion"),
         ROUND,
-        option("--sampler", type=Path, help="policy that the rollouts are of (rollout.lag); by default --policy"),
-        path("trainer", "folder of the run with its trainer states, to be read and written"),
+        option("--sampler", type=Path, help="policy that sampled the rollouts (rollout.lag; default: --policy)"),
+        path("trainer", "folder of the run's trainer states, to be read and written"),
         *(shards("rollouts"), shards("scores"), IMAGES),
         option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
         option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
@@ -162,25 +162,29 @@ COMMANDS = (
     command(
         "restore-policy",
         _restore_policy,
-        "Write a policy's weights again that were on a node's own disk, from the tables of its rounds (exchange).",
+        "Recreate a policy's weights that were lost with a node's own disk, from the tables of its rounds (exchange).",
         *(CONFIG, OUTPUT),
     ),
     stage(
         "pass-rates",
-        "Add a round's scores to the pass rates that later rounds draw their prompts by.",
+        "Add a round's scores to the pass rates by which later rounds draw prompts.",
         *(ROUND, shards("scores")),
         option(
-            "--earlier", type=Path, nargs="*", default=[], help="that of the round before, or what difficulty wrote"
+            "--earlier",
+            type=Path,
+            nargs="*",
+            default=[],
+            help="pass rates of the previous round, or the table that difficulty wrote",
         ),
     ),
     stage(
         "held-out",
-        "Sum up the held-out completions of a round's policy.",
+        "Summarize the held-out completions of a round's policy.",
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
         option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
         run=_held_out,
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
-    command("report-so-far", _report_so_far, "Write report.html of a run in flight.", OUTPUT),
+    command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),
 )

@@ -1,4 +1,4 @@
-"""A stage as a command, and the options that several stages have."""
+"""Defines stages as commands, and the options that several stages share."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def stage(
     samples: bool = False,
     ranks: str | None = None,
 ) -> Command:
-    """A stage, whose function gets the sections of the configuration that it may read.
+    """Makes a stage command. Its function gets the sections of the configuration that the stage may read.
 
     Args:
         name: name of the stage.
         about: one sentence for the help.
-        options: options besides `--config` and `--output`.
-        run: imports and calls its function. By default that is the function of its name in `stages/`, which takes the
-            configuration, and the options by their names.
-        samples: True if it has a sampler, whose threads and GPUs are taken before the function imports torch. A stage
-            with several ranks, or one of several, takes them in `runs_here`.
-        ranks: its number of processes, as an attribute of the section `deepspeed`: `processes` if it trains,
-            `forward_processes` if it computes log-probs without gradient.
+        options: options other than `--config` and `--output`.
+        run: imports and calls the stage's function. By default, calls the function of the same name in `stages/` with
+            the configuration and the options as keyword arguments.
+        samples: True if it has a sampler, whose threads and GPUs are claimed before the function imports torch. A stage
+            with several ranks claims them in `runs_here`.
+        ranks: attribute of the section `deepspeed` with its number of processes: `processes` if it trains,
+            `forward_processes` if it computes log-probs without gradients.
     """
     function = name.replace("-", "_")
-    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]  # that one changes the configuration
+    # REWARD_MODEL is not passed on: it changes the configuration
+    taken = [one for one in (*options, OUTPUT) if one is not REWARD_MODEL]
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
@@ -73,11 +74,11 @@ def stage(
 
 
 def with_reward_model(config: Config, measured: Path | None) -> Config:
-    """The configuration with the run's own reward model in the options of the rewards that use it.
+    """Fills the run's own reward model into the options of the rewards that use it.
 
     Args:
         config: the stage's configuration.
-        measured: checks.json of the reward model, beside its folder; None if the run trains none.
+        measured: checks.json of the reward model, next to its folder; None if the run trains none.
 
     Raises:
         UserError: a file of the model is missing or damaged, or checks.json is about another model.
@@ -90,22 +91,24 @@ def with_reward_model(config: Config, measured: Path | None) -> Config:
 
 
 def _open_policies(config: Config, arguments: argparse.Namespace) -> None:
-    """Replaces the folders that options give by policies; that of `stage-assets` has the base model."""
-    trusted = getattr(getattr(config, "model", None), "trust_remote_code", False)  # `score` has no section model
+    """Replaces folders in the options by policies. The folder of `stage-assets` has the base model."""
+    # `score` does not get the section model
+    trusted = getattr(getattr(config, "model", None), "trust_remote_code", False)
     for name in ("policy", "sampler", "start"):
         if (folder := getattr(arguments, name, None)) is not None:
             setattr(arguments, name, Policy(assets.policy_of(folder), trusted))
 
 
 def _model_of(arguments: argparse.Namespace) -> Policy | None:
-    """The stage's policy, or the model that it makes one from; None if the stage has several or none."""
+    """The stage's policy, or the model that it starts from; None if it has several or none, or makes a reward model."""
     if hasattr(arguments, "policy"):
         return arguments.policy  # type: ignore[no-any-return]
-    return Policy(assets.model_of(arguments.assets)) if hasattr(arguments, "assets") else None
+    makes_policy = hasattr(arguments, "assets") and not hasattr(arguments, "model")
+    return Policy(assets.model_of(arguments.assets)) if makes_policy else None
 
 
 def take_sampler(config: Config) -> None:
-    """Takes the threads and GPUs of a sampler, of reward functions that take turns with it, and of environments."""
+    """Claims threads and GPUs for a sampler, for reward functions that take turns with it, and for environments."""
     environment.use_threads(config.vllm.threads)
     gpus = (reward.gpus for reward in getattr(config, "rewards", ()))
     rollout: Rollout | None = getattr(config, "rollout", None)  # lm-eval's tasks have no environments
@@ -115,12 +118,12 @@ def take_sampler(config: Config) -> None:
 
 
 def path(name: str, about: str, **keywords: Any) -> Option:
-    """An option that takes a path and has to be there."""
+    """Makes a required option that takes a path."""
     return option(f"--{name}", type=Path, required=True, help=about, **keywords)
 
 
 def shards(name: str) -> Option:
-    """An option that takes the files of one table of a round."""
+    """Makes an option that takes all files of one table of a round."""
     return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
 
 
@@ -139,7 +142,7 @@ SHARD = option("--shard", type=int, required=True, help="number of the shard, fr
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
 PASS_RATES = (
     option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
-    option("--pass-rates", type=Path, nargs="?", help="what pass-rates wrote for the round that made the policy"),
+    option("--pass-rates", type=Path, nargs="?", help="table that pass-rates wrote for the round that made the policy"),
 )
 NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
 
@@ -148,14 +151,14 @@ INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
     *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
 )
-"""Stage arguments that name files of the run to read."""
+"""Arguments of stages that name input files of the run."""
 
 
 def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
     """The sections of the configuration that the stage may read.
 
-    Without `--config`, it is the run folder's configuration, with the run's frozen functions; and the fence then makes
-    this process the only writer of the output.
+    Without `--config`, this is the configuration in the run's folder, with the run's frozen functions, and the fence
+    makes this process the only writer of the output.
     """
     if arguments.config:
         config = load(arguments.config)
@@ -172,7 +175,7 @@ def stage_config(arguments: argparse.Namespace, stage: str) -> Config:
 
 
 def card_facts(config: Config, stage: str) -> dict[str, str]:
-    """The card of the stage's engine, to be recorded in a reproducible run; empty without an engine."""
+    """The GPU model of the stage's engine, which a reproducible run records; empty without an engine."""
     role = gpu_shares.role_of(stage)
     return reproducible.card(config.reproducible, role) if role in ("sampler", "logprobs", "trainer") else {}
 
@@ -182,7 +185,7 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     for name in INPUTS:
         value = getattr(arguments, name, None)
         yield from (path for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path))
-    if isinstance(held_out := getattr(arguments, "held_out", None), list):  # in `score`: one to read, one to write
+    if isinstance(held_out := getattr(arguments, "held_out", None), list):  # `score` has one to read and one to write
         yield held_out[0]
 
 
@@ -205,13 +208,13 @@ def run_folder(arguments: argparse.Namespace) -> Path:
 
 
 def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """True if this process runs the stage, as its only process or as one of its ranks.
+    """True if this process runs the stage, alone or as one of its ranks.
 
-    Otherwise passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
+    Otherwise, passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
 
     Args:
         arguments: the command's arguments.
-        section: number of processes, nodes and threads.
+        section: section with the number of processes, nodes and threads.
         processes: overrides the section's number of processes.
     """
     environment.use_threads(section.threads)
@@ -219,7 +222,7 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
     if section.nodes == 1 and not ranks.is_rank():
         gpu_claims.claim(processes, from_the_end=True)
     argv = without_log(arguments.argv)
-    if section.nodes > 1 and processes == 1 and nodes.is_outside_image():  # its rule may have started ranks instead
+    if section.nodes > 1 and processes == 1 and nodes.is_outside_image():  # the rule may have started the ranks instead
         nodes.launch(nodes.RankLayout(1, 1, section.threads), arguments.output, argv)
         return False
     if processes == 1 or ranks.is_rank():
@@ -240,7 +243,7 @@ def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int 
 
 
 def without_log(argv: Sequence[str]) -> list[str]:
-    """The arguments without `--log`: ranks write to the log of the process that starts them."""
+    """The arguments without `--log`, since ranks write to the log of the process that starts them."""
     rest = [argument for argument in argv if not argument.startswith("--log=")]
     place = rest.index("--log") if "--log" in rest else len(rest)
     return rest[:place] + rest[place + 2 :]

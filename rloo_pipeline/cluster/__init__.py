@@ -1,1 +1,1 @@
-"""SLURM and Apptainer: jobs, allocations, ranks on several nodes, images, profiles."""
+"""SLURM and Apptainer: jobs, allocations, multi-node ranks, images, profiles."""

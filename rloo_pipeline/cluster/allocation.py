@@ -1,11 +1,11 @@
-"""Snakemake in one SLURM job that continues after its time limit: the job that `rloo submit` puts into the queue.
+"""Runs Snakemake in one SLURM job that continues after its time limit; `rloo submit` submits this job.
 
 Some time before the limit (`Plan.margin`), Snakemake is told to start no more jobs. Running stages may finish until
-shortly before the limit; then they are stopped, and run again later, since a stage writes its files completely or not
-at all. The job is requeued under the same id and continues where it was.
+shortly before the limit. Then they are stopped and run again later, since a stage writes its files completely or not at
+all. The job is requeued under the same id and continues where it left off.
 
-A job that SLURM itself requeues (preemption, a failed node) continues in the same way. The job fails where a stage
-fails, and where no stage finishes in a whole allocation, since none would finish in the next one either.
+A job that SLURM itself requeues (preemption, node failure) continues in the same way. The job fails if a stage fails,
+or if no stage finishes in a whole allocation, since none would finish in the next one either.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rloo_pipeline.runtime import caches
 
 OUTCOME = "outcome.json"
 STOP = "stop"
-"""A file with this name in the folder of the outcome tells a controller to cancel its jobs and to end."""
+"""A file of this name in the outcome's folder tells a controller to cancel its jobs and exit."""
 LONGEST_MARGIN = 1800.0
-"""Upper limit of the default margin in seconds."""
+"""Maximum of the default margin, in seconds."""
 LAST_SECONDS = 60.0
 """Seconds before the limit at which running stages are stopped."""
 PATIENCE = 600.0
-"""Seconds for which SLURM's controller may not answer, as while it is restarted."""
+"""Seconds for which SLURM's controller may be unavailable, for example during a restart."""
 Answer = TypeVar("Answer")
 
 
 class Plan(NamedTuple):
-    """The content of a job."""
+    """Everything that the job needs to run."""
 
     snakemake_args: list[str]
     """Arguments of Snakemake."""
@@ -48,15 +48,15 @@ class Plan(NamedTuple):
     folder: Path
     """Folder for the outcome."""
     controller: bool
-    """True if each stage is a SLURM job of its own."""
+    """True if each stage is its own SLURM job."""
     margin: float | None
-    """Seconds before the time limit from which on no job is started. By default a tenth of the allocation, at most half
-    an hour.
+    """Seconds before the time limit in which no job is started. Default: a tenth of the allocation, at most half an
+    hour.
     """
 
 
 class _Watch:
-    """Prints Snakemake's output, counts its finished jobs, and notes whether all are finished: a Snakemake that is
+    """Prints Snakemake's output, counts finished jobs, and notes if all are finished, since a Snakemake process that is
     stopped exits with an error even then.
     """
 
@@ -69,7 +69,7 @@ class _Watch:
 
     def _read(self) -> None:
         for line in self._lines:
-            # Snakemake's own line, or that of its logger plugin `rloo`
+            # a line of Snakemake itself, or of our logger plugin `rloo`
             if counts := re.match(r"(\d+) of (\d+) (?:steps \(|jobs done: )", line):
                 self.finished += 1
                 self.complete = counts[1] == counts[2]
@@ -83,7 +83,7 @@ class _Watch:
 def work(plan: Plan) -> None:
     """Runs Snakemake until the run is done, or requeues the job when its time limit is near.
 
-    Exits with 1 where a stage failed, or SLURM ends the job.
+    Exits with status 1 if a stage failed or SLURM ends the job.
     """
     number, shell = slurm.own_job() or "", os.getppid()
     terminations: list[int] = []
@@ -107,7 +107,7 @@ def work(plan: Plan) -> None:
     stopping = _wait(snakemake, plan, end, margin)
     watch.close()
     done = snakemake.returncode == 0 or watch.complete
-    if terminations and not done:  # SLURM is ending the job: it kills this process or, without cgroups, only its shell
+    if terminations and not done:  # SLURM is ending the job and kills this process or, without cgroups, only its shell
         deadline = time.monotonic() + 300
         while os.getppid() == shell and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -130,7 +130,7 @@ def work(plan: Plan) -> None:
 
 
 def _ask(question: Callable[[str], Answer], number: str) -> Answer:
-    """Asks SLURM about this job, or for it, until it answers.
+    """Repeats a SLURM query or request for this job until SLURM answers.
 
     Raises:
         UserError: SLURM refuses, or has not answered for PATIENCE.
@@ -152,7 +152,7 @@ def _margin(plan: Plan, seconds: float) -> float:
 
 
 def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margin: float) -> str:
-    """Waits for Snakemake. Returns why it was stopped: STOP, `time`, or an empty string."""
+    """Waits for Snakemake. Returns why it was stopped: STOP, `time`, or an empty string if it was not."""
     stopping = ""
     while snakemake.poll() is None:
         now = time.time()
@@ -171,11 +171,11 @@ def _wait(snakemake: subprocess.Popen[str], plan: Plan, end: float | None, margi
 
 
 def _stop(snakemake: subprocess.Popen[str], controller: bool) -> None:
-    """Ends the jobs of Snakemake, then Snakemake itself if it still runs."""
+    """Ends Snakemake's jobs, then Snakemake itself if it is still running."""
     import psutil
 
     if controller:
-        snakemake.send_signal(signal.SIGINT)  # on which it cancels its SLURM jobs
+        snakemake.send_signal(signal.SIGINT)  # on this signal it cancels its SLURM jobs
     else:
         for process in psutil.Process(snakemake.pid).children(recursive=True):
             try:
@@ -190,7 +190,7 @@ def _stop(snakemake: subprocess.Popen[str], controller: bool) -> None:
 
 
 def _leave(plan: Plan, outcome: str, reason: str) -> None:
-    """Writes and prints how this allocation ended."""
+    """Records and prints how this allocation ended."""
     entry = {"outcome": outcome, "allocations": _allocations(), "job": slurm.own_job(), "why": reason}
     files.write_json(plan.folder / OUTCOME, entry)
     _say(reason)

@@ -1,8 +1,9 @@
-"""The image of the stages with `snakemake --sdm apptainer`, and the folders and devices that they see in it.
+"""Finds the image in which stages run with `snakemake --sdm apptainer`, and binds the folders and devices that they
+need.
 
-Snakemake wraps each stage in `apptainer exec --home $PWD IMAGE`. Everything else goes through environment variables on
-the node where the stage runs: APPTAINER_BIND, APPTAINER_NV, and the cache folders of the engines, which are outside the
-image because the image is read-only.
+Snakemake wraps each stage in `apptainer exec --home $PWD IMAGE`. Everything else is passed in environment variables on
+the node where the stage runs: APPTAINER_BIND, APPTAINER_NV, and the engines' cache folders, which are outside the image
+because it is read-only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rloo_pipeline.version import __version__
 
 KINDS = ("cuda", "cpu")
 PACKAGE = "/opt/rloo/src/rloo_pipeline"
-"""Path of this package in the image. The package of the host is bound over it, so an edit needs no new image."""
+"""Path of this package in the image. The host's package is bound over it, so that edits do not require a new image."""
 
 COMPILED = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -33,22 +34,22 @@ COMPILED = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
 }
-"""Environment variables for the folders of code that engines compile, and the subfolder of each in `compiled_folder`.
-Triton and Inductor rename finished files into place, so several nodes may write at once; vLLM compiles inside
-`caches.compiling`, and AdamW for CPUs has a folder per host.
+"""Environment variables for folders of code that engines compile → subfolder of `compiled_folder`. Several nodes may
+write at once: Triton and Inductor rename finished files into place, vLLM compiles inside `caches.compiling`, and AdamW
+for CPUs has a folder per host.
 """
 CACHES = {"XDG_CACHE_HOME": "", "HF_HOME": "huggingface", **COMPILED}
-"""All variables with cache folders, which are below the cache folder by default."""
+"""All variables for cache folders, which are below the cache folder by default."""
 ENGINES = "rloo_pipeline/engines"
-"""Subfolder of the cache folder for what engines compile."""
+"""Subfolder of the cache folder for compiled code."""
 
 
 def image(section: Container, project: Path) -> str:
-    """The image of a run: `container.image`, else the one that `rloo images` builds from `project`.
+    """The image of a run: `container.image`, or else the one that `rloo images` builds from `project`.
 
-    This is the GPU image if it has been built, or if no image has been built and this machine has a GPU. Its name
-    changes with the pinned requirements and the definition file. It is in images/ of the working folder or, if the run
-    has a folder of its own, in images/ of `project`.
+    The GPU image is used if it has been built, or if no image has been built and this machine has a GPU. The name
+    changes with the pinned requirements and the definition file. The image is in images/ of the working folder or, if
+    the run has its own folder, of `project`.
     """
     if section.image:
         return section.image
@@ -58,7 +59,9 @@ def image(section: Container, project: Path) -> str:
 
 
 def _image_name(kind: str, project: Path) -> str:
-    """The path that containers/build gives to an image; one for another machine than x86-64 ends with its name."""
+    """The path that containers/build gives to an image. Unless built for x86-64, its name ends with the
+    architecture.
+    """
     digest = hashlib.sha256()
     for file in (project / "requirements" / f"{kind}.txt", project / "containers" / f"rloo-{kind}.def"):
         digest.update(file.read_bytes() if file.exists() else b"")
@@ -71,7 +74,7 @@ def require(name: str) -> None:
     """Checks that an image exists.
 
     Raises:
-        UserError: it is a path, and there is no such file.
+        UserError: the name is a path and the file does not exist.
     """
     if "://" not in name and not Path(name).exists():
         raise UserError(
@@ -85,20 +88,20 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
 
     Args:
         config: the run's configuration.
-        image: its image.
-        in_job: True if this process inherits them from one that may run on another node, whose folders this node may
-            not have.
+        image: the run's image.
+        in_job: True if this process inherits these variables from one on another node, whose folders may not exist
+            here.
     """
     inherited = os.environ.get("APPTAINER_BIND", "").split(",")
     if in_job:
         inherited = [bind for bind in inherited if Path(bind.partition(":")[0]).exists()]
     cache_folders = dict(_cache_folders(image))
     if not Path(os.environ.setdefault("TMPDIR", tempfile.gettempdir())).is_dir():
-        del os.environ["TMPDIR"]  # the folder of the node that submitted the job, which this node does not have
+        del os.environ["TMPDIR"]  # a folder of the node that submitted the job, which does not exist on this one
     os.environ.update(cache_folders)
     folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
-        folders.append(f"{file}:{file}:ro")  # the report records which image it was
+        folders.append(f"{file}:{file}:ro")  # the report records the image
     binds = [*inherited, *filter(None, folders)]
     binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
@@ -107,33 +110,35 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
 
 
 def _cache_folders(image: str) -> Iterator[tuple[str, str]]:
-    """Variables and paths of the cache folders, which it creates. Without them, engines would write to HOME, which is
-    the working folder in the image.
+    """Creates the cache folders, and yields their variables and paths. Without them, engines would write to HOME, which
+    is the working folder in the image.
     """
     root = caches.cache_folder()
     compiled = compiled_folder(image)
     for name, subfolder in CACHES.items():
         default = compiled / subfolder if name in COMPILED else root / subfolder
         chosen = os.environ.get(name, "") if name != "XDG_CACHE_HOME" else ""
-        # a job inherits the folder for the card of the node that submitted it
+        # a job inherits the folder for the GPU model of the node that submitted it
         folder = default if not chosen or f"/{ENGINES}/" in chosen else Path(chosen).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         yield name, str(folder)
 
 
 def compiled_folder(image: str) -> Path:
-    """The folder for what the engines of an image compile on this machine's kind of card, or on its CPU."""
+    """The folder for code that an image's engines compile for this machine's GPU model or CPU."""
     file = Path(image)
-    # the first bytes of an image hold its UUID and the times of its parts; all of it would take seconds to read
+    # the first bytes of an image hold its UUID and timestamps; reading all of it would take seconds
     identity = file.open("rb").read(1 << 16) if file.is_file() else image.encode()
     card = re.sub(r"\W+", "-", devices.card()).strip("-")
     return caches.cache_folder() / ENGINES / f"{hashlib.sha256(identity).hexdigest()[:12]}-{card}"
 
 
 def _outside_folders(config: Config) -> Iterator[str]:
-    """Folders outside the working folder that the configuration names, or that links there and in results/ lead to."""
+    """Folders outside the working folder that the configuration names, or that links in these and in results/ point
+    to.
+    """
     working_folder = Path.cwd().resolve()
-    paths = chain.from_iterable(map(_link_by_link, chain(_named(config), _links(config))))
+    paths = chain.from_iterable(map(_link_by_link, chain(_named_paths(config), _links(config))))
     for path in filter(Path.exists, paths):
         real = path.resolve()
         folder = real if real.is_dir() else real.parent
@@ -143,8 +148,8 @@ def _outside_folders(config: Config) -> Iterator[str]:
                 yield str(path if path.is_dir() else path.parent)
 
 
-def _named(config: Config) -> Iterator[Path]:
-    """Files and folders that the configuration names, results/ and Snakemake's cache."""
+def _named_paths(config: Config) -> Iterator[Path]:
+    """Files and folders that the configuration names, results/, and Snakemake's cache."""
     yield from map(Path, ("results", *config.container.binds, *config.rollout.environment_read_only))
     yield from _with_rows_or_weights(config)
     if config.evaluation.harness and config.evaluation.harness.include_path:
@@ -161,7 +166,7 @@ def _named(config: Config) -> Iterator[Path]:
 
 
 def _with_rows_or_weights(config: Config) -> Iterator[Path]:
-    """The folder of the data, and files and folders of datasets and model, where they are not on the Hub."""
+    """The data folder, and files and folders of datasets and models that are not on the Hub."""
     data_dir = Path(config.data_dir or ".")
     yield data_dir
     sources = [*config.dataset.parts.values()]
@@ -176,8 +181,8 @@ def _with_rows_or_weights(config: Config) -> Iterator[Path]:
 
 
 def _links(config: Config) -> Iterator[Path]:
-    """Links in results/ and in the run's folder, and in the folders of datasets and model: those of the Hub's cache
-    lead to its blobs.
+    """Links in results/, in the run's folder, and in folders of datasets and models. Links in the Hub's cache point to
+    its blobs.
     """
     results, (_, *folders) = Path("results"), _with_rows_or_weights(config)
     paths = (results.glob("*"), results.glob(f"{config.run}/*"), *(folder.rglob("*") for folder in folders))
@@ -185,7 +190,7 @@ def _links(config: Config) -> Iterator[Path]:
 
 
 def _link_by_link(path: Path) -> Iterator[Path]:
-    """A path and, if it is a link, what it leads to, by the paths that are in the links."""
+    """A path and, if it is a link, every path along the chain of links."""
     yield path
     while path.is_symlink() and path.exists():
         path = Path(os.path.normpath(path.parent / path.readlink()))

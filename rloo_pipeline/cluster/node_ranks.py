@@ -1,9 +1,9 @@
-"""Ranks over several nodes of a SLURM job that stay alive for the next stage, like `kept_ranks` on one machine.
+"""Ranks on several nodes of a SLURM job that stay alive for the next stage, like `kept_ranks` on one machine.
 
 Their worker runs outside the image, on the first node, and srun starts the image once per rank. srun passes the
-worker's requests to the standard input of all ranks, and merges their output: an answer is the rest of a line after a
-null byte, and everything else goes to the stage's log. If a rank dies, srun ends the others; if the worker or srun
-dies, the input of the ranks ends, and they exit.
+worker's requests to the standard input of all ranks and merges their output: the rest of a line after a null byte is an
+answer, and everything else goes to the stage's log. If a rank dies, srun ends the others. If the worker or srun dies,
+the ranks' input ends and they exit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NodeRanks(kept_ranks.KeptRanks):
     """Ranks on several nodes that wait for stages."""
 
     def __init__(self, layout: nodes.RankLayout, output: Path) -> None:
-        """Starts the ranks; the arguments are those of `nodes.prepare`.
+        """Starts the ranks. Arguments are as for `nodes.prepare`.
 
         Raises:
             UserError: this is not a SLURM job.
@@ -46,14 +46,14 @@ class NodeRanks(kept_ranks.KeptRanks):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                bufsize=0,  # `select` would not see lines in a buffer
+                bufsize=0,  # unbuffered, because `select` would not see buffered lines
             )
         except FileNotFoundError:
             self._step.remove_files()
             raise IncompatibleEngine("ranks that did not start") from None
         print(f"{layout.processes} ranks on {layout.nodes} nodes start", flush=True)
 
-    def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:  # noqa: ARG002 - ranks have srun's output
+    def _send(self, text: bytes, descriptors: tuple[int, int]) -> None:  # noqa: ARG002 - ranks write to srun's output
         assert self._srun.stdin
         self._srun.stdin.write(text)
 
@@ -67,10 +67,10 @@ class NodeRanks(kept_ranks.KeptRanks):
         return []
 
     def close(self) -> None:
-        """Ends the ranks and waits until they have ended."""
+        """Ends the ranks and waits for them to exit."""
         assert self._srun.stdin
         self._srun.stdin.close()
-        self._srun.terminate()  # srun passes the signal on, for ranks that are busy
+        self._srun.terminate()  # srun forwards the signal to ranks, which may be busy
         try:
             self._srun.wait(kept_ranks.KILL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -80,19 +80,19 @@ class NodeRanks(kept_ranks.KeptRanks):
 
 
 def serve(run_command: Callable[[list[str]], int]) -> None:
-    """Serves the requests on standard input, in a rank that `NodeRanks` started; exits when the input ends.
+    """Serves requests from standard input in a rank that `NodeRanks` started. Exits when the input ends.
 
     Args:
         run_command: runs `rloo` with these arguments and returns its exit status.
     """
     requests = queue.SimpleQueue[bytes]()
     answers = os.dup(1)
-    os.dup2(1, 2)  # srun merges one stream per rank
+    os.dup2(1, 2)  # a single stream, since srun merges one stream per rank
 
     def read() -> None:
         while line := sys.stdin.buffer.readline():
             requests.put(line)
-        os._exit(0)  # even in the middle of a stage, since nobody waits for its result
+        os._exit(0)  # even in the middle of a stage, since nobody is waiting for its result
 
     threading.Thread(target=read, daemon=True).start()
 

@@ -1,10 +1,10 @@
-"""Runs the stages of a multi-node job without a SLURM step for each: a host process on each node starts them.
+"""Runs the stages of a multi-node job without a SLURM step for each stage: a host process on each node starts them.
 
-With steps, each stage would start srun and the image anew, which takes half a second. The hosts are steps that stay
-alive (`node_workers.py`), in the image, each connected to Snakemake's process by a pipe through its srun. In that
-process, the router chooses a node with free cores for each stage, sends the command to that node's host, and passes on
-the stage's output and exit status. If the host dies first, another one runs the command. If no host can, the stage's
-own process (`step_client.py`) runs srun.
+With steps, each stage would start srun and the image anew, which takes half a second. Hosts are steps in the image that
+stay alive (`node_workers.py`), each connected to Snakemake's process by a pipe through its srun. In that process, the
+router chooses a node with free cores for each stage, sends the command to the node's host, and passes on the stage's
+output and exit status. If the host dies, another one runs the command. If no host can, the stage's own process
+(`step_client.py`) runs srun.
 
 Messages are lines of JSON. To the router: {"command", "variables", "threads", "gpu", "node"}; the connection is closed
 when the stage is killed. To a host: {"id", "command", "variables"}, or {"kill": id}. From a host: {"id", "text"}, and
@@ -34,32 +34,32 @@ from rloo_pipeline.config import JSON
 from rloo_pipeline.workers import client
 
 LIMIT = 1 << 24
-"""Longest message in bytes; a command with very many shards takes about a million."""
+"""Maximum length of a message in bytes. A command with very many shards takes about a million."""
 PIECE = 1 << 16
-"""Most bytes of a command's output in one message."""
+"""Maximum number of bytes of a command's output in one message."""
 
 
 class Router:
-    """Places stages on the nodes of a job."""
+    """Assigns stages to the nodes of a job."""
 
     def __init__(self, hosts: Mapping[str, subprocess.Popen[bytes]], cores: int, gpu_stages: int) -> None:
-        """Args: the steps of the hosts by node, and the cores and GPU stages that each node has room for."""
+        """Takes the steps of the hosts by node, and the number of cores and of GPU stages per node."""
         self._nodes = [_Node(name, step, cores, gpu_stages) for name, step in hosts.items()]
         self._changed = asyncio.Condition()
         self._numbers = itertools.count()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serves the processes of stages, which connect to `listener`."""
+        """Serves stage processes, which connect to `listener`."""
         listening = [asyncio.ensure_future(self._listen(node)) for node in self._nodes]
         async with await asyncio.start_unix_server(self._answer, sock=listener, limit=LIMIT) as server:
             await asyncio.gather(server.serve_forever(), *listening)
 
     async def _listen(self, node: _Node) -> None:
-        """Passes on the messages of a host until it ends."""
+        """Passes on a host's messages until it ends."""
         assert node.step.stdout
         lines = await _reader(node.step.stdout)
         while line := await lines.readline():
-            if not line.startswith(b"{"):  # the line that it listens, if it came late
+            if not line.startswith(b"{"):  # the line that says it is listening, if it came late
                 continue
             message = json.loads(line)
             if queue := node.messages.get(message.pop("id")):
@@ -71,7 +71,7 @@ class Router:
             self._changed.notify_all()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Runs a stage, and tells its process the exit status, or to run srun itself."""
+        """Runs a stage, and sends its process the exit status, or the request to run srun itself."""
         if not (line := await reader.readline()):
             return
         request, code = json.loads(line), None
@@ -85,19 +85,19 @@ class Router:
                 await self._leave(node, request)
                 node = await self._placed(request)
             writer.write(_line({"code": code, "node": node.name if node and node.alive else None}))
-            await ended  # the process or its srun has ended
+            await ended  # the stage's process or its srun has exited
         writer.close()
         if node:
             await self._leave(node, request)
 
     async def _leave(self, node: _Node, request: JSON) -> None:
-        """Frees the place of a stage on a node."""
+        """Frees a stage's resources on a node."""
         async with self._changed:
             node.free(request)
             self._changed.notify_all()
 
     async def _placed(self, request: JSON) -> _Node | None:
-        """Waits for a node with room for a stage; None if no node has a host."""
+        """Waits for a node with free resources for a stage; None if no node has a host."""
         async with self._changed:
             while nodes := [node for node in self._nodes if node.alive and request["node"] in (None, node.name)]:
                 if fitting := [node for node in nodes if node.has_room(request)]:
@@ -108,7 +108,9 @@ class Router:
     async def _run(
         self, node: _Node, request: JSON, ended: asyncio.Future[bytes], writer: asyncio.StreamWriter
     ) -> int | None:
-        """Exit status of a stage on a node; None if the host has ended. Kills the stage if its process has `ended`."""
+        """Runs a stage on a node and returns its exit status; None if the host has ended. Kills the stage if its
+        process has `ended`.
+        """
         number = next(self._numbers)
         messages = node.messages[number] = asyncio.Queue[JSON]()
         node.send({"id": number, "command": request["command"], "variables": request["variables"]})
@@ -125,7 +127,7 @@ class Router:
 
 
 class _Node:
-    """A node and its free cores and GPU stages."""
+    """A node, with its free cores and slots for GPU stages."""
 
     def __init__(self, name: str, step: subprocess.Popen[bytes], cores: int, gpu_stages: int) -> None:
         self.name, self.step, self.cores, self.gpu_stages = name, step, cores, gpu_stages
@@ -151,13 +153,13 @@ class _Node:
 
 
 STAGE = re.compile(r"set -euo pipefail;\s+rloo ([\w ./:=,@%+'-]*)")
-"""Matches a one-line command of a stage without anything that a shell would expand."""
+"""Matches a stage's one-line command that contains nothing a shell would expand."""
 LAST_WORDS = 1.0
-"""Seconds to wait for output after a stage has ended: a process that it left behind may keep the pipe open."""
+"""Seconds to wait for output after a stage has ended, since a process that it left behind may keep the pipe open."""
 
 
 class Host:
-    """Runs commands from standard input on this node, until the input ends."""
+    """Runs commands from standard input on this node until the input ends."""
 
     def __init__(self) -> None:
         self._ends: dict[int, Callable[[], object]] = {}
@@ -171,7 +173,8 @@ class Host:
             if "kill" in request:
                 self._kill(request["kill"])
                 continue
-            self._ends[request["id"]] = lambda: None  # here, since the next line may kill it before its task begins
+            # registered here, since the next line may kill the command before its task begins
+            self._ends[request["id"]] = lambda: None
             tasks.add(task := asyncio.create_task(self._run(request["id"], request)))
             task.add_done_callback(tasks.discard)
         for number in list(self._ends):
@@ -182,27 +185,27 @@ class Host:
             self._ends.pop(number, lambda: None)()
 
     async def _run(self, number: int, request: JSON) -> None:
-        """Runs a command: by a worker if one can, which needs no new process, else by a shell."""
+        """Runs a command in a worker if possible, which needs no new process, otherwise in a shell."""
         stage, code = STAGE.fullmatch(request["command"]), None
         try:
             if stage:
                 code = await self._by_worker(number, shlex.split(stage[1]))
             if code is None and number in self._ends:
                 code = await self._by_shell(number, request)
-        except Exception as error:  # of any kind: without a code the stage would never end
+        except Exception as error:  # any exception: without an exit code the stage would never end
             _say({"id": number, "text": f"{os.environ.get('SLURMD_NODENAME')}: {error}\n"})
         self._ends.pop(number, None)
         _say({"id": number, "code": 1 if code is None else code})
 
     def _end_by(self, number: int, end: Callable[[], object]) -> None:
-        """Stores the function that kills a running command; calls it if the command was killed before."""
+        """Stores the function that kills a running command. Calls it at once if the command was already killed."""
         killed = number not in self._ends
         self._ends[number] = end
         if killed:
             self._kill(number)
 
     async def _by_worker(self, number: int, words: Sequence[str]) -> int | None:
-        """The exit status of a stage; None if no worker ran it."""
+        """Runs a stage in a worker and returns its exit status; None if no worker ran it."""
         loop = asyncio.get_running_loop()
 
         def connected(connection: socket.socket) -> None:
@@ -212,9 +215,9 @@ class Host:
             return await asyncio.to_thread(client.run_stage, words, output, connected)
 
     async def _by_shell(self, number: int, request: JSON) -> int:
-        """The exit status of a command as a shell reports it: 128 plus the signal that killed it."""
+        """Runs a command in a shell and returns its exit status; 128 plus the signal's number if it was killed."""
         variables = request["variables"]
-        if temporary := variables.get("TMPDIR"):  # Snakemake made it on the first node, perhaps on a local disk
+        if temporary := variables.get("TMPDIR"):  # Snakemake created it on the first node, perhaps on a local disk
             Path(temporary).mkdir(parents=True, exist_ok=True)
         async with _output(number) as output:
             process = await asyncio.create_subprocess_exec(
@@ -229,13 +232,13 @@ class Host:
             self._end_by(number, kill)
             code = await process.wait()
             with contextlib.suppress(OSError):
-                kill()  # kills processes that it left, as SLURM does at the end of a step
+                kill()  # kills processes that it left behind, as SLURM does at the end of a step
         return code if code >= 0 else 128 - code
 
 
 @contextlib.asynccontextmanager
 async def _output(number: int) -> AsyncIterator[int]:
-    """A descriptor to which a command writes its output; it is sent to the router."""
+    """Yields a file descriptor for a command's output, which is sent to the router."""
     reading, writing = os.pipe()
     passing_on = asyncio.create_task(_pass_on(number, await _reader(os.fdopen(reading, "rb"))))
     try:
@@ -247,7 +250,7 @@ async def _output(number: int) -> AsyncIterator[int]:
 
 
 async def _pass_on(number: int, output: asyncio.StreamReader) -> None:
-    """Sends a command's output to the router until it ends; in pieces, since a line can exceed LIMIT."""
+    """Sends a command's output to the router until it ends, in pieces because a line can exceed LIMIT."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while piece := await output.read(PIECE):
         _say({"id": number, "text": decoder.decode(piece)})

@@ -1,8 +1,9 @@
-"""A stage as ranks on several nodes of a SLURM job: `launch` starts them with srun, each calls `take_rank` and `join`.
+"""Runs a stage as ranks on several nodes of a SLURM job: `launch` starts them with srun, and each calls `take_rank` and
+`join`.
 
 srun runs outside the image, which does not contain it, and starts the image once per rank. Rank 0 listens on a free
-port that the system chooses and writes it to a file that all ranks see, so ports of different jobs cannot collide. If a
-rank is missing after a minute, the stage fails with the names of the nodes.
+port that the system chooses and writes it to a file that all ranks see, so that ports of different jobs cannot collide.
+If a rank is missing after a minute, the stage fails and names the nodes.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 IMAGE = "RLOO_IMAGE"
-"""Environment variable: image that the ranks run in; without it, they run in this interpreter's environment."""
+"""Environment variable with the image that ranks run in. Without it, they run in this interpreter's environment."""
 PATIENCE = 45.0
-"""Seconds that ranks wait for each other."""
+"""Seconds for which ranks wait for each other."""
 
 
 def program(apptainer_options: Sequence[str] = ()) -> list[str]:
-    """The command `rloo` for a process outside the image; it runs in the image if stages do."""
+    """The command `rloo` for a process outside the image. It enters the image if stages run in one."""
     if image := os.environ.get(IMAGE):
         return ["apptainer", "exec", "--home", os.getcwd(), *apptainer_options, image, "rloo"]
     return [sys.executable, "-m", "rloo_pipeline"]
@@ -54,7 +55,7 @@ class RankStep(NamedTuple):
     command: list[str]
     environment: dict[str, str]
     rendezvous: Path
-    """File through which the ranks meet."""
+    """File through which the ranks find each other."""
     failed: Path
     """File for the error of the first rank that fails."""
 
@@ -65,13 +66,13 @@ class RankStep(NamedTuple):
 
 
 def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options: Sequence[str] = ()) -> RankStep:
-    """The step that runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job.
+    """Builds the step that runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job.
 
     Args:
         layout: nodes, ranks and CPUs.
-        output: the stage's output; ranks meet through a file in its folder.
+        output: the stage's output; ranks find each other through a file in its folder.
         arguments: arguments of `rloo`.
-        options: further options of srun.
+        options: additional options of srun.
 
     Raises:
         UserError: this is not a SLURM job.
@@ -94,7 +95,7 @@ def prepare(layout: RankLayout, output: Path, arguments: Sequence[str], options:
 
 
 def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
-    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job and waits; arguments as for `prepare`.
+    """Runs `rloo ARGUMENTS` as ranks on several nodes of this SLURM job, and waits. Arguments are as for `prepare`.
 
     Raises:
         UserError: this is not a SLURM job, or a rank failed.
@@ -110,7 +111,7 @@ def launch(layout: RankLayout, output: Path, arguments: Sequence[str]) -> None:
 
 
 def is_outside_image() -> bool:
-    """True if the run's stages have an image and this process is not in one."""
+    """True if the run's stages have an image and this process runs outside of it."""
     return IMAGE in os.environ and "APPTAINER_CONTAINER" not in os.environ
 
 
@@ -118,7 +119,7 @@ def take_rank() -> None:
     """Sets RANK, WORLD_SIZE and LOCAL_RANK in a process that `launch` started; does nothing in others."""
     if RENDEZVOUS not in os.environ or "RANK" in os.environ:
         return
-    # submitit reads the variables of the job, which may have more nodes than this step
+    # submitit reads the variables of the job, which may have more nodes than this step, so they get those of the step
     for job, step in (("JOB_NUM_NODES", "NUM_NODES"), ("JOB_NODELIST", "NODELIST"), ("NTASKS", "NUM_TASKS")):
         if f"SLURM_STEP_{step}" in os.environ:
             os.environ[f"SLURM_{job}"] = os.environ[f"SLURM_STEP_{step}"]
@@ -140,7 +141,7 @@ def join(patience: float = PATIENCE) -> None:
         return
     import torch
 
-    if torch.distributed.is_initialized():  # by an earlier stage, if these ranks stay alive
+    if torch.distributed.is_initialized():  # an earlier stage made it, if these ranks stay alive
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     deadline = time.monotonic() + patience
@@ -167,7 +168,7 @@ def join(patience: float = PATIENCE) -> None:
 
 
 def _store(rank: int, world: int, deadline: float) -> TCPStore:
-    """The key-value store that rank 0 serves; the other ranks read its address from the file."""
+    """The key-value store that rank 0 serves. Other ranks read its address from the file."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     rendezvous = Path(os.environ[RENDEZVOUS])

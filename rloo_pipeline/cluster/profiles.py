@@ -9,17 +9,17 @@ from rloo_pipeline.errors import UserError
 
 
 def install(profiles: Path, target: Path | None = None) -> Iterator[str]:
-    """Links every profile in `profiles` except `default`, which Snakemake finds by itself.
+    """Links every profile except `default`, which Snakemake finds by itself.
 
     Args:
         profiles: folder with the profiles.
-        target: folder for the links; by default ~/.config/snakemake, or snakemake in XDG_CONFIG_HOME.
+        target: folder for the links; None for ~/.config/snakemake, or for snakemake in XDG_CONFIG_HOME.
 
     Yields:
         A line for each link.
 
     Raises:
-        UserError: profiles are missing, or a profile of the user has the same name.
+        UserError: there are no profiles, or a profile of the user has the same name.
     """
     from snakemake.common import get_appdirs
 

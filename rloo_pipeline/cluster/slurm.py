@@ -13,11 +13,11 @@ class SlurmJob(NamedTuple):
     """A job in the queue."""
 
     state: str
-    """SLURM's name of it, such as PENDING or RUNNING."""
+    """SLURM's name for the state, such as PENDING or RUNNING."""
     reason: str
     """Why it waits, or the nodes that it runs on."""
     time_left: str
-    """Time left until its limit, or UNLIMITED."""
+    """Time left until the limit, or UNLIMITED."""
     restarts: int
     """Number of times that it was requeued."""
 
@@ -26,16 +26,16 @@ ENDED = (
     *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
     "PREEMPTED",
 )
-"""States of jobs that have ended, which SLURM still shows for some minutes."""
+"""States of jobs that have ended. SLURM still shows such jobs for some minutes."""
 
 
 def own_job() -> str | None:
-    """Id of the job in which this process runs; None outside of SLURM."""
+    """Id of the job that this process runs in; None outside of SLURM."""
     return os.environ.get("SLURM_JOB_ID")
 
 
 def job_nodes() -> int:
-    """Number of nodes of the job whose batch script started this process; 1 outside a job, and in a step."""
+    """Number of nodes of the job whose batch script started this process; 1 outside a job or in a step."""
     inside = own_job() is not None and "SLURM_STEP_ID" not in os.environ
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if inside else 1
 
@@ -50,7 +50,7 @@ def node_names() -> list[str]:
 
 
 def job(number: str) -> SlurmJob | None:
-    """A job that waits or runs; None where it has ended or never existed.
+    """A job that is waiting or running; None if it has ended or never existed.
 
     Raises:
         UserError: SLURM does not answer.
@@ -63,7 +63,7 @@ def job(number: str) -> SlurmJob | None:
 
 
 def end_of(number: str) -> float | None:
-    """End of a running job's time limit, in seconds since 1970; None without a limit.
+    """Time at which a running job reaches its limit, in seconds since 1970; None without a limit.
 
     Raises:
         UserError: SLURM does not answer.
@@ -96,7 +96,7 @@ def _restarts(number: str) -> int:
 
 
 def _run(*command: str, ignored_error: str = "\0", **environment: str) -> list[str]:
-    """Output lines of a SLURM command; none where its error contains `ignored_error`."""
+    """Output lines of a SLURM command; none if its error contains `ignored_error`."""
     try:
         outcome = subprocess.run(
             command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=120

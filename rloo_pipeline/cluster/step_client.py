@@ -1,8 +1,8 @@
-"""The shell of stages in a multi-node job or in an image: a host runs the command, or srun or a shell if none can.
+"""The shell of stages in a multi-node job or in an image. A host runs the command; if none can, srun or a shell does.
 
-Called as `python step_client.py srun OPTIONS sh -c SCRIPT sh -c COMMAND`, or with `bash -c COMMAND` for a short stage,
-which stays on this node (`snakemake_ext/steps.py` writes the scripts that do so). It asks the router in Snakemake's
-process (`node_stages.py`) for a node. It starts with each stage, so it imports only the standard library.
+Called as `python step_client.py srun OPTIONS sh -c SCRIPT sh -c COMMAND`, or with `bash -c COMMAND` for a short stage
+that stays on this node (`snakemake_ext/steps.py` writes the calling scripts). It asks the router in Snakemake's process
+(`node_stages.py`) for a node. Since it starts with every stage, it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from contextlib import suppress
 from typing import Any
 
 ROUTER = "RLOO_ROUTER"
-"""Environment variable: the router's socket. Without it, srun runs all commands."""
+"""Environment variable with the router's socket. Without it, srun runs all commands."""
 IMAGE = "RLOO_IMAGE"
-"""Environment variable: the image of the run, in which the hosts run."""
+"""Environment variable with the run's image, in which the hosts run."""
 PASSED = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
-"""Variables that Snakemake sets for a job, besides those for the number of threads."""
+"""Variables that Snakemake sets for a job, in addition to those for the number of threads."""
 
 
 def main(shell: Sequence[str]) -> None:
-    """Runs the command of a stage, and exits with its status.
+    """Runs a stage's command and exits with its status.
 
     Args:
-        shell: srun with its options and the command; for a short stage, a shell on this node with the command.
+        shell: srun with options and command; for a short stage, a shell on this node with the command.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C ends it without a traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C ends this process without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = {name: value for name, _, value in (word.partition("=") for word in shell) if name.startswith("--")}
     by_srun = shell[0] == "srun"
@@ -50,12 +50,12 @@ def main(shell: Sequence[str]) -> None:
         if answer["code"] is not None:
             raise SystemExit(answer["code"])
         place = [f"--nodelist={answer['node']}"] if answer["node"] and by_srun else []
-        os.set_inheritable(connection.detach(), True)  # keeps the place on the node until the exec'ed program ends
+        os.set_inheritable(connection.detach(), True)  # holds the place on the node until the exec'ed program ends
     os.execvp(shell[0], [shell[0], *place, *shell[1:]])
 
 
 def _connected(path: str) -> socket.socket:
-    """A connection to a Unix socket, by a short path: the kernel allows at most 107 characters."""
+    """Connects to a Unix socket through a short path, since the kernel allows at most 107 characters."""
     folder = os.open(os.path.dirname(path), os.O_PATH)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
@@ -64,21 +64,21 @@ def _connected(path: str) -> socket.socket:
 
 
 def inner(command: str, image: str | None) -> str | None:
-    """The part of a command that runs in the image; without an image all of it; None if it runs in another image."""
+    """The part of a command that runs in the image, or all of it without an image; None if it runs in another image."""
     if image is None:
         return command
     try:
         words = shlex.split(command)
-    except ValueError:  # of a rule of the user without the image, for example with an apostrophe in a comment
+    except ValueError:  # an apostrophe in a comment of a user's own rule, which runs without the image
         return None
     return words[-1] if words[-2:-1] == ["-c"] and image in words else None
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    """The router's answer, {"code", "node"}; until it arrives, prints the stage's output to the terminal.
+    """Waits for the router's answer, {"code", "node"}, and prints the stage's output to the terminal until then.
 
     Raises:
-        SystemExit: with status 1 if Snakemake has ended, since nobody waits for the stage then.
+        SystemExit: with status 1 if Snakemake has ended, since then nobody waits for the stage.
     """
     with suppress(ConnectionError), connection.makefile() as lines:
         for line in lines:

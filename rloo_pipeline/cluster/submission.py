@@ -1,7 +1,7 @@
 """`rloo submit`, `rloo status` and `rloo cancel`: a whole run, or its controller, as one SLURM job.
 
-submitit submits the job, which runs `allocation.work`. A record of it is in logs/submit/ of the run's folder, together
-with submitit's files and the job's log.
+submitit submits the job, which runs `allocation.work`. The run's folder has a record of the job in logs/submit/, with
+submitit's files and the job's log.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Resources(NamedTuple):
     gpus_per_node: int
     cpus_per_node: int
     sbatch: dict[str, Any]
-    """Further options by name, without dashes; True for options without a value."""
+    """Other options by name, without dashes; True for options without a value."""
 
 
 def refuse_second(run: str, folder: Path) -> None:
-    """Refuses to submit a run, or an experiment, whose job is still there.
+    """Refuses to submit a run or experiment whose job is still in the queue.
 
     Args:
-        run: its name.
-        folder: folder with the record of its job.
+        run: name of the run or experiment.
+        folder: folder with the record of the job.
 
     Raises:
-        UserError: a job of this run waits or runs already, or SLURM does not answer.
+        UserError: a job of this run is already waiting or running, or SLURM does not answer.
     """
     record = _read_record(folder)
     running = slurm.job(record["job"]) if record else None
@@ -50,15 +50,15 @@ def refuse_second(run: str, folder: Path) -> None:
 
 
 def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
-    """Submits a run, or an experiment, by its name. Returns the id of the job.
+    """Submits a run or experiment by name. Returns the id of the job.
 
     Raises:
-        UserError: there is no SLURM, or SLURM refuses.
+        UserError: SLURM is missing or refuses the job.
     """
     import submitit
 
     folder = plan.folder
-    if "\n" in str(folder):  # a line break would add lines, and so sbatch options, to the script
+    if "\n" in str(folder):  # a line break would add lines, and thus sbatch options, to the script
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; rename it")
     try:
         executor = submitit.SlurmExecutor(folder=folder)
@@ -67,7 +67,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     options = {"time": resources.time, "requeue": True, **resources.sbatch}
     if resources.gpus_per_node:
         options.setdefault("gres", f"gpu:{resources.gpus_per_node}")
-    # submitit's signal before the time limit would kill stages; SIGCONT does nothing
+    # SIGCONT is harmless, whereas submitit's default signal before the time limit would kill stages
     options["signal"] = "CONT"
     executor.update_parameters(
         job_name=f"rloo-{run}",
@@ -80,7 +80,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     )
     (folder / allocation.OUTCOME).unlink(missing_ok=True)
     try:
-        with submitit.helpers.clean_env():  # in case this process is in a job itself
+        with submitit.helpers.clean_env():  # in case this process itself runs in a job
             job = executor.submit(allocation.work, plan)
     except submitit.core.utils.FailedJobError as error:
         reason = " ".join((str(error) or str(error.__cause__)).split())
@@ -113,11 +113,11 @@ def status(run: Path) -> Iterator[str]:
 
 
 def cancel(run: Path, patience: float = 90.0) -> str:
-    """Cancels a submitted run; a controller first cancels the jobs of its stages.
+    """Cancels a submitted run. A controller first cancels the jobs of its stages.
 
     Args:
         run: folder of the run.
-        patience: seconds for which a controller may cancel its jobs.
+        patience: seconds that a controller gets to cancel its jobs.
 
     Returns:
         A line for the user.
@@ -153,7 +153,9 @@ def _record(run: Path) -> dict[str, Any]:
 
 
 def _rounds(run: Path) -> str:
-    """The number of rounds of a run, or of all runs of an experiment, by config.yaml; `?` if there is none yet."""
+    """The number of rounds of a run, or of all runs of an experiment, according to config.yaml; `?` if there is none
+    yet.
+    """
     paths = [run / "config.yaml"] if (run / "config.yaml").exists() else run.glob("*/*/config.yaml")
     rounds = [load(path).rounds for path in paths if path.parents[1].name != "shared"]
     return str(sum(rounds)) if rounds else "?"

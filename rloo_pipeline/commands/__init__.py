@@ -1,1 +1,1 @@
-"""Commands that users run and no rule calls."""
+"""Commands that users run; no rule calls them."""

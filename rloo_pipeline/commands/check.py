@@ -1,8 +1,8 @@
-"""check: prints one line for each thing that a run depends on, in seconds and without an engine.
+"""check: checks everything that a run depends on, in seconds and without an engine, and prints a line for each.
 
 It checks model, tokenizer, chat template, data and columns as `stage-assets` and `prompts` do. If the run has tools, a
-scripted model plays an episode. Every reward function is called on a few rows, as `score` calls it. `CHECKS` lists the
-checks in order; each takes `RunInputs` and yields findings.
+scripted model plays an episode. Every reward function is called on a few rows, just as `score` calls it. `CHECKS` lists
+the checks in order; each takes `RunInputs` and yields findings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rloo_pipeline.runtime.console import Terminal
 
 
 def check(arguments: ConfigArguments) -> None:
-    """Checks everything and prints the findings.
+    """Runs all checks and prints the findings.
 
     Args:
-        arguments: the configuration.
+        arguments: configuration file and changes.
 
     Raises:
-        UserError: there is a problem.
+        UserError: a check found a problem.
     """
     started = time.monotonic()
     console = Terminal()
@@ -43,7 +43,9 @@ def check(arguments: ConfigArguments) -> None:
 
 
 def _all_findings(arguments: ConfigArguments, scratch: Path) -> Iterator[Finding]:
-    """The findings of a run; for an experiment, of each arm with its first seed, with each problem once."""
+    """Yields the findings of a run; for an experiment, those of each arm with its first seed, with each problem
+    once.
+    """
     runs = read_runs(arguments.file, tuple(arguments.changes))
     shown = set[Finding]()
     for number, (run, config) in enumerate(runs.configs.items()):
@@ -59,11 +61,11 @@ def _all_findings(arguments: ConfigArguments, scratch: Path) -> Iterator[Finding
 
 
 def findings(config: Config, scratch: Path) -> Iterator[Finding]:
-    """All findings; checks that need a missing input are left out.
+    """Runs all checks; those that need a missing input are skipped.
 
     Args:
         config: the run's configuration.
-        scratch: an empty folder, for a model that a function builds.
+        scratch: empty folder for a model that a function builds.
     """
     with ExitStack() as stack:
         inputs = RunInputs(config, scratch, stack)
@@ -72,16 +74,16 @@ def findings(config: Config, scratch: Path) -> Iterator[Finding]:
 
 
 def functions(inputs: RunInputs) -> Iterator[Finding]:
-    """Functions that the configuration names and that do not exist, according to the text of their files."""
+    """Checks by the text of their files that the functions named in the configuration exist."""
     sections = {section for stage in STAGES.values() for section in stage.decides}
-    for name in provenance.functions(inputs.config, sections - {"rewards", "model"}):  # these two are called
+    for name in provenance.functions(inputs.config, sections - {"rewards", "model"}):  # these two are called instead
         with problems_of("function") as problems:
             import_string.check(name)
         yield from problems
 
 
 def golds(inputs: RunInputs) -> Iterator[Finding]:
-    """Verifiers can read the gold answers of the data."""
+    """Checks that verifiers can read the gold answers of the data."""
     yield from reward_audit.findings(inputs.config, {key: sample.rows for key, sample in inputs.datasets.items()})
 
 
@@ -92,6 +94,7 @@ CHECKS: Sequence[Callable[[RunInputs], Iterator[Finding]]] = (
     model_trial.weights,
     model_trial.machine,
     model_trial.tokenizer,
+    model_trial.sampling,
     model_trial.teacher,
     episode_trial.tools,
     data_trial.datasets,

@@ -1,4 +1,4 @@
-"""compare, experiment: folders of finished runs → a page that compares them, and its data as files."""
+"""compare, experiment: write a page that compares finished runs, and its data as files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
     Args:
         folders: the runs' folders.
         html: file for the page.
-        summary: file for the data, if wanted.
+        summary: file for the data; None for none.
 
     Raises:
         UserError: there are fewer than two runs, two have the same name, or one is missing, unfinished or damaged.
@@ -43,7 +43,7 @@ def compare(folders: Sequence[Path], html: Path, summary: Path | None) -> None:
 
 
 def experiment(folder: Path) -> None:
-    """Writes experiment.html, .json, .csv and .tex and runs.csv into the folder, from the runs that are finished.
+    """Writes experiment.html, .json, .csv and .tex and runs.csv into the folder, from the finished runs.
 
     Args:
         folder: the experiment's folder, results/<experiment>.

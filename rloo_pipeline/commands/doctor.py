@@ -1,4 +1,4 @@
-"""doctor: checks a node for a configuration; prints a line per thing that a run needs, with advice if it is missing."""
+"""doctor: checks that a node has everything that a run needs; prints a line for each, with advice if it is missing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def doctor(arguments: ConfigArguments, project: Path, profile: Path | None, with
     """Checks this node and prints the findings.
 
     Args:
-        arguments: configuration of the run to be started.
+        arguments: configuration of the planned run.
         project: folder with workflow/ and containers/.
         profile: Snakemake profile whose partitions are checked; None without SLURM.
         with_image: True if stages will run in the image.
 
     Raises:
-        UserError: there is a problem.
+        UserError: a check found a problem.
     """
     problems = show(_findings(arguments, project, profile, with_image), Terminal())
     if problems:
@@ -41,7 +41,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
         yield from image.findings(name)
         vllm_cache = containers.compiled_folder(name) / containers.COMPILED["VLLM_CACHE_ROOT"]
     yield from gpus.findings(with_image, vllm_cache)
-    # as the run will fetch: in the image or not, else `stage-assets` runs again
+    # with the options of the run itself: without --sdm, a run in the image would rerun `stage-assets`
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
     yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")
     if profile is None:
@@ -51,7 +51,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
 
 
 def _bytes_written(config: Config) -> float | None:
-    """Bytes that the run will write, as `rloo plan` estimates them; None if the model's size is unknown."""
+    """Bytes that the run will write, as estimated by `rloo plan`; None if the model's size is unknown."""
     try:
         return float(sum(estimate.disk(RunMemory(config, model_inputs.shape(config))).values()))
     except UserError:

@@ -1,4 +1,6 @@
-"""export: copies a policy to a plain folder that transformers and vLLM load without the run and without PEFT."""
+"""export: copies a policy to a standalone folder that transformers and vLLM can load without the run and without
+PEFT.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from rloo_pipeline.runtime.progress import say
 
 
 def export(config: Config, run: Path, output: Path, merge: bool, number: int | None = None) -> None:
-    """Writes a policy of a run to a folder of its own.
+    """Writes a policy of a run to a standalone folder.
 
     Args:
         config: the run's configuration.
@@ -41,16 +43,17 @@ def export(config: Config, run: Path, output: Path, merge: bool, number: int | N
         if policy.is_adapter:
             _merge(policy, config.model.dtype, target)
         else:
-            shutil.copytree(folder, target, dirs_exist_ok=True)
-        (target / manifest.MANIFEST).unlink(missing_ok=True)  # it is of the run
+            for name in manifest.file_names(folder):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, target / name)  # without its mode, which may forbid writing
     say(f"{folder} is in {output}")
 
 
 def _merge(policy: Policy, dtype: str, target: Path) -> None:
-    """Writes the base with the policy's adapter merged into its weights.
+    """Writes the base model with the policy's adapter merged into its weights.
 
     Raises:
-        UserError: the adapter is on one of two layers that share weights.
+        UserError: the adapter is on one of two layers that share weights, so it cannot be merged.
     """
     import torch
 

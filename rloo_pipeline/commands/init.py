@@ -1,7 +1,7 @@
-"""init: a model, data and a reward → the folder of a project, on which `rloo check` and `snakemake` work.
+"""init: writes a project folder for a model, data and a reward, ready for `rloo check` and `snakemake`.
 
-It holds config/config.yaml, a reward function with its test, a Snakefile with the workflow as a module, profiles and a
-README. Data in one file are split into training and held-out rows.
+The folder has config/config.yaml, a reward function with its test, a Snakefile that uses the workflow as a module,
+profiles and a README. Data in a single file is split into training and held-out rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 WITHOUT_DATA = ("Snakefile", "README.md", ".gitignore")
 TEMPLATES = ("config/config.yaml", "rewards.py", "test_rewards.py", *WITHOUT_DATA)
 PROFILES = ("default", "slurm")
-"""Profiles that users edit or that Snakemake looks for in the project; the package provides the others."""
+"""Profiles that users edit, or that Snakemake looks for in the project. The package provides the others."""
 QUESTIONS = {
     "model": "Model (a folder, or an id on the Hub): ",
     "data": "Data (a .jsonl, .json or .parquet file, a folder with train and test files, or an id on the Hub): ",
@@ -37,13 +37,13 @@ QUESTIONS = {
 }
 GPU = Path("/dev/nvidiactl")
 COMPLETION, PROMPT = 256, 512
-"""Tokens, if the model's context has room for them."""
+"""Maximum completion length in tokens, if the model's context has room for it."""
 GENERATIONS, PROMPTS = 8, 32
-"""Completions per prompt, and prompts of a round."""
+"""Completions per prompt, and prompts per round."""
 
 
 class ProjectChoices(NamedTuple):
-    """The user's choices; None means to detect or ask."""
+    """The user's choices; None means that `init` detects the value or asks."""
 
     model: str | None
     data: str | None
@@ -51,7 +51,7 @@ class ProjectChoices(NamedTuple):
     held_out: str | None = None
     prompt: str | None = None
     answer: str | None = None
-    """Columns of the data."""
+    """Column with the answer; `prompt` is the column with the prompt."""
 
 
 def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
@@ -63,12 +63,12 @@ def init(folder: Path, choices: ProjectChoices, force: bool) -> None:
         force: replace existing files.
 
     Raises:
-        UserError: something is missing or unusable, or a file already exists; then nothing is written.
+        UserError: something is missing or unusable, or a file already exists. Nothing is written then.
     """
     console = Terminal()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a project folder; name another one")
-    asks = _asks(choices)
+    asks = _must_ask(choices)
     model = _chosen("model", choices.model, asks, lambda name: _model(name, folder))
     columns = choices.prompt, choices.answer
     data = _chosen("data", choices.data, asks, lambda name: project_data(name, choices.held_out, *columns, folder))
@@ -81,7 +81,7 @@ def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal
     """Writes the files of a project.
 
     Raises:
-        UserError: one exists already, and `force` is False.
+        UserError: a file already exists and `force` is False.
     """
     existing = [name for name in texts if (folder / name).exists()]
     if existing and not force:
@@ -93,11 +93,11 @@ def write(folder: Path, texts: Mapping[str, str], force: bool, console: Terminal
         console.print(f"{'replaced' if name in existing else 'wrote'} {folder / name}", soft_wrap=True)
 
 
-def _asks(choices: ProjectChoices) -> bool:
-    """True if model or data is missing, so the user is asked.
+def _must_ask(choices: ProjectChoices) -> bool:
+    """True if model or data is missing, so that the user has to be asked.
 
     Raises:
-        UserError: it has to ask without a terminal.
+        UserError: there is no terminal to ask on.
     """
     missing = [f"--{name}" for name in ("model", "data") if getattr(choices, name) is None]
     if missing and not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -106,7 +106,7 @@ def _asks(choices: ProjectChoices) -> bool:
 
 
 def _chosen(name: str, choice: str | None, asks: bool, use: Callable[[str], T]) -> T:
-    """Applies `use` to a choice, or to the user's answer if there is no choice; asks again if `use` refuses it.
+    """Applies `use` to a choice, or to the user's answer if there is none. Asks again if `use` refuses the answer.
 
     Raises:
         UserError: the input ended, or `use` refuses a choice that was given.
@@ -128,18 +128,18 @@ class ProjectModel(NamedTuple):
     entry: dict[str, Any]
     """The section `model` of the configuration."""
     has_template: bool
-    """True if its tokenizer has a chat template, as far as its files are here."""
+    """True if its tokenizer has a chat template, or is not on this machine."""
     context: int | None
-    """Its context in tokens, if it is known."""
+    """Its context length in tokens, if known."""
     folder: Path | None = None
     """Folder with the model's files, if they are on this machine."""
 
 
 def _model(name: str, folder: Path) -> ProjectModel:
-    """The model by its folder, or its id on the Hub.
+    """Finds the model by its folder or Hub id.
 
     Raises:
-        UserError: it is neither.
+        UserError: the name is neither.
     """
     # bfloat16 is slow on CPUs
     dtype = {} if GPU.exists() else {"dtype": "float32"}
@@ -158,10 +158,10 @@ def _model(name: str, folder: Path) -> ProjectModel:
 
 
 def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | None:
-    """The user's reward function as the configuration names it; None for the one that is written.
+    """The user's reward function as the configuration will name it; None if `init` writes one.
 
     Raises:
-        UserError: the function does not exist, or none is given and the data have no column of answers.
+        UserError: the function does not exist, or none is given and the data has no column of answers.
     """
     if reference is None:
         if data.answer is None:
@@ -176,7 +176,7 @@ def _reward(reference: str | None, data: ProjectData, folder: Path) -> str | Non
 
 
 def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any]) -> int:
-    """Number of training prompts that the stage `prompts` will keep; all rows if data or tokenizer are not here.
+    """Number of training prompts that the stage `prompts` will keep. All rows count if data or tokenizer are not here.
 
     Args:
         model: the project's model.
@@ -198,7 +198,7 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
         parts = PromptParts(Templater(dataset, policy))
         for name in parts.order:
             parts.add(name, [*data.rows[name]], data.name)
-    except (ImportError, UserError):  # which `rloo check` explains
+    except (ImportError, UserError):  # `rloo check` explains such errors
         return count
     return len(parts.rows["train"])
 
@@ -229,7 +229,7 @@ def _context(folder: Path, model: ProjectModel, data: ProjectData, reward: str |
 
 
 def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Files of the project, relative to its folder, and their texts."""
+    """Yields the files of the project, relative to its folder, and their texts."""
     environment = templates_of("rloo_pipeline.commands", keep_trailing_newline=True)
     environment.filters["flow"] = _flow
     environment.filters["python"] = repr
@@ -247,7 +247,7 @@ def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Formats a value as YAML on one line."""
     import yaml
 
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
@@ -255,7 +255,7 @@ def _flow(value: Any) -> str:
 
 
 def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -> None:
-    """Prints the commands to type next; `fetch` is a line for the data, or empty."""
+    """Prints the next commands to type. `fetch` is the line that fetches the data, or empty."""
     if data.splits:
         console.print(f"{data.name}: {', '.join(f'{len(rows)} rows in {name}' for name, rows in data.splits.items())}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"

@@ -1,4 +1,4 @@
-"""init --from-trl: writes the project of a TRL script, and a table of what became of its arguments."""
+"""init --from-trl: writes a project from a TRL script, with a table that shows what each argument became."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rloo_pipeline.runtime.console import Terminal
 
 
 def init_from_trl(folder: Path, command: str, model: str | None, force: bool) -> None:
-    """Writes the project of a TRL script, and prints what became of each argument of its trainer.
+    """Writes a project from a TRL script, and prints what each argument of its trainer became.
 
     Args:
         folder: the project's folder.
-        command: the script's file, and the options that it is called with.
-        model: the model, if it is to be another one or the script does not show it.
+        command: the script's file and command-line options.
+        model: overrides the script's model, or names it if the script does not show it.
         force: replace existing files.
 
     Raises:
-        UserError: the script cannot be translated, or a file already exists; then nothing is written.
+        UserError: the script cannot be translated, or a file already exists. Nothing is written then.
     """
     console, project = Terminal(), trl_project(command, model, folder)
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)

@@ -1,7 +1,7 @@
-"""Starts a run: `rloo run` becomes `snakemake`; from Python, `run` does the same in a child process.
+"""Starts a run. `rloo run` replaces its process by `snakemake`; from Python, `run` does the same in a child process.
 
-Snakemake cannot run its event loop inside that of a notebook, and a notebook should not inherit the settings of the
-engines. So Snakemake is a child process and every stage a child of that; the caller of `run` never holds a GPU.
+Snakemake cannot run its event loop inside a notebook's, and a notebook should not inherit the engines' settings. So
+Snakemake is a child process, and every stage is a child of Snakemake; the caller of `run` never holds a GPU.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def run(
     folder: str | Path = ".",
     dry_run: bool = False,
 ) -> Run | None:
-    """Starts or continues a run, prints the lines of `rloo run`, and returns when the run is finished.
+    """Starts or continues a run, prints what `rloo run` prints, and returns when the run is finished.
 
     Args:
-        config: the YAML file; a relative path starts in `folder`.
-        cores: CPU cores for jobs that run at the same time.
-        changes: keys to change, as `--config` does: `{"rounds": 20, "rollout": {"shards": 4}}`.
+        config: the YAML file; a relative path is looked up in `folder`.
+        cores: number of CPU cores that concurrent jobs may use.
+        changes: keys to change, as with `--config`: `{"rounds": 20, "rollout": {"shards": 4}}`.
         folder: the project's folder, with `results/` and the project's own Snakefile, if any.
         dry_run: only print what would run.
 
@@ -68,14 +68,14 @@ def run(
 
 
 def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
-    """Snakemake's command line for `rloo run [CONFIG] [OPTION …]` in a folder, by default the current one.
+    """Builds Snakemake's command line for `rloo run [CONFIG] [OPTION …]` in a folder, by default the current one.
 
-    Adds the Snakefile if the folder has none, replaces a profile's name by its folder, and uses all cores unless an
-    option gives their number.
+    Adds the package's Snakefile if the folder has none, replaces a profile's name by its folder, and uses all cores
+    unless an option sets their number.
 
     Raises:
-        UserError: no configuration is named, and the folder has none; a change is not KEY=VALUE; or an option is the
-            name of a key.
+        UserError: no configuration is named and the folder has none; a change is not KEY=VALUE; or a configuration key
+            is written as an option.
     """
     files, changes, options = _sort(arguments)
     read_changes(changes)
@@ -95,7 +95,7 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
 
 
 class _Words(NamedTuple):
-    """Arguments of `rloo run`: configuration files, changes KEY=VALUE, and Snakemake's options with their values."""
+    """Arguments of `rloo run`: configuration files, KEY=VALUE changes, and Snakemake's options with their values."""
 
     files: list[str]
     changes: list[str]
@@ -103,17 +103,17 @@ class _Words(NamedTuple):
 
 
 def _sort(words: Sequence[str]) -> _Words:
-    """Finds configuration files and changes in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
+    """Sorts arguments, with configuration files and changes in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
 
     Raises:
-        UserError: an option is the name of a key, such as --rounds.
+        UserError: a configuration key is written as an option, such as --rounds.
     """
     files, changes, others = sorted_words = _Words([], [], [])
     options = words[: words.index("--")] if "--" in words else words
-    option, number = "--configfile", 0  # the last option before a word, and how many values it has so far
+    option, number = "--configfile", 0  # the last option before the word, and the number of values it has so far
     for word in options:
         if not word.startswith("-"):
-            kind = _kind(word, option, number)
+            kind = _option_of(word, option, number)
             (files if kind in FILES else changes if kind in CHANGES else others).append(word)
             number += 1
             continue
@@ -128,19 +128,19 @@ def _sort(words: Sequence[str]) -> _Words:
     return sorted_words
 
 
-def _kind(word: str, option: str, number: int) -> str:
-    """The option to which a word belongs, if it follows `option` and `number` of its values."""
+def _option_of(word: str, option: str, number: int) -> str:
+    """The option that a word belongs to, if it follows `option` and `number` of its values."""
     is_change, is_file = re.match(r"[A-Za-z_][\w.-]*=", word), is_yaml_name(word)
     if option in FILES + CHANGES:
         return "--configfile" if is_file else "--config" if is_change else option
-    if not (is_file or is_change) or _takes(option, number):
+    if not (is_file or is_change) or _takes_another_value(option, number):
         return option
     return "--configfile" if is_file else "--config"
 
 
-def _takes(option: str, number: int) -> bool:
-    """True if a Snakemake option that already has `number` values takes another one."""
-    from snakemake.cli import get_argument_parser  # takes a second
+def _takes_another_value(option: str, number: int) -> bool:
+    """True if a Snakemake option that already has `number` values accepts another one."""
+    from snakemake.cli import get_argument_parser  # importing Snakemake takes a second
 
     action = get_argument_parser()._option_string_actions.get(option)
     return action is not None and (number == 0 if action.nargs is None else action.nargs != 0)
@@ -156,7 +156,7 @@ def become_snakemake(arguments: Sequence[str]) -> NoReturn:
     """Replaces this process by Snakemake.
 
     Args:
-        arguments: arguments of `rloo run`.
+        arguments: those of `rloo run`.
     """
     command = command_line(arguments)
     typed = shlex.join(["rloo", "run", *arguments])
@@ -165,12 +165,12 @@ def become_snakemake(arguments: Sequence[str]) -> NoReturn:
 
 
 def _run_child(argv: Sequence[str], project: Path, typed: str) -> int:
-    """Runs Snakemake in a child process and prints its output as it comes. Returns its exit status.
+    """Runs Snakemake in a child process and prints its output as it arrives. Returns its exit status.
 
     Args:
         argv: its command line.
         project: its working folder.
-        typed: the call that continues the run, for its messages.
+        typed: the call that continues the run, for messages.
     """
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     environment = caches.for_snakemake() | {failures.COMMAND: typed}

@@ -1,4 +1,4 @@
-"""plan: prints an estimate of a run's needs before anything is queued."""
+"""plan: prints an estimate of what a run needs, before anything is queued."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.console import Terminal
 
 DEFAULT_CARD = "h100"
-"""Card of `--gpus` where none is named."""
+"""Default card for `--gpus`."""
 
 
 def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | None = None) -> None:
-    """Prints the estimate of a run, or of an experiment and of each of its arms.
+    """Prints the estimate for a run, or for an experiment and each of its arms.
 
     Raises:
-        UserError: as `plan_run`, or queue or number of GPUs are asked for in an experiment.
+        UserError: as for `plan_run`, or an experiment is combined with --profile or --gpus.
     """
     if gpus is not None and runs.experiment is None:
         plan_gpus(runs.first, model_inputs.shape(runs.first), card_of(gpu or DEFAULT_CARD), gpus)
@@ -65,12 +65,12 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     for arm, config in arms.items():
         row = [seeds * value for value in _costs(config, card, prompts[arm])]
         total = [before + value for before, value in zip(total, row, strict=True)]
-        table.add_row(arm, *map(_short, row))
-    total[0] += 1 - estimate.jobs_saved(runs)  # and the page of the experiment
+        table.add_row(arm, *map(_rounded, row))
+    total[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
     total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
-    if runs.first.select:  # one choice, and for each seed of the arm that is chosen a test and its proof
+    if runs.first.select:  # one choice, and a test and its proof for each seed of the chosen arm
         total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
-    table.add_row("all", *map(_short, total), style="bold")
+    table.add_row("all", *map(_rounded, total), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
@@ -78,22 +78,24 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         console.print(f"note: {note}", style="yellow")
 
 
-def _short(value: float) -> str:
+def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.1f}"
 
 
 def _difficulty_prompts(config: Config) -> int | None:
-    """Training prompts that policy 0 is sampled on for their pass rates; None if it is not, or if that is not known."""
+    """Number of training prompts whose pass rate is measured with policy 0; None if unknown, or if it is not
+    measured.
+    """
     return dataset_inputs.training_rows(config) if config.measures_difficulty else None
 
 
 def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
-    """Jobs, completion tokens, GB on disk and, given a card, GPU-hours of one run.
+    """Jobs, completion tokens, GB on disk and, if a card is given, GPU-hours of one run.
 
     Args:
         config: the run's configuration.
-        card: the GPU, or None.
-        prompts: training prompts that the stage `difficulty` samples.
+        card: the GPU; None for CPUs.
+        prompts: number of training prompts that the stage `difficulty` samples.
     """
     shape = model_inputs.shape(config)
     disk = sum(estimate.disk(RunMemory(config, shape)).values()) / GB
@@ -109,7 +111,7 @@ def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
 
 
 def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None:
-    """Prints jobs, tokens, disk and memory per stage; with a GPU model, also if stages fit, hours and GPU-hours.
+    """Prints jobs, tokens, disk and memory per stage; for a GPU model, also whether stages fit, hours and GPU-hours.
 
     Args:
         config: the run's configuration.
@@ -148,7 +150,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     else:
         hours = on_gpus.hours(warm=wait is None and keeps_engines)
         _print_gpu(on_gpus, hours, console)
-        kept = on_gpus.hours(warm=keeps_engines)  # one job for the run keeps its engines
+        kept = on_gpus.hours(warm=keeps_engines)  # a single job for the whole run keeps its engines
         work = (_round_seconds(config, hours) * config.rounds, _round_seconds(config, kept) * config.rounds)
     if wait is not None:
         _print_slurm(config, 60 * wait, work, console)
@@ -182,7 +184,7 @@ def _print_run(config: Config, shape: model_dims.ModelDims, console: Terminal) -
 
 
 def _print_difficulty(config: Config, shape: model_dims.ModelDims, card: Card | None, console: Terminal) -> None:
-    """Prints the samples that the stage `difficulty` takes, once."""
+    """Prints the one-time cost of the stage `difficulty`."""
     prompts = _difficulty_prompts(config)
     if prompts is None:
         console.print("difficulty: all training prompts, whose number is not known before they are downloaded")
@@ -234,12 +236,12 @@ def _print_gpu(run: GpuEstimate, hours: Mapping[str, float], console: Terminal) 
 
 
 def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, console: Terminal) -> None:
-    """Jobs, queue and wall-clock of each way to run on SLURM.
+    """Prints jobs, queue time and wall-clock time of each way to run on SLURM.
 
     Args:
         config: the run's configuration.
         wait: seconds that a job waits in the queue.
-        work: seconds that the stages take in each of `queueing.modes`; None if not known.
+        work: seconds that the stages take in each of `queueing.modes`; None if unknown.
     """
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for column in ("", "jobs", "waits", "queue", "wall-clock", "GPUs"):

@@ -1,4 +1,4 @@
-"""plan --gpus N: what to set with N GPUs, what else could be set, and what does not fit."""
+"""plan --gpus N: prints the best settings for N GPUs, the alternatives, and what does not fit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALTERNATIVES = 2
 
 
 def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
-    """Prints a block of YAML for N GPUs, alternatives with their hours, and why other ways do not fit.
+    """Prints a block of YAML for N GPUs, alternatives with their hours, and why other layouts do not fit.
 
     Args:
         config: the run's configuration.
         shape: the model's dimensions.
         card: the GPU.
-        gpus: how many there are.
+        gpus: number of GPUs.
 
     Raises:
         UserError: the run does not fit.
@@ -39,7 +39,7 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         console.print(
             f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."
             if more
-            else "Nor on more of these GPUs.",
+            else "It does not fit on more of these GPUs either.",
             style="bold",
         )
     else:
@@ -61,15 +61,15 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
         console.print(f"  {layout.name}: {layout.problem}")
     console.print(f"\nAssumed: {estimate.ASSUMED}. Without warm start, scoring and evaluations.", style="dim")
     if card.name != speeds.CARD.lower():
-        console.print(f"No speed was measured on {card.name}: its data sheet stands in for it.", style="dim")
+        console.print(f"No speed was measured on {card.name}: its speeds come from its data sheet.", style="dim")
     if not fitting or not layouts.computes_the_same(fitting[0], config):
         raise UserError(f"{config.run} does not fit on {machine}, see above")
 
 
 def _table(shown: list[GpuLayout]) -> Table:
-    """Hours and GPU-hours of layouts, and the parts of their rounds."""
+    """A table of layouts with hours, GPU-hours, and the parts of a round."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")  # the first row is the block above
+    table.add_column("")  # the first row is the YAML block above
     for name in ("hours", "GPU-hours", "a round", "sampling", "training"):
         table.add_column(name, justify="right")
     for layout in shown:
@@ -84,7 +84,7 @@ def _short(value: float) -> str:
 
 
 def written(layout: GpuLayout, against: GpuLayout | None = None) -> str:
-    """The keys of a layout as YAML; on one line, and only those that another one has not, if that is given."""
+    """The keys of a layout as YAML. If `against` is given, only those that differ from it, on one line."""
     flat = _keys(layout)
     if against is not None:
         others = _keys(against)
@@ -106,5 +106,5 @@ def _keys(layout: GpuLayout) -> JSON:
 
 
 def _flow(value: object) -> str:
-    """A value as YAML on one line."""
+    """Formats a value as YAML on one line."""
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()

@@ -1,4 +1,4 @@
-"""Data detection of `rloo init`: finds training and held-out rows, and the columns with prompt and answer."""
+"""Data detection for `rloo init`: finds training and held-out rows, and the columns with prompt and answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rloo_pipeline.errors import UserError, did_you_mean
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label", "output")
-"""Names that these columns often have, the first one first."""
+"""Usual names of these columns, in order of preference."""
 HELD_OUT_NAMES = ("test", "eval", "validation", "valid", "dev")
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
-"""Rows of one file that are held out."""
+"""Share of the rows of a single file that is held out, and the maximum number."""
 EXAMPLES = 3
 
 
@@ -27,7 +27,7 @@ class ProjectData(NamedTuple):
     """The data of a project."""
 
     name: str
-    """Name as the user gave it."""
+    """The name that the user gave."""
     train: dict[str, str]
     """Source of the training rows, as a section of the configuration."""
     eval: dict[str, str]
@@ -42,7 +42,7 @@ class ProjectData(NamedTuple):
     rows: Mapping[str, Sequence[Row]] = {}
     """Rows of `train` and `eval`; empty if they are not on this machine."""
     splits: Mapping[str, Sequence[Row]] = {}
-    """Files to write, and their rows, where one file is split."""
+    """Files to write and their rows, if a single file is split."""
 
     @property
     def examples(self) -> Sequence[Row]:
@@ -51,13 +51,13 @@ class ProjectData(NamedTuple):
 
 
 def project_data(name: str, held_out: str | None, prompt: str | None, answer: str | None, folder: Path) -> ProjectData:
-    """Training and held-out rows of a project.
+    """Finds a project's training and held-out rows.
 
     Args:
         name: a file, a folder with train and test files, or an id on the Hub.
         held_out: a file with held-out rows.
-        prompt: column with the prompt; by default it is guessed.
-        answer: column with the right answer; by default it is guessed.
+        prompt: column with the prompt; None to guess it.
+        answer: column with the right answer; None to guess it.
         folder: the project's folder, to which paths in the configuration are relative.
 
     Raises:
@@ -98,7 +98,7 @@ def project_data(name: str, held_out: str | None, prompt: str | None, answer: st
 
 
 def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectData:
-    """Splits train and test of a dataset on the Hub, which is not read here.
+    """Data of a Hub dataset with the splits train and test, which is not read here.
 
     Raises:
         UserError: the column with the prompt is not named.
@@ -114,13 +114,13 @@ def _data_on_hub(name: str, prompt: str | None, answer: str | None) -> ProjectDa
 
 
 def place_in(folder: Path, path: Path) -> str:
-    """A path as the configuration of a project names it: relative inside of its folder, else absolute."""
+    """A path as a project's configuration names it: relative if it is inside the project, otherwise absolute."""
     real, inside = path.resolve(), folder.resolve()
     return str(real.relative_to(inside)) if real.is_relative_to(inside) else str(real)
 
 
 def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
-    """The file of training rows and, unless that is to be split, the one of held-out rows.
+    """The file of training rows and, unless that one is to be split, the file of held-out rows.
 
     Raises:
         UserError: the file does not exist, is empty, or has another format.
@@ -145,7 +145,7 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
 
 
 def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:
-    """Files of a project and their rows: a fifth, drawn at random but always the same, is held out."""
+    """Splits rows into files of a project. A fifth is held out, drawn at random but always the same."""
     if len(rows) < 2:
         raise UserError(f"{file}: one row cannot be split into training and held-out rows; give --held-out FILE")
     count = min(MOST_HELD_OUT, max(1, round(len(rows) * HELD_OUT_SHARE)))
@@ -155,10 +155,10 @@ def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:
 
 
 def dump_rows(rows: Sequence[Row], file: str) -> str:
-    """Rows as JSON Lines.
+    """Formats rows as JSON Lines.
 
     Raises:
-        UserError: a value has no form in JSON, such as a date of Parquet.
+        UserError: JSON cannot represent a value, such as a date from Parquet.
     """
     try:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -169,7 +169,7 @@ def dump_rows(rows: Sequence[Row], file: str) -> str:
 def _column(
     option: str, column_name: str | None, usual: Sequence[str], columns: Sequence[str], name: str
 ) -> str | None:
-    """The column that was named, else the first with a usual name.
+    """The column that was named, otherwise the first one with a usual name.
 
     Raises:
         UserError: the given column does not exist.

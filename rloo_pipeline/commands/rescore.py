@@ -1,7 +1,7 @@
-"""rescore: scores the rollouts of a finished run with other rewards, and shows how the advantages would change.
+"""rescore: scores a finished run's rollouts with different rewards, and shows how the advantages would change.
 
-Nothing is sampled again: the policies of later rounds are still those that the old rewards trained. The advantages are
-those of the rewards, without KL and teacher, and are compared over all completions.
+Nothing is sampled again, so later rounds still come from policies trained with the old rewards. The advantages come
+from rewards alone, without KL and teacher, and are compared over all completions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) -> None:
-    """Scores every round of a run with other rewards; writes the scores and rescore.json, and prints a comparison.
+    """Scores every round of a run with different rewards; writes the scores and rescore.json, and prints a comparison.
 
     Args:
         config: the run's configuration.
-        run: its folder.
+        run: the run's folder.
         rewards: the new reward functions.
-        output: folder for the tables of scores and rescore.json.
+        output: folder for the scores tables and rescore.json.
 
     Raises:
         UserError: the run has no rollouts, one of its files is damaged, or a reward function fails.
@@ -84,7 +84,7 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
 def _tables(
     config: Config, run: Path, folder: Path, prompts: PromptSet, output: Path
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Rollouts, old scores and new scores of a round; writes the new ones as the stage `score` does."""
+    """Returns rollouts, old scores and new scores of a round. Writes the new scores as the stage `score` does."""
     shards = round_tables.files_of(folder, "rollouts", config.rollout)
     scores = [round_tables.scores_beside(shard) for shard in shards]
     old = round_tables.read(RoundFiles(shards, scores))
@@ -99,12 +99,12 @@ def _tables(
         about |= scoring_facts(config.rewards)
         file = output / path.relative_to(folder)
         tables.write(file, rows, schema, "scores", **about)
-        new.append(tables.read(file, "scores"))  # with the weights in its footer, which GDPO needs
+        new.append(tables.read(file, "scores"))  # the footer has the weights, which GDPO needs
     return rollouts, old.scores, pa.concat_tables(new)
 
 
 def _by_prompt(values: Tensor, rollout: Rollout) -> list[list[float]]:
-    """Values of completions as a list [prompts, samples]."""
+    """Values of completions as nested lists [prompts, samples]."""
     rows: list[list[float]] = values.view(-1, rollout.num_generations).tolist()
     return rows
 

@@ -1,6 +1,6 @@
-"""reward-test: a reward function and rows of data → its scores, times and exceptions, printed before a run needs it.
+"""reward-test: tries a reward function on rows of data before a run, and prints scores, times and exceptions.
 
-The function is called as in a run: in worker processes with time limits, and with the same checks of its output.
+The function is called as in a run: in worker processes with time limits, with the same checks of its output.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 from rloo_pipeline.user_code.score_table import OF_PROMPTS
 
 EXAMPLES = 5
-"""Rows of each kind that are printed."""
+"""Number of rows of each kind that are printed."""
 BINS = 10
-"""Bars of the histogram; up to this many different values are printed one by one."""
+"""Number of bars in the histogram. Up to this many distinct values are printed one by one."""
 
 
 def reward_test(
@@ -42,14 +42,14 @@ def reward_test(
 
     Args:
         reward: the function.
-        data: file of rows with the columns of the dataset.
-        completions: file of rows with completions of a model; by default the data's own solutions are scored.
+        data: file with rows of the dataset.
+        completions: file with a model's completions; None to score the data's own solutions.
         workers: number of processes.
-        tokenizer: folder or Hub id of the policy. Makes token ids for completions without any, and is passed to
-            functions that have an argument `tokenizer_path`.
+        tokenizer: folder or Hub id of the policy. It makes token ids for completions without any, and is passed to
+            functions with an argument `tokenizer_path`.
 
     Raises:
-        UserError: a file does not fit, the output of the function is invalid, or it failed on some rows.
+        UserError: the files do not fit together, the function's output is invalid, or it failed on some rows.
     """
     rows = _read(data)
     file = completions or data
@@ -87,7 +87,7 @@ def _print_details(console: Terminal, batch: RewardBatch, scored: FunctionScores
 
 
 def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> RewardBatch:
-    """The arguments of the function: TRL's, and every column of the data."""
+    """The function's arguments: TRL's, and every column of the data."""
     for number, row in enumerate(scored_rows):
         if "completion" not in row:
             suggestion = did_you_mean("completion", row)
@@ -106,7 +106,7 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
 
 
 def _completion(value: Any, prompt: Any, location: str) -> Any:
-    """A completion as in a run: the messages of an episode, or the text of a single message or of another value."""
+    """A completion in the form that it has in a run: the messages of an episode, or a text."""
     if value is None:
         raise UserError(f"{location} has null where the completion should be; give it a text, or drop the row")
     if isinstance(value, list) and value and isinstance(value[-1], dict):
@@ -117,7 +117,7 @@ def _completion(value: Any, prompt: Any, location: str) -> Any:
 
 
 def _tokenize(completions: Sequence[Any], folder: str) -> list[list[int]]:
-    """Token ids of the texts. In a run they are the sampled ones, which can differ for the same text."""
+    """Tokenizes the texts. A run uses the sampled ids, which can differ for the same text."""
     from transformers import AutoTokenizer
 
     try:
@@ -137,7 +137,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _own_completions(data: Path, rows: Sequence[Row]) -> list[Row]:
-    """The data's own solutions as completions: the column `completion`, or else `answer`."""
+    """The data's own solutions as completions, from the column `completion` or else `answer`."""
     name = next((name for name in ("completion", "answer") if name in rows[0]), None)
     if name is None:
         raise UserError(f"{data}: has no column 'completion' or 'answer' to score; pass a file with --completions")
@@ -168,7 +168,7 @@ def _summary(reward: Reward, scored: FunctionScores, samples: int, seconds: floa
 
 
 def _finite(scored: FunctionScores) -> np.ndarray[Any, Any]:
-    """The scores without None, [rows]; adding 0 turns -0 into 0."""
+    """The scores that are not None, [rows]. Adding 0 turns -0 into 0."""
     return np.array([score + 0.0 for score in scored.scores if score is not None])
 
 
@@ -203,7 +203,7 @@ def _print_golds(console: Terminal, reward: Reward, rows: Sequence[Row]) -> None
 
 
 def _print_rows(console: Terminal, title: str, rows: Sequence[int], batch: RewardBatch, scored: FunctionScores) -> None:
-    """A table of the first rows; nothing if there are none."""
+    """Prints a table of the first rows; nothing if there are none."""
     if not rows:
         return
     counts = f"{title}, {min(EXAMPLES, len(rows))} of {len(rows)}"

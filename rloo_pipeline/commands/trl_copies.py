@@ -1,6 +1,6 @@
-"""The parts of a TRL script that a project takes over: functions, and the lines that make the data set.
+"""Copies the parts of a TRL script that a project keeps: functions, and the lines that make the dataset.
 
-A copy has the statements on which the part depends, in the order of the script, and nothing that trains.
+A copy has the statements that the part depends on, in the order of the script, and nothing that trains.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rloo_pipeline.commands.trl_syntax import bound, name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
-"""Functions of `datasets` that read rows; what depends on them stays inside a function."""
+"""Functions of `datasets` that read rows. Statements that depend on them stay inside a function."""
 OWN = {"train", "held_out", "rows", "_split"}
-"""Functions of data.py; in them, variables may have these names."""
+"""Names of the functions in data.py. Variables inside them may have these names too."""
 HELD_OUT = '''
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.2, 500
 
@@ -47,21 +47,21 @@ if __name__ == "__main__":  # where there is internet: it fetches the data, whic
 
 
 def functions(script: TrlScript, names: Iterable[str]) -> str:
-    """Python source of functions or classes of the script, with all on which they depend."""
+    """Python source of functions or classes of the script, with everything that they depend on."""
     chosen = _closure(script, [(name, len(script.text)) for name in names])
     return _module(script, "Functions", chosen)
 
 
 def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
-    """Python source with the functions `train` and `held_out`, which return rows as the script's data sets have them.
+    """Python source with the functions `train` and `held_out`, which return the rows of the script's datasets.
 
     Args:
         script: the script.
         train: expression of the training data.
-        held_out: expression of the held-out data; None to hold out a part of the training data.
+        held_out: expression of the held-out data; None to hold out part of the training data.
 
     Raises:
-        UserError: a line depends on a value that the text does not show.
+        UserError: a line depends on a value that the script does not show.
     """
     parts = {"rows": train} if held_out is None else {"train": train, "held_out": held_out}
     loading: dict[str, list[ast.stmt]] = {}
@@ -85,11 +85,11 @@ def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
 
 
 def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.stmt]:
-    """The statements on which names depend, in order.
+    """The statements that names depend on, in order.
 
     Args:
         script: the script.
-        names: each with the line above which it is bound.
+        names: each with the line before which it must be bound.
     """
     waiting, chosen = list(names), dict[int, ast.stmt]()
     while waiting:
@@ -97,13 +97,13 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
             if binding.is_parameter or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
-                continue  # its values are written in their places
+                continue  # its values are filled in where they are used
             is_above = statement.lineno < before or binding.value is None
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
         for statement in script.statements:  # frame.columns = …
-            if id(statement) not in chosen and statement.lineno < before and _changed(statement) == name:
+            if id(statement) not in chosen and statement.lineno < before and _mutated_name(statement) == name:
                 chosen[id(statement)] = statement
                 waiting += _names(statement)
     script.taken |= {statement.lineno for statement in chosen.values()}
@@ -111,13 +111,13 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
 
 
 def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
-    """Names that a node reads, and the line above which they are bound."""
+    """Names that a node reads, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
     return [(part.id, line) for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
 
 
-def _changed(statement: ast.stmt) -> str | None:
-    """The name whose object `name.attribute = …` or `name[key] = …` changes."""
+def _mutated_name(statement: ast.stmt) -> str | None:
+    """The name whose object a statement such as `name.attribute = …` or `name[key] = …` changes."""
     place = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if not isinstance(place, ast.Attribute | ast.Subscript):
         return None
@@ -127,10 +127,10 @@ def _changed(statement: ast.stmt) -> str | None:
 
 
 def _loading(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Assignments that read rows, that depend on one that does, or whose name a function of data.py has."""
+    """Assignments that read rows, that depend on one that does, or whose name is that of a function in data.py."""
     found, names, loaders = list[ast.stmt](), set[str](), {*LOADERS}
     functions = [statement for statement in statements if isinstance(statement, ast.FunctionDef)]
-    for _ in functions:  # one may call another one
+    for _ in functions:  # functions may call each other
         loaders |= {function.name for function in functions if _calls(function, loaders)}
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
@@ -149,7 +149,7 @@ def _calls(statement: ast.stmt, functions: set[str]) -> bool:
 
 
 def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
-    """A Python file of statements."""
+    """A Python file with these statements."""
     text, before = f'"""{kind} of {script.path.name}, written by `rloo init --from-trl`."""\n', ""
     for statement in statements:
         is_definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -162,10 +162,10 @@ def _module(script: TrlScript, kind: str, statements: list[ast.stmt]) -> str:
 
 
 def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
-    """The lines of a node as they are in the script, with the values of options that the script is called with.
+    """The source lines of a node, with the values of command-line options filled in.
 
     Raises:
-        UserError: such an option has no value.
+        UserError: an option has no value.
     """
     filled = _Filled(script)
     copied = filled.visit(copy.deepcopy(node))
@@ -176,42 +176,42 @@ def _source(script: TrlScript, node: ast.stmt | ast.expr) -> str:
 
 
 class _Filled(ast.NodeTransformer):
-    """Writes in their places the values of options and of parameters of the function in which the trainer is made, and
-    the whole paths of files, since the project is in another folder than the script.
+    """Fills in the values of options and of parameters of the function that makes the trainer. Also makes file paths
+    absolute, since the project is not in the script's folder.
     """
 
     def __init__(self, script: TrlScript) -> None:
         self.script = script
         self.has_changed = False
         self.own: set[str] = set()
-        """Arguments of functions in the copy."""
+        """Arguments of functions that are copied."""
 
     def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        """Notes arguments, whose names are not those of options."""
+        """Records arguments, whose names do not stand for options."""
         self.own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """`arguments.dataset` → its value."""
+        """Replaces `arguments.dataset` by its value."""
         is_own = isinstance(node.value, ast.Name) and node.value.id in self.own
         return self.generic_visit(node) if is_own or not self.script.is_parsed(node.value) else self._written(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A parameter → its value."""
+        """Replaces a parameter by its value."""
         found = self.script.binding(node.id, node.lineno)
         if node.id in self.own or not isinstance(node.ctx, ast.Load) or found is None:
             return node
         return self._written(node) if found.is_parameter or self.script.is_parsed(node) else node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        """Only the beginning of a text with values can begin a path."""
+        """Visits only the first part of an f-string, since only that can begin a path."""
         node.values = [self.visit(part) for part in node.values[:1]] + [
             part if isinstance(part, ast.Constant) else self.visit(part) for part in node.values[1:]
         ]
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """The path of a file, relative to where the script runs → the whole path."""
+        """Replaces the path of a file, relative to where the script runs, by its absolute path."""
         text = node.value
         if (
             not isinstance(text, str)
@@ -229,7 +229,7 @@ class _Filled(ast.NodeTransformer):
         try:
             value = self.script.value(node)
         except UnknownValueError:
-            problem = "the text does not show its value; write it into the line"
+            problem = "the script does not show its value; write it into the line"
             if isinstance(node, ast.Attribute):
                 problem = f"give the option {node.attr}: --from-trl '{self.script.path} --{node.attr} VALUE'"
             raise UserError(self.script.at(node, problem)) from None

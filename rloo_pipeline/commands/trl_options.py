@@ -1,6 +1,6 @@
-"""Options of TRL's RLOOConfig and GRPOConfig (1.16) as keys of a configuration: docs/trl.md as a function.
+"""Translates options of TRL's RLOOConfig and GRPOConfig (1.16) to configuration keys, as docs/trl.md describes.
 
-An option that a script leaves out has TRL's default, which is written where it differs from the default here.
+An option that a script leaves out has TRL's default, which is written out if it differs from the default here.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from rloo_pipeline.errors import UserError
 
 
 class ArgumentRow(NamedTuple):
-    """One argument of the script, and the keys that it became."""
+    """One argument of the script, and the keys that it was translated to."""
 
     option: str
     value: str
     here: str
-    """Keys that it became; empty if it has no counterpart."""
+    """Keys that it was translated to; empty if it has no counterpart."""
     note: str = ""
 
     @property
     def same_name(self) -> bool:
-        """True if it is taken under its own name, with its own value."""
+        """True if both name and value are kept."""
         return self.here.rpartition(".")[2] == self.option and not self.note
 
 
 class Translation:
-    """The keys that options become, and a row for each.
+    """The keys that options are translated to, and a row for each option.
 
     Args:
         kind: `RLOO` or `GRPO`.
-        options: options of the script whose values are known.
+        options: those options of the script whose values are known.
 
     Raises:
-        UserError: a batch has no counterpart.
+        UserError: the batch sizes have no counterpart here.
     """
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind, self.given = kind, options
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
-        if self.options.get("top_k") == -1:  # vLLM's way to turn it off
+        if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
         self.config: JSON = {}
         self.rows: list[ArgumentRow] = []
@@ -71,7 +71,7 @@ class Translation:
         place[names[-1]] = value
 
     def add(self, option: str, here: str, note: str = "") -> None:
-        """A row for an option; one that the script leaves out has TRL's default."""
+        """Adds a row for an option. An option that the script leaves out has TRL's default."""
         self.read.add(option)
         value = self.options.get(option)
         given = option in self.given
@@ -93,13 +93,13 @@ class Translation:
             self._one("max_prompt_length", "dataset.max_prompt_length", "longer prompts are dropped, not cut")
 
     def _one(self, name: str, key: str, note: str = "") -> None:
-        """Takes an option as it is; None is the default on both sides."""
+        """Takes over an option unchanged. None means the default on both sides."""
         self.add(name, key, note)
         if self.options[name] is not None:
             self.put(key, self.options[name])
 
     def _batch(self) -> None:
-        """Completions of a round and optimizer steps in it, for one process."""
+        """Sets completions and optimizer steps per round, for one process."""
         size = self.options.get("per_device_train_batch_size", 8)
         accumulated = self.options.get("gradient_accumulation_steps", 1)
         batch, micro_steps = self.options.get("generation_batch_size"), self.options.get("steps_per_generation")
@@ -124,7 +124,7 @@ class Translation:
         self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
 
     def _length(self) -> None:
-        """Rounds, from optimizer steps or epochs."""
+        """Sets the number of rounds, from optimizer steps or epochs."""
         per_round = self.steps * self.options["num_iterations"]
         steps, epochs = self.options.get("max_steps", -1), self.options.setdefault("num_train_epochs", 3.0)
         batch, prompts = self.config["rollout"]["generation_batch_size"], self.options["num_generations"]
@@ -179,13 +179,14 @@ class Translation:
             self.add("optim", "update.optimizer", tables.OPTIMIZERS[optimizer])
 
     def _grpo(self) -> None:
-        """Keys of GRPO's loss; the defaults are those of TRL, whose truncated completions stay in the baseline."""
+        """Sets the keys of GRPO's loss to TRL's defaults. In TRL, truncated completions stay in the baseline."""
         algorithm = {"keep_truncated_in_baseline": True, "importance_sampling_level": "token", "clip": "ppo"}
         for option, default, table in (("loss_type", "dapo", tables.LOSSES), ("scale_rewards", "group", tables.SCALES)):
             value = self.options.setdefault(option, default)
             value = {True: "group", False: "none"}.get(value, value) if option == "scale_rewards" else value
             if option == "scale_rewards" and self.options.get("multi_objective_aggregation") == "normalize_then_sum":
-                algorithm["advantage"] = "reinforce_pp"  # which divides by the spread of the batch, whatever the option
+                # this divides by the spread of the batch, whatever scale_rewards says
+                algorithm["advantage"] = "reinforce_pp"
                 self.read.add(option)
                 continue
             if value not in table:
@@ -200,9 +201,9 @@ class Translation:
         for name in (name for name in self.given if name.startswith(("sapo_", "vespo_"))):
             if name.startswith(f"{loss}_"):
                 self._one(name, f"algorithm.{name}")
-            self.read.add(name)  # no effect on other losses
+            self.read.add(name)  # it has no effect on other losses
         if loss == "cispo" and self.options.get("epsilon_high") is not None:
-            algorithm["epsilon_high"] = self.options["epsilon_high"] - 1  # TRL's is the bound itself
+            algorithm["epsilon_high"] = self.options["epsilon_high"] - 1  # TRL's option is the bound itself
             self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
@@ -218,7 +219,7 @@ class Translation:
             mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
             high = self.options.get(cap) or self.options.get(names[1], 3.0)
             cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
-            if cut:  # log-probs of the sampler are those of the cut distribution
+            if cut:  # the sampler's log-probs are those of the cut distribution
                 self.add(names[0], "", f"not with {' and '.join(cut)}")
             elif loss == "vespo":
                 if mode != "token_truncate":
@@ -230,7 +231,7 @@ class Translation:
                 algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
                 note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
                 self.add(names[0], "algorithm.mismatch", note)
-                if self.options.get("vllm_structured_outputs_regex"):  # which needs the correction
+                if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
                     key = "rollout.generation_kwargs.structured_outputs.regex"
                     self._one("vllm_structured_outputs_regex", key)
         self.config["algorithm"] = {
@@ -240,7 +241,7 @@ class Translation:
         }
 
     def _rest(self) -> None:
-        """Options that became no key."""
+        """Adds rows for options that have no key."""
         for name, value in self.given.items():
             if name in self.read or name in tables.SILENT or name in tables.OF_MODEL:
                 continue
@@ -254,7 +255,7 @@ class Translation:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written in YAML, on one line and not too long."""
+    """Formats a value as YAML on one line, shortened if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else str(value)
     return str(text) if len(str(text)) <= 60 else f"{str(text)[:57]}…"
 
@@ -272,14 +273,15 @@ def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> J
 
 
 def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
-    """Rows under a title for each of the three kinds."""
+    """Groups rows by kind, each of the three kinds under a title."""
     yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
     yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]
 
 
 def option_values(words: Sequence[str]) -> dict[str, Any]:
-    """`--max_steps 400 --use_vllm` → {max_steps: 400, use_vllm: True}; the file of `--config` comes first.
+    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
+    `--config`.
 
     Raises:
         UserError: a word does not belong to an option, or the file cannot be read.
@@ -307,12 +309,12 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_exponential(value: Any) -> bool:
-    """True for 1e-6, which is text in YAML."""
+    """True for strings such as 1e-6, which YAML reads as text."""
     return isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) is not None
 
 
 def _number(word: str) -> Any:
-    """A word of a command line as Python's number, boolean, dictionary or text."""
+    """Parses a word of a command line as a number, boolean, dictionary or string."""
     for convert in (json.loads, float):
         try:
             return convert(word)

@@ -1,4 +1,4 @@
-"""init --from-trl: a training script of TRL → a project, and a table of what became of each of its arguments."""
+"""init --from-trl: turns a TRL training script into a project, with a table that shows what each argument became."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
-UNSHOWN = "the text does not show its value; set the key yourself"
+UNSHOWN = "the script does not show its value; set the key yourself"
 
 
 class TrlProject(NamedTuple):
-    """A project as its configuration, its other files and its table."""
+    """A project: its configuration, its other files, and the table of arguments."""
 
     config: JSON
     files: Mapping[str, str]
-    """Texts of Python files with code copied from the script, by name."""
+    """Python files with code copied from the script: name → text."""
     rows: Sequence[ArgumentRow]
     data: ProjectData
 
 
 def trl_project(command: str, model: str | None, folder: Path) -> TrlProject:
-    """Reads a script.
+    """Translates a script into a project.
 
     Args:
-        command: the script's file and the options that it is called with.
-        model: the model, where the script does not show it or it is to be another one.
+        command: the script's file and command-line options.
+        model: overrides the script's model, or names it if the script does not show it.
         folder: the project's folder.
 
     Raises:
@@ -56,7 +56,7 @@ class _Reader:
         self.files: dict[str, str] = {}
 
     def project(self, model: str | None) -> TrlProject:
-        """The project."""
+        """Builds the project."""
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         of_model, dataset = self._model(model, given), self._dataset()
@@ -84,8 +84,8 @@ class _Reader:
         return TrlProject(ordered, self.files, self.rows, data)
 
     def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
-        """Adds a row for each thing that was not taken over: options with unknown values, arguments of the trainer, and
-        lines of the script.
+        """Adds a row for everything that was not translated: options with unknown values, trainer arguments, and lines
+        of the script.
         """
         for name, node in unknown.items():
             self._row(name, ast.unparse(node), "", UNSHOWN)
@@ -104,7 +104,7 @@ class _Reader:
         self.rows.append(ArgumentRow(option, value if len(value) <= 60 else f"{value[:57]}…", here, note))
 
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
-        """Values of options, and those that the text does not show."""
+        """Splits options into those with known values, and those whose values the script does not show."""
         known: JSON = {}
         unknown: dict[str, ast.expr] = {}
         for name, value in options.items():
@@ -115,14 +115,14 @@ class _Reader:
         return known, unknown
 
     def _value(self, node: ast.expr | None, default: Any = None) -> Any:
-        """The value of an expression, or a default where there is none or the text does not show it."""
+        """The value of an expression, or a default if there is none or the script does not show its value."""
         try:
             return default if node is None else self.script.value(node)
         except UnknownValueError:
             return default
 
     def _init_kwargs(self, known: Any, node: ast.expr | None) -> dict[str, Any]:
-        """Arguments with which the model is loaded: values, or expressions where the text does not show all of them."""
+        """Arguments for loading the model, as values, or as expressions if the script does not show every value."""
         if known is None and node is not None and (known := self.script.entries(node)) is None:
             self._row("model_init_kwargs", ast.unparse(node), "", UNSHOWN)
         if known is not None and not isinstance(known, dict):
@@ -142,7 +142,9 @@ class _Reader:
         name = named or name
         if not isinstance(name, str):
             shown_as = ast.unparse(node) if node is not None else "no argument"
-            raise UserError(f"{self.script.path}: the text does not show the model ({shown_as}); name it with --model")
+            raise UserError(
+                f"{self.script.path}: the script does not show the model ({shown_as}); name it with --model"
+            )
         self._row("model", name, "model.name_or_path")
         keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
         if "quantization_config" in self.script.arguments:
@@ -153,7 +155,7 @@ class _Reader:
         return keys
 
     def _init_kwarg(self, option: str, given: Any, keys: JSON) -> None:
-        """Adds an argument with which the model is loaded to the keys of `model`."""
+        """Translates an argument for loading the model into keys of `model`."""
         if option == "quantization_config":
             given = self._quantization(given)
         value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
@@ -171,7 +173,7 @@ class _Reader:
             self._row(option, text, "")
 
     def _quantization(self, node: Any) -> Any:
-        """`nf4`, None if the weights are not quantized, or the expression if it is another way."""
+        """`nf4`, None if the weights are not quantized, or the expression for any other quantization."""
         call = self.script.chosen(node) if isinstance(node, ast.expr) else node
         if not isinstance(call, ast.Call):
             return call
@@ -181,7 +183,7 @@ class _Reader:
         return "nf4" if self._value(self.script.keywords(call).get("load_in_4bit")) else call
 
     def _dataset(self) -> JSON:
-        """The section `dataset`."""
+        """Builds the section `dataset`."""
         arguments = self.script.arguments
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
         if train is None:
@@ -213,7 +215,7 @@ class _Reader:
         return {"train": {"generator": "data.py:train"}, "eval": {"generator": "data.py:held_out"}}
 
     def _source(self, node: ast.expr) -> JSON | None:
-        """A plain `load_dataset` as a source; None for anything else, such as one with `.map`."""
+        """Translates a plain `load_dataset` into a source; None for anything else, such as one followed by `.map`."""
         split = None
         node = self.script.resolved(node)
         if isinstance(node, ast.Subscript):
@@ -237,7 +239,7 @@ class _Reader:
         target = self.script.argument("reward_funcs")
         nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
         if weights and len(weights) != len(nodes):
-            problem = f"reward_weights has {len(weights)} numbers, and the text shows {len(nodes)} reward functions"
+            problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
         rewards, copied = list[JSON](), list[str]()
         for number, part in enumerate(nodes):
@@ -269,7 +271,9 @@ class _Reader:
         return rewards
 
     def _function(self, node: ast.expr, file: str, copied: list[str]) -> JSON | None:
-        """The reference to a function or class: copied from the script, of TRL, or of a module that it imports."""
+        """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported
+        module.
+        """
         if not isinstance(node, ast.Name) or (found := self.script.binding(node.id, node.lineno)) is None:
             return None
         statement = found.statement
@@ -286,7 +290,7 @@ class _Reader:
         return {"function": f"{module}:{name}"}
 
     def _tools(self, config: JSON) -> None:
-        """`rollout.tools` and `rollout.environment`."""
+        """Sets `rollout.tools` and `rollout.environment`."""
         copied: list[str] = []
         rollout = config.setdefault("rollout", {})
         for option, key in (("tools", "tools"), ("environment_factory", "environment")):
@@ -326,7 +330,7 @@ class _Reader:
             options = self.script.keywords(call)
         else:
             text = ast.unparse(self.script.arguments["peft_config"])
-            self._row("peft_config", text, "", "the text does not show a LoraConfig; set update.lora")
+            self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
             return None
         lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
@@ -338,7 +342,7 @@ class _Reader:
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:
-    """Name of the reward that decides what is right: the first whose name says so, else the first."""
+    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first."""
     names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
     return next(
         (name for name in names if any(word in name for word in ("accura", "correct", "math", "right"))), names[0]

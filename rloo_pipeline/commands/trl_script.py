@@ -1,7 +1,7 @@
-"""A training script of TRL, read by its syntax tree: nothing of it is run or imported.
+"""Reads a TRL training script through its syntax tree. Nothing in it is run or imported.
 
-Values are taken where the text shows them: constants, names and dictionaries of them, sums of strings, the defaults of
-argparse, and the options that the script is called with.
+Only values that the script shows are used: constants, names and dictionaries of constants, concatenated strings,
+defaults of argparse, and the script's command-line options.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class UnknownValueError(Exception):
 
 
 class TrlScript:
-    """A script, and the call of its trainer.
+    """A script, and the call that makes its trainer.
 
     Args:
-        command: the file and, as for `python`, the options of the script.
+        command: the script's file and options, as after `python`.
 
     Raises:
-        UserError: the file cannot be read, is not Python, or does not make one RLOOTrainer or GRPOTrainer.
+        UserError: the file cannot be read, is not Python, or does not make exactly one RLOOTrainer or GRPOTrainer.
     """
 
     def __init__(self, command: str) -> None:
@@ -67,7 +67,7 @@ class TrlScript:
             for name, value, place in bound(statement):
                 self.bindings.setdefault(name, []).append(Binding(statement, value, place))
         self.taken: set[int] = set()
-        """Lines at which a statement begins that the project takes over."""
+        """First lines of the statements that the project takes over."""
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
 
     @property
@@ -85,18 +85,18 @@ class TrlScript:
         raise UserError(f"{self.path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
 
     def _makers(self) -> list[ast.FunctionDef]:
-        """The functions in which the trainer is made, the outermost first."""
+        """The functions in which the trainer is made, outermost first."""
         functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
         return [function for function in functions if self.trainer in ast.walk(function)]
 
     def _calls(self) -> list[ast.Call]:
-        """The call of the trainer, and those of the functions in which it is made."""
+        """The call that makes the trainer, and the calls of the functions around it."""
         makers = {function.name for function in self._makers()}
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         return [self.trainer, *(call for call in calls if isinstance(call.func, ast.Name) and call.func.id in makers)]
 
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements in order, with those of the blocks and of the functions in which the trainer is made."""
+        """Statements in order, including those in blocks and in the functions in which the trainer is made."""
         for statement in body:
             if hasattr(statement, "body") and any(node in self.calls for node in ast.walk(statement)):
                 yield from self._flat(statement.body)
@@ -104,10 +104,10 @@ class TrlScript:
                 yield statement
 
     def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
-        """Keyword arguments of a call, with those of a `**` whose dictionary the text shows.
+        """Keyword arguments of a call, including those of a `**` dictionary that the script shows.
 
         Raises:
-            UserError: the text does not show the dictionary.
+            UserError: the script does not show the dictionary.
         """
         found: dict[str, ast.expr] = {}
         for keyword in call.keywords:
@@ -116,12 +116,12 @@ class TrlScript:
                 continue
             entries = self.entries(keyword.value)
             if entries is None:
-                raise UserError(self.at(keyword.value, "write the arguments out; the text does not show them"))
+                raise UserError(self.at(keyword.value, "write the arguments out; the script does not show them"))
             found |= entries
         return found
 
     def entries(self, node: ast.expr) -> dict[str, ast.expr] | None:
-        """The values of a dictionary by key; None if the text does not show its keys."""
+        """The values of a dictionary by key; None if the script does not show its keys."""
         value = self.resolved(node)
         if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
             return self.keywords(value)
@@ -131,18 +131,20 @@ class TrlScript:
         return None
 
     def at(self, node: ast.AST, problem: str) -> str:
-        """A problem with its place in the script."""
+        """Formats a problem with its position in the script."""
         return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
 
     def binding(self, name: str, before: int) -> Binding | None:
-        """The last statement above a line that binds a name; for a function, class or import also one below."""
+        """The last statement above a line that binds a name. A function, class or import may also be below."""
         known = self.bindings.get(name, [])
         above = [binding for binding in known if binding.is_seen(before)]
         usable = above or [binding for binding in known if binding.value is None]
         return usable[-1] if usable else None
 
     def resolved(self, node: ast.expr, take: bool = True) -> ast.expr:
-        """The expression that a name stands for; with `take`, the project takes the lines over that show it."""
+        """The expression that a name stands for. With `take`, the lines that define it count as taken over by the
+        project.
+        """
         if isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.value is not None:
             if take:
                 self.taken.add(found.statement.lineno)
@@ -153,7 +155,7 @@ class TrlScript:
         return node
 
     def chosen(self, node: ast.expr) -> ast.expr:
-        """The branch of `a if condition else b` that is used, if the text shows the condition."""
+        """The branch of `a if condition else b` that applies, if the script shows the condition."""
         target = self.resolved(node)
         if not isinstance(target, ast.IfExp):
             return target
@@ -163,16 +165,16 @@ class TrlScript:
             return target
 
     def argument(self, name: str) -> ast.expr | None:
-        """The expression that a script passes as an argument of the trainer; None if it passes none, or None."""
+        """The expression that the script passes as a trainer argument; None if it passes nothing or None."""
         node = self.arguments.get(name)
         target = None if node is None else self.resolved(node)
         return None if isinstance(target, ast.Constant) and target.value is None else target
 
     def value(self, node: ast.expr) -> Any:
-        """The value of an expression, as plain data.
+        """Evaluates an expression to plain data.
 
         Raises:
-            UnknownValueError: the text does not show it.
+            UnknownValueError: the script does not show it.
         """
         if isinstance(node, ast.Constant):
             return node.value
@@ -202,7 +204,7 @@ class TrlScript:
         raise UnknownValueError
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        """`torch.bfloat16`, or an option that the script is called with."""
+        """Evaluates `torch.bfloat16` or a command-line option."""
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
         if self.is_parsed(node.value):
@@ -210,7 +212,7 @@ class TrlScript:
         raise UnknownValueError
 
     def _option(self, name: str) -> Any:
-        """The value of an option: that with which the script is called, or its default."""
+        """The value of an option: from the command line, or its default."""
         if name in self.options:
             return self.options[name]
         for call in self._all(ast.Call):
@@ -228,7 +230,7 @@ class TrlScript:
         raise UnknownValueError
 
     def _default(self, keywords: Mapping[str, ast.expr]) -> Any:
-        """The default of an option of argparse."""
+        """The default of an argparse option."""
         action = self.value(keywords.get("action", ast.Constant("store")))
         if "default" in keywords:
             return self.value(keywords["default"])
@@ -254,22 +256,22 @@ class TrlScript:
         return (node for node in ast.walk(self.tree) if isinstance(node, kind))
 
     def is_parsed(self, node: ast.expr) -> bool:
-        """True if a name holds the options that the script is called with."""
+        """True if a name holds the parsed command-line options."""
         target: ast.expr | None = self.resolved(node, take=False) if isinstance(node, ast.Name) else None
-        if isinstance(target, ast.Name):  # one of several that are unpacked
+        if isinstance(target, ast.Name):  # one of several unpacked values
             found = self.binding(target.id, target.lineno)
             target = found.value if found else None
         return isinstance(target, ast.Call) and self.parses(target)
 
     def parses(self, call: ast.Call) -> bool:
-        """True if a call returns the options that the script is called with, also if by a function of the script."""
+        """True if a call returns the parsed command-line options, directly or through a function of the script."""
         found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
         if found is None or not isinstance(found.statement, ast.FunctionDef):
             return name in PARSED
         return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
 
     def _called(self, node: ast.Call) -> Any:
-        """`dict(a=1)`, `textwrap.dedent(text)`, `text.strip()`."""
+        """Evaluates `dict(a=1)`, `textwrap.dedent(text)` and `text.strip()`."""
         name = name_of(node.func)
         if name == "dict" and not node.args:
             return {key: self.value(value) for key, value in self.keywords(node).items()}
@@ -280,7 +282,7 @@ class TrlScript:
         raise UnknownValueError
 
     def config_options(self) -> dict[str, ast.expr | Any]:
-        """Options of the RLOOConfig or GRPOConfig: expressions, or values from the command line of the script."""
+        """Options of the RLOOConfig or GRPOConfig, as expressions or as values from the script's command line."""
         node = self.arguments.get("args")
         if node is None:
             return {}
@@ -307,7 +309,7 @@ class TrlScript:
         return found
 
     def left(self) -> Iterator[ast.stmt]:
-        """Statements that the project does not take over, besides imports and those about the trainer."""
+        """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
         for statement in self.statements:
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
@@ -328,6 +330,6 @@ class TrlScript:
         )
 
     def _is_training(self, value: ast.expr | None) -> bool:
-        """True for the value of a trainer, of its options, or of an argument parser."""
+        """True if a value is a trainer, its options, or an argument parser."""
         name = name_of(value.func) if isinstance(value, ast.Call) else ""
         return name.endswith(("Trainer", "Config", "Parser")) or (isinstance(value, ast.Call) and self.parses(value))

@@ -1,4 +1,4 @@
-"""The names of a Python text: which statement gives each its value."""
+"""Finds the statements that bind names in Python source."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
-"""An expression whose value the text does not show."""
+"""An expression whose value the script does not show."""
 
 
 class Binding(NamedTuple):
-    """A statement that gives a name its value."""
+    """A statement that binds a name."""
 
     statement: ast.stmt
     value: ast.expr | None
-    """None for a function, a class or an import; the argument or default for a parameter of a function."""
+    """The value; None for a function, class or import. For a parameter of a function, its argument or default."""
     place: int | None = None
-    """Position in a tuple that is unpacked."""
+    """Position in an unpacked tuple."""
 
     @property
     def is_parameter(self) -> bool:
-        """True for a parameter of a function in which the trainer is made."""
+        """True for a parameter of a function that makes the trainer."""
         return isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef) and self.value is not None
 
     def is_seen(self, line: int) -> bool:
-        """True if a line is below the statement, and for a parameter inside of its function."""
+        """True if a line is below the statement or, for a parameter, inside its function."""
         return self.statement.lineno < line <= (self.statement.end_lineno or line if self.is_parameter else line)
 
 
 def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str, ast.expr]:
-    """The value of each parameter of a function: the argument, if `calls` has one call, else the default."""
+    """The value of each parameter of a function: the argument if `calls` has exactly one call, otherwise the
+    default.
+    """
     arguments = function.args
     names = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
     found: dict[str, ast.expr] = dict.fromkeys(names, UNSHOWN)
@@ -44,12 +46,12 @@ def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str
 
 
 def name_of(function: ast.expr) -> str:
-    """`RLOOConfig` of `trl.RLOOConfig`."""
+    """The last part of a dotted name: `RLOOConfig` for `trl.RLOOConfig`."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
-    """Names that a statement binds, with their value and its position in a tuple."""
+    """Yields the names that a statement binds, each with its value and position in an unpacked tuple."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name, None, None
     elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -65,7 +67,7 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 for index, part in enumerate(target.elts):
                     if isinstance(part, ast.Name):
                         yield part.id, statement.value, index
-    else:  # in a block, which may not be entered
+    else:  # inside a block that may not be entered
         for inner in ast.walk(statement):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                 yield inner.id, UNSHOWN, None

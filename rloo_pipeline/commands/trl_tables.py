@@ -1,4 +1,4 @@
-"""Options of TRL 1.16's RLOOConfig and GRPOConfig: their defaults, and what each is here."""
+"""Options of RLOOConfig and GRPOConfig in TRL 1.16: their defaults, and their counterparts here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME = {
     "dataset": ("chat_template_kwargs",),
     "model": ("trust_remote_code",),
 }
-"""Options with one name and meaning on both sides, by section; those of `rollout` may only be in the tables below."""
+"""Options with the same name and meaning on both sides, by section."""
 RENAMED = {
     "num_generations_eval": "evaluation.num_generations",
     "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
@@ -82,7 +82,7 @@ HERE = {
     "remove_unused_columns": "reward functions get all columns",
     "logging_steps": "metrics of each round are always written",
 }
-"""Options that need no key, and what stands in their place."""
+"""Options that need no key here, and what replaces them."""
 SILENT = {
     *("vllm_mode", "vllm_enable_sleep_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_length", "vllm_model_impl", "use_liger_kernel"),
@@ -94,9 +94,9 @@ SILENT = {
     *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train"),
 }
-"""Options that change speed, logs or storage only, or that are read together with another one."""
+"""Options that change only speed, logs or storage, or that are read together with another option."""
 LOADING = {"attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir"}
-"""Arguments with which a model is loaded that change speed only."""
+"""Arguments for loading a model that change only speed."""
 OF_LORA = {
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
@@ -107,7 +107,7 @@ OF_LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
-"""Options of a command line, and the arguments of LoraConfig that TRL's get_peft_config makes of them."""
+"""Command-line options, and the LoraConfig arguments that TRL's get_peft_config makes from them."""
 OF_MODEL: Mapping[str, Any] = {
     **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config")),
     **dict.fromkeys(("lora_target_modules", "lora_modules_to_save", "lora_target_parameters")),
@@ -121,21 +121,21 @@ OF_MODEL: Mapping[str, Any] = {
     "dataset_test_split": "test",
     "trust_remote_code": False,
 }
-"""Defaults of TRL's ModelConfig and ScriptArguments: options of a command line that are not those of the trainer, and
-are read where the script uses them.
+"""Defaults of TRL's ModelConfig and ScriptArguments. These command-line options are not passed to the trainer, but read
+where the script uses them.
 """
 OFF = {"repetition_penalty": 1.0, "entropy_coef": 0.0, "router_aux_loss_coef": 0.0}
-"""Values at which an option without a counterpart does nothing; so do None and False."""
+"""Values at which an option without a counterpart has no effect, besides None and False."""
 REWARDS = {
     "accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
     "reasoning_accuracy_reward": "rloo_pipeline.rewards.math:math_reward",
     "think_format_reward": "rloo_pipeline.rewards.format:think_format_reward",
 }
-"""Reward functions of TRL that have a counterpart."""
+"""TRL's reward functions that have a counterpart here."""
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
-"""Arguments of the trainers that may be positional."""
+"""Trainer arguments that may be positional."""
 KNOWN = {*POSITIONAL, "peft_config", "quantization_config", "tools", "environment_factory"}
-"""Arguments of the trainers that a project takes over."""
+"""Trainer arguments that a project takes over."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

@@ -1,4 +1,4 @@
-"""watch, diagnose: the files of runs → a live view, or a table of symptoms, on the terminal. They only read."""
+"""watch, diagnose: show a live view of runs, or a table of symptoms, on the terminal. They only read files."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from rloo_pipeline.runtime.console import Terminal
 from rloo_pipeline.runtime.installation import DEFAULT_CONFIG
 
 MOST = 26
-"""Curves of a chart: each has a letter."""
+"""Maximum number of curves in a chart, since each has a letter."""
 
 
 def watch(runs: Sequence[Path], once: bool, every: float) -> None:
-    """Shows the progress of a run, or the curves of several, until Ctrl-C or their end, and leaves the last view on the
+    """Shows the progress of a run, or the curves of several, until they end or Ctrl-C, and leaves the last view on the
     terminal. Waits for runs that have not begun.
 
     Args:
-        runs: folders or names of runs and experiments; empty for the run of the project's configuration, else the
-            newest in results/.
+        runs: folders or names of runs and experiments; empty for the run of the project's configuration or, failing
+            that, the newest in results/.
         once: print the view once and return.
         every: refresh interval in seconds.
 
     Raises:
-        UserError: there is no run in a folder, none to choose, or too many.
+        UserError: a folder has no run, there is no run to choose, or there are too many.
     """
     console = Terminal()
     if len(runs) > MOST:
@@ -59,7 +59,7 @@ def watch(runs: Sequence[Path], once: bool, every: float) -> None:
             with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
                 while not finished:
                     time.sleep(every)
-                    with contextlib.suppress(UserError, OSError):  # a file was being replaced
+                    with contextlib.suppress(UserError, OSError):  # a file was just being replaced
                         shown, finished = draw()
                         live.update(shown, refresh=True)
         console.print(shown)
@@ -69,7 +69,7 @@ def watch(runs: Sequence[Path], once: bool, every: float) -> None:
 
 
 def _folder(run: Path | None) -> Path:
-    """The folder of the run that is meant."""
+    """The folder of the named run, or of the default one."""
     if run is not None:
         return Path(RESULTS) / run if len(run.parts) == 1 and not run.is_dir() else run
     if DEFAULT_CONFIG.exists():
@@ -87,7 +87,7 @@ def _has_begun(run: Path) -> bool:
 
 
 def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[RenderableType, bool]:
-    """The curves of several runs, and True if all are finished."""
+    """A view with the curves of several runs, and True if all are finished."""
     runs = curves_of(folders)
     if len(runs) > MOST:
         raise UserError(f"{len(runs)} arms; {MOST} curves can be told apart")
@@ -95,7 +95,7 @@ def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[Renderab
 
 
 def _frame(run: Path) -> tuple[RenderableType, bool]:
-    """The view, and True if the run is finished."""
+    """The view of a run, and True if the run is finished."""
     files = run_files.read(run)
     progress = progress_of(files)
     return watched(files, progress), progress.finished
@@ -105,7 +105,7 @@ def diagnose(run: Path) -> None:
     """Prints the symptoms of a run, finished or running.
 
     Args:
-        run: its folder.
+        run: the run's folder.
 
     Raises:
         UserError: the folder has no run, or one of its files is damaged.
@@ -125,17 +125,17 @@ def diagnose(run: Path) -> None:
 
 
 def _why_no_round(run: Path) -> str:
-    """Why no round is done: the failed checks with their advice, if policy 0 failed any."""
+    """Explains why no round is done, with failed checks of policy 0 and their advice."""
     file = run / "warmstart" / "checks.failed.json"
     if not file.exists():
         return "no round is done yet"
     failed = [check for check in read_artifact(file)["checks"] if check["verdict"] == "fail" and not check["accepted"]]
     lines = [f"{check['name']}: {check['shown']}; {check['advice']}" for check in failed]
-    return "\n".join(["policy 0 did not pass its checks, so no round has started:", *lines])
+    return "\n".join(["policy 0 did not pass its checks, so the first update has not begun:", *lines])
 
 
 def _table(symptoms: list[Symptom], done: int) -> Table:
-    """The symptoms as a table; symptoms of the latest round have the colour of their action."""
+    """The symptoms as a table. Those of the latest round are coloured by their action."""
     table = Table("rounds", "symptom", "evidence", "what to try")
     for symptom in symptoms:
         rounds = f"{symptom.first}–{symptom.last}" if symptom.last > symptom.first else f"{symptom.first}"

@@ -22,9 +22,9 @@ class Algorithm(Section):
     """
 
     preset: str | None = None
-    """Sets the keys of this section that you leave out: to the RLOO of a system (`paper`, `trl`, `openrlhf`, `verl`,
-    `nemo_rl`, `skyrl`, `tunix`) or to an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`, …). docs/algorithms.md
-    lists all presets.
+    """Fills the keys of this section that you leave out: with RLOO as another system implements it (`paper`, `trl`,
+    `openrlhf`, `verl`, `nemo_rl`, `skyrl`, `tunix`), or with an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`,
+    …). docs/algorithms.md lists all presets.
     """
     advantage: str = "rloo"
     """Advantage estimator: the name of a function in `rloo_pipeline/algorithm/advantages.py`, or your own as
@@ -33,12 +33,13 @@ class Algorithm(Section):
     normalize_advantages: bool = False
     """Standardize the advantages of a round: subtract their mean and divide by their standard deviation."""
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """Sum of several rewards. `normalize_then_sum` (GDPO): each is centred and divided by its deviation in the group
-    before the weighted sum, so that none outweighs another by its spread. `preset: gdpo` also standardizes the sums.
+    """How several rewards are combined. `normalize_then_sum` (GDPO) standardizes each reward within its group before
+    the weighted sum, so that no reward dominates merely because its values vary more. `preset: gdpo` also standardizes
+    the sums.
     """
     reward_normalization: Literal["none", "batch", "running"] = "none"
-    """Standardize rewards, after the length penalties: `batch` with the mean and deviation of the round, `running` with
-    those of all rounds so far. While all these scores are equal, only the mean is subtracted.
+    """Standardize rewards after the length penalties: `batch` with the mean and standard deviation of the round,
+    `running` with those of all rounds so far. While all these scores are equal, only the mean is subtracted.
     """
     reward_clip_range: tuple[float, float] | None = None
     """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
@@ -56,57 +57,62 @@ class Algorithm(Section):
     """
     old_logps: Literal["trainer", "sampler"] = "trainer"
     """Source of the old log-probs in the ratio. `trainer`: recomputed by the trainer before the update. `sampler`: as
-    vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then that to the older policy.
+    vLLM returned them, which saves that forward pass; with `rollout.lag` the ratio is then relative to the older
+    policy.
     """
     clip: Literal["ppo", "cispo", "sapo", "dppo_tv", "vespo", "clip_cov", "kl_cov", "none"] = "ppo"
-    """`ppo`: PPO's pessimistic clip of the ratio. `cispo`: the clipped ratio is a constant weight (no gradient) on the
-    log-prob. `sapo`: a soft gate of the ratio, without a clip range. `dppo_tv`: no gradient where the probability of
-    the token itself moved by more than epsilon. `vespo`: a smooth weight of the completion's whole ratio. `clip_cov`:
-    PPO's, without some tokens of high covariance. `kl_cov`: no clip, but the tokens of highest covariance are held near
-    the old policy. `none`: REINFORCE without a ratio. All but `ppo`, `cispo` and `none` need
-    `importance_sampling_level: token`.
+    """How the policy ratio is limited. `ppo`: PPO's pessimistic clip. `cispo`: the clipped ratio is a constant weight
+    (no gradient) on the log-prob. `sapo`: a soft gate on the ratio instead of a clip range. `dppo_tv`: no gradient for
+    a token whose probability moved by more than epsilon. `vespo`: a smooth weight that depends on the ratio of the
+    whole completion. `clip_cov`: PPO's clip, with some tokens of high covariance dropped. `kl_cov`: no clip, but the
+    tokens of highest covariance are held near the old policy. `none`: REINFORCE without a ratio. All but `ppo`, `cispo`
+    and `none` need `importance_sampling_level: token`.
     """
     loss: str | None = None
-    """A loss of your own instead of `clip`, as `module:function` or `file.py:function`: called as `f(logps, old_logps,
-    advantages, mask)` with tensors [completions, tokens], it returns the loss of each token. Tokens are actions.
+    """Your own loss instead of `clip`, as `module:function` or `file.py:function`. It is called as `f(logps, old_logps,
+    advantages, mask)` with tensors [completions, tokens] and returns the loss of each token. Each token is an action.
     """
     epsilon: float = Field(0.2, gt=0)
     """Clip range of the ratio: the lower bound is 1 − epsilon, and the upper bound 1 + epsilon unless `epsilon_high` is
-    set. With `clip: dppo_tv` the largest change of a token's probability.
+    set. With `clip: dppo_tv`, the largest change in a token's probability.
     """
     epsilon_high: float | None = Field(None, gt=0)
     """Separate upper clip range (DAPO's clip-higher): the upper bound is 1 + epsilon_high. With `clip: cispo` it bounds
     the weight.
     """
     delta: float | None = Field(None, gt=1)
-    """Dual clip: upper bound of the ratio where the advantage is negative; greater than 1 + epsilon_high. Off by
+    """Dual clip: upper bound of the ratio where the advantage is negative. Must exceed 1 + epsilon_high. Off by
     default.
     """
     sapo_temperature_pos: float = Field(1.0, gt=0)
-    """Temperature of the gate of `clip: sapo` where the advantage is positive; a higher one closes it sooner."""
+    """Gate temperature of `clip: sapo` where the advantage is positive. At a higher temperature the gate closes
+    sooner.
+    """
     sapo_temperature_neg: float = Field(1.05, gt=0)
-    """The same where the advantage is not positive."""
+    """Gate temperature of `clip: sapo` where the advantage is not positive."""
     vespo_k_pos: float = Field(2.0, gt=0)
-    """k of `clip: vespo`, w^k e^(λ(1 − w)), if the advantage is not negative. A larger k weighs small ratios less."""
+    """k of `clip: vespo`, w^k e^(λ(1 − w)), if the advantage is not negative. A larger k reduces the weight of small
+    ratios.
+    """
     vespo_lambda_pos: float = Field(3.0, gt=0)
-    """λ of `clip: vespo` if the advantage is not negative. A larger λ weighs large ratios less."""
+    """λ of `clip: vespo` if the advantage is not negative. A larger λ reduces the weight of large ratios."""
     vespo_k_neg: float = Field(3.0, gt=0)
-    """k if the advantage is negative."""
+    """k of `clip: vespo` if the advantage is negative."""
     vespo_lambda_neg: float = Field(2.0, gt=0)
-    """λ if the advantage is negative."""
+    """λ of `clip: vespo` if the advantage is negative."""
     clip_cov_ratio: float = Field(2e-4, gt=0, le=1)
     """Share of a round's tokens that `clip: clip_cov` drops (verl's key, like the next three)."""
     clip_cov_lb: float = 1.0
-    """Only tokens with a covariance of advantage and log-prob above this are dropped."""
+    """Only tokens whose covariance of advantage and log-prob exceeds this are dropped."""
     clip_cov_ub: float = 5.0
-    """Only tokens with a covariance below this are dropped."""
+    """Only tokens whose covariance is below this are dropped."""
     kl_cov_ratio: float = Field(2e-4, gt=0, le=1)
-    """Share of a round's tokens, those of highest covariance, that `clip: kl_cov` holds near the old policy."""
+    """Share of a round's tokens that `clip: kl_cov` holds near the old policy: those of highest covariance."""
     kl_cov_coef: float = Field(1.0, gt=0)
-    """Weight in the loss of the distance between their log-probs and the old ones (verl's `ppo_kl_coef`)."""
+    """Loss weight of the penalty that holds these tokens near their old log-probs (verl's `ppo_kl_coef`)."""
     top_entropy_quantile: float = Field(1.0, gt=0, le=1)
-    """Share of a round's tokens that are in the policy loss: those at which the policy before the update has the
-    highest entropy. The paper, "Beyond the 80/20 Rule", uses 0.2. Needs `old_logps: trainer`.
+    """Share of a round's tokens that enter the policy loss: those where the policy before the update has the highest
+    entropy. The paper, "Beyond the 80/20 Rule", uses 0.2. Needs `old_logps: trainer`.
     """
     loss_agg_mode: Literal[
         "sequence",
@@ -121,17 +127,19 @@ class Algorithm(Section):
     completions. `sequence_mean_token_sum_norm`: the same divided by `rollout.max_completion_length` (Dr. GRPO).
     """
     mask_truncated_completions: bool = False
-    """Exclude completions without an end token from the loss. An optimizer step with no completions left is skipped."""
+    """Exclude completions without an end token from the loss. An optimizer step that has no completions left is
+    skipped.
+    """
     keep_truncated_in_baseline: bool = False
-    """Count a masked completion, with KL 0, in the baseline of its siblings and in the denominator of the loss, as TRL
+    """Still count a masked completion (with KL 0) in its siblings' baseline and in the denominator of the loss, as TRL
     does. Otherwise it is ignored everywhere.
     """
     filter_zero_variance: bool = False
-    """Drop groups whose scores are all equal (after `reward_clip_range`), which have no learning signal;
-    `rollout.oversample` and `rollout.refill` sample replacements. An optimizer step with no groups left is skipped.
+    """Drop groups whose scores are all equal (after `reward_clip_range`), since they have no learning signal;
+    `rollout.oversample` and `rollout.refill` sample replacements. An optimizer step that has no groups left is skipped.
     """
     mismatch: Mismatch = Mismatch()
-    """Correction for sampler and trainer log-probs that differ."""
+    """Correction for the difference between the sampler's and the trainer's log-probs."""
     num_iterations: int = Field(1, ge=1)
     """Passes over the completions of a round (μ in the GRPO paper)."""
     steps_per_generation: int = Field(1, ge=1)
@@ -160,7 +168,7 @@ class Algorithm(Section):
         yield from self._problems_of_estimator()
         if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
             yield (
-                "filter_zero_variance judges scores before they are standardized, so it cannot tell which groups "
+                "filter_zero_variance looks at scores before they are standardized, so it cannot tell which groups "
                 f"reward_clip_range makes equal after reward_normalization: {self.reward_normalization}; leave one of "
                 "the three out"
             )
@@ -169,11 +177,11 @@ class Algorithm(Section):
         yield from self.mismatch.problems_with(self.clip, self.old_logps, one_action)
 
     def _problems_of_estimator(self) -> Iterator[str]:
-        """Estimators that divide by the spread of a group take no penalty in the rewards.
+        """Refuses penalties in the reward with estimators that divide by the spread of a group.
 
-        If the scores of a group are equal, its spread is that of the penalty alone, and dividing by it turns a
-        penalty of 0.001 into an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out of the
-        rewards for this reason.
+        If all scores of a group are equal, its spread comes from the penalty alone, and dividing by it turns a penalty
+        of 0.001 into an advantage of 1. GRPO (arXiv 2402.03300, section 4.1.1) and TRL keep the KL out of the rewards
+        for this reason.
         """
         name, length = self.advantage, self.response_length
         if self.filter_zero_variance and name in estimators("batch_baseline"):
@@ -267,15 +275,15 @@ class Algorithm(Section):
 
     @property
     def is_one_step(self) -> bool:
-        """True if a round is one optimizer step, whose own log-probs are then those of π_old."""
+        """True if a round is one optimizer step; the log-probs of that step are then those of π_old."""
         return self.num_iterations * self.steps_per_generation == 1
 
     @property
     def needs_old_pass(self) -> bool:
         """True if the trainer computes log-probs of π_old before the first step.
 
-        It does so for a KL in the reward or to a teacher, if several steps compare themselves with π_old, and to
-        select tokens.
+        They are needed for a KL in the reward or to a teacher, for several steps that are compared with π_old, and to
+        select tokens by entropy.
         """
         if self.old_logps == "sampler":
             return False
@@ -286,7 +294,7 @@ class Algorithm(Section):
 
     @property
     def teacher_sources(self) -> list[ModelSource]:
-        """The teachers."""
+        """The teacher models, if any."""
         return [] if self.teacher is None else [*self.teacher.sources.values()]
 
     @property
@@ -296,7 +304,7 @@ class Algorithm(Section):
 
     @property
     def values_tokens(self) -> bool:
-        """True if each token has an advantage of its own."""
+        """True if each token has its own advantage."""
         return self.kl.placement == "token_reward" or self.values_by_teacher
 
     @property
@@ -306,5 +314,5 @@ class Algorithm(Section):
 
     @property
     def acts_on_tokens(self) -> bool:
-        """True if the loss has a term for each token rather than one for the whole completion."""
+        """True if the loss has one term per token rather than one per completion."""
         return self.importance_sampling_level == "token" or self.clip != "ppo"

@@ -18,10 +18,10 @@ from rloo_pipeline.config.section import Section
 
 
 class LimitsByName(Section):
-    """Limits of the checks of policy 0: `[warn, fail]`; `null` means never."""
+    """Limits of the checks of policy 0, as `[warn, fail]`. `null` turns that limit off."""
 
     def by_name(self, dtype: str) -> dict[str, Limit]:
-        """`(warn, fail)` of every check; limits that are not set are the check's own for `dtype`."""
+        """`(warn, fail)` of every check. A limit that is not set is the check's default for `dtype`."""
         limits = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: CHECKS[name].limit(dtype) if limit is None else limit for name, limit in limits.items()}
 
@@ -47,14 +47,18 @@ else:
 
 
 class Checks(Section):
-    """Checks of policy 0 before the first round: sampling and scoring on probe prompts, tokens, log-probs."""
+    """Checks of policy 0 before the first round: of its samples and scores on probe prompts, of tokens, of
+    log-probs.
+    """
 
     probe_prompts: int = Field(64, ge=1)
     """Number of training prompts that policy 0 answers for the checks, each `rollout.num_generations` times."""
     demonstrations: int = Field(64, ge=1)
-    """Demonstrations used to measure perplexity: this many of the training set and this many held-out ones."""
+    """Number of demonstrations on which perplexity is measured: this many from the training set, and as many held-out
+    ones.
+    """
     format_reward: str | None = None
-    """Name of a reward (0 or 1) that tests the format. Default: the reward named `format`, if there is one."""
+    """Name of a reward (0 or 1) for the format of a completion. Default: the reward named `format`, if there is one."""
     limits: CheckLimits = CheckLimits()
     """Limits at which each check warns and fails."""
     accept: list[str] = []

@@ -1,4 +1,4 @@
-"""Sections inside `algorithm`: the KL penalty, the correction of the sampler's log-probs, penalties on length."""
+"""Sections inside `algorithm`: KL penalty, correction for the sampler's log-probs, length penalties."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class KL(Section):
     """KL penalty that keeps the policy near the reference policy (policy 0). Its coefficient is `algorithm.beta`."""
 
     placement: Literal["reward", "token_reward", "loss"] = "reward"
-    """Place of the penalty. `reward`: subtracted from each completion's reward before the baseline (the RLOO
+    """Placement of the penalty. `reward`: subtracted from each completion's reward before the baseline (the RLOO
     paper). `token_reward`: subtracted from each token's reward-to-go after the baseline. `loss`: added to the loss as a
     term with its own gradient (GRPO).
     """
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Schulman's estimator of the KL from sampled tokens. In the reward use `k1`: near the reference policy, `k2` and
-    `k3` have almost no gradient there. In the loss use `k2` or `k3`: `k1` does not pull towards the reference there
-    without `bias_correction`.
+    """Schulman's estimator of the KL from sampled tokens. In the reward, use `k1`; near the reference policy, `k2` and
+    `k3` have almost no gradient there. In the loss, use `k2` or `k3`; without `bias_correction`, `k1` does not pull
+    towards the reference there.
     """
     bias_correction: bool = False
     """Multiply the KL term in the loss by the policy ratio (DeepSeek-V3.2; TRL's `use_bias_correction_kl`). Needs
@@ -32,15 +32,15 @@ class KL(Section):
     2019). Without a target `beta` is constant. Not with `rollout.lag`.
     """
     gain: float = Field(0.1, gt=0, lt=5)
-    """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (0.1: 2%)."""
+    """Speed of that adjustment: one round changes `beta` by at most a fifth of this fraction (with 0.1, by 2%)."""
 
 
 class Reject(Section):
-    """Rejection by the importance weights, in addition to a correction that weights."""
+    """Drops tokens or completions by their importance weights, in addition to a correction that weights the loss."""
 
     by: Literal["token", "sequence", "sequence_mean"] = "sequence_mean"
-    """The weight that must be within the thresholds: of a token, of a completion (a product over its tokens), or the
-    geometric mean of a completion's tokens. What is outside is dropped.
+    """The weight that is compared with the thresholds: that of a token, of a completion (the product over its tokens),
+    or the geometric mean over a completion's tokens. Anything outside is dropped.
     """
     min: float | None = Field(None, ge=0)
     """Lower threshold."""
@@ -64,18 +64,19 @@ class Mismatch(Section):
 
     correction: Literal["none", "token_tis", "sequence_tis", "token_mis", "sequence_mis", "sequence_mean_mis"] = "none"
     """Importance weights (trainer over sampler), per token or per completion. `tis` truncates a weight at the upper
-    threshold; `mis` drops what is outside the thresholds. `token_mis` with both thresholds is IcePop's two-sided mask.
-    With `rollout.lag` the weights are for the older policy that sampled too, and the default is not `none`: see there.
-    `sequence_mean_mis` drops a completion when the geometric mean of its token weights is outside the thresholds, and
-    gives the others weight 1; unlike a product over tokens, this mean does not drift with length.
+    threshold; `mis` drops tokens or completions outside the thresholds. `token_mis` with both thresholds is IcePop's
+    two-sided mask. With `rollout.lag` the weights also correct for the older policy that sampled, and the default is
+    not `none`; see there. `sequence_mean_mis` drops a completion when the geometric mean of its token weights is
+    outside the thresholds, and gives the others weight 1; unlike a product over tokens, this mean does not drift with
+    length.
     """
     max: float | None = Field(2.0, gt=0)
-    """Upper threshold of a weight. With `null` a weight is only bounded by e^20."""
+    """Upper threshold of a weight. With `null`, a weight is bounded only by e^20."""
     min: float | None = Field(None, ge=0)
     """Lower threshold of a weight. `sequence_mean_mis` needs both thresholds close to 1, for example 0.98 and 1.02."""
     reject: Reject | None = None
-    """A second rule, which drops by thresholds of its own and keeps the weights of the rest, for example
-    `{correction: token_tis, reject: {by: sequence_mean, min: 0.98, max: 1.02}}`.
+    """A second rule that drops by its own thresholds and keeps the weights of the rest, for example `{correction:
+    token_tis, reject: {by: sequence_mean, min: 0.98, max: 1.02}}`.
     """
 
     @property
@@ -84,12 +85,12 @@ class Mismatch(Section):
         return self.correction.startswith("token") or (self.reject is not None and self.reject.by == "token")
 
     def problems_with(self, clip: str, old_logps: str, one_action: bool) -> Iterator[str]:
-        """A sentence for each way in which the section does not fit itself or other keys of `algorithm`.
+        """A sentence for each conflict inside the section or with other keys of `algorithm`.
 
         Args:
             clip: `algorithm.clip`.
             old_logps: `algorithm.old_logps`.
-            one_action: True if the loss has one term for a completion.
+            one_action: True if the loss has one term per completion.
         """
         correction, low, high = self.correction, self.min, self.max
         if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
@@ -99,8 +100,8 @@ class Mismatch(Section):
             )
         if correction != "none" and clip == "vespo":
             yield (
-                f"mismatch.correction: {correction} weights losses, and clip: vespo already weights whole "
-                "completions; set old_logps: sampler, so that its weight corrects for the sampler"
+                f"mismatch.correction: {correction} weights losses, but clip: vespo already weights whole "
+                f"completions; set old_logps: sampler, so that its weight corrects for the sampler"
             )
         if correction != "none" and old_logps == "sampler":
             yield (

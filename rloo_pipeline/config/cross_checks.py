@@ -9,11 +9,11 @@ from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.run_keys import RunKeys
 
 ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
-"""The reward function that gives what the environment of an episode did."""
+"""The reward function that returns the reward which the environment gave an episode."""
 
 
 def problems(config: RunKeys) -> Iterator[str]:
-    """A sentence for each two keys of different sections that cannot be used together, or one that needs another."""
+    """A sentence for each pair of keys in different sections that conflict, and for each key that needs another."""
     yield from _reward_names(config)
     yield from _counts(config)
     yield from _exchange(config)
@@ -210,7 +210,9 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
 
 
 def _offload(config: RunKeys) -> Iterator[str]:
-    """Limits of number formats. DeepSpeed's offload to disk would hold weights in bfloat16, whatever their format."""
+    """Combinations of offload and number format. DeepSpeed's offload to disk would hold weights in bfloat16, whatever
+    their format.
+    """
     offload, dtype = config.deepspeed.offload, config.model.dtype
     in_bfloat16 = {  # in float16 the whole model, with its head, runs as one
         "sequence_parallel": config.deepspeed.sequence_parallel > 1,

@@ -45,8 +45,8 @@ class Model(ModelSource):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code before you turn this on."""
     train_vision: bool = False
-    """Also train the vision encoder of a model of images, and the projector to the language model. By default they stay
-    as they are.
+    """Also train the vision encoder of a vision-language model and its projector to the language model. Both are frozen
+    by default.
     """
 
 
@@ -81,22 +81,22 @@ class PromptSelection(Section):
     """
 
     pass_rate: tuple[float, float] | None = None
-    """Lowest and highest pass rate of policy 0, both included, of the training prompts, such as `[0.1, 0.9]`. Default:
-    all prompts.
+    """Keep training prompts whose pass rate under policy 0 is in this closed range, such as `[0.1, 0.9]`. Default: all
+    prompts.
     """
     num_generations: int = Field(8, ge=2)
-    """Completions of policy 0 for each training prompt, from which the stage `difficulty` takes its pass rate. It runs
-    for `pass_rate` and for `weights: static`.
+    """Number of completions of policy 0 per training prompt from which the stage `difficulty` estimates its pass rate.
+    That stage runs for `pass_rate` and for `weights: static`.
     """
     weights: Literal["none", "static", "online"] = "none"
-    """`none`: a round takes each prompt once before any is used again. `static`: it draws prompts with weights of p(1 −
-    p), where p is the pass rate of policy 0, so prompts that the policy solves about half of the time come most often.
-    `online`: the same, where the scores of earlier rounds count too.
+    """How prompts are drawn. `none`: each prompt is used once before any is used again. `static`: prompts are drawn
+    with weights p(1 − p), where p is the pass rate of policy 0, so that prompts which the policy solves about half of
+    the time come most often. `online`: the same, but the scores of earlier rounds count too.
     """
 
     @property
     def samples_policy_0(self) -> bool:
-        """True if the pass rates of policy 0 are needed."""
+        """True if the pass rates of policy 0 must be measured."""
         return self.pass_rate is not None or self.weights == "static"
 
     def _problems(self) -> Iterator[str]:
@@ -124,9 +124,9 @@ class Dataset(Section):
     eval: Source
     """Held-out rows. A training row with the same prompt as one of these is dropped."""
     dev: Source | None = None
-    """Held-out rows for choices. If given, all measurements of a run are on these rows, and `eval` is used only for the
-    one test of what `select` chooses. A training row with the same prompt as one of these is dropped; so is one of
-    these with the same prompt as a row of `eval`.
+    """Held-out rows for model selection. If given, a run measures everything on these rows, and `eval` is used only
+    once, to test the policy that `select` chooses. A training row with the same prompt as one of these is dropped, and
+    so is one of these that shares its prompt with a row of `eval`.
     """
     prompt_column: str = "prompt"
     """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
@@ -137,24 +137,24 @@ class Dataset(Section):
     `prompt_column`. Write a literal brace twice: `'\\boxed{{}}'`.
     """
     image_column: str | None = None
-    """Column with the image or the list of images of a prompt, such as TRL's `image` and `images`: of type
-    `datasets.Image`, or PIL images of a generator. They stand where the messages have content parts `{type: image}`,
-    otherwise at the beginning of the first message of the user. The model must accept images.
+    """Column with the image or list of images of a prompt, such as TRL's `image` and `images`: of type
+    `datasets.Image`, or PIL images from a generator. They are placed where the messages have content parts `{type:
+    image}`, otherwise at the beginning of the first user message. The model must accept images.
     """
     system_prompt: str | None = None
     """System message at the start of every conversation. A prompt that is a string then becomes a user message."""
     chat_template_kwargs: JSON = {}
     """Variables for the chat template, for example `{enable_thinking: true}`."""
     split_special_tokens: bool | None = None
-    """Split special tokens that texts of data, tools and environments spell, such as `<|im_end|>`, into ordinary tokens
-    (transformers' name), so that a text cannot end a turn. With false, they become special tokens; string prompts that
-    a chat template has made need this. Default: split in messages, refused in strings. Special tokens in
-    `system_prompt` and `user_prompt` are always special, except end tokens.
+    """Split special tokens such as `<|im_end|>` that occur in the text of data, tools and environments into ordinary
+    tokens (transformers' name), so that such text cannot end a turn. With false, they are encoded as special tokens;
+    string prompts to which a chat template was already applied need this. Default: split in messages, refused in
+    strings. Special tokens in `system_prompt` and `user_prompt` are always special, except end tokens.
     """
     max_prompt_length: int = Field(512, ge=1)
     """Maximum prompt length in tokens. Longer prompts are dropped; prompts/counts.json says how many."""
     select: PromptSelection | None = None
-    """Choice of training prompts by how hard they are for the policy. Default: all, equally often."""
+    """Choice of training prompts by how hard they are for the policy. Default: all prompts, equally often."""
 
     @property
     def shows_images(self) -> bool:
@@ -163,7 +163,7 @@ class Dataset(Section):
 
     @property
     def parts(self) -> dict[str, Source]:
-        """The sources by their keys."""
+        """The sources of rows, by key."""
         sources = {"train": self.train, "dev": self.dev, "eval": self.eval}
         return {name: source for name, source in sources.items() if source is not None}
 

@@ -13,14 +13,15 @@ from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.errors import UserError
 
 COLUMN = "teacher"
-"""Column of the training rows with the name of each one's teacher, where there are several."""
+"""Column of the training rows with the name of the teacher for each row, if there are several."""
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Teacher(ModelSource):
     """On-policy distillation (Lu et al. 2025; arXiv 2306.13649): the student samples, the stage `teacher` computes a
     larger model's log-probs of the same tokens, and −`weight` times the reverse KL is each token's advantage. The
-    advantage of the rewards is added to it; without any, give all rewards weight 0. Needs the student's token ids.
+    advantage from the rewards is added; to train on the teacher alone, give all rewards weight 0. Needs the student's
+    token ids.
     """
 
     models: dict[str, ModelSource] = {}
@@ -30,12 +31,12 @@ class Teacher(ModelSource):
     weight: float = Field(1.0, gt=0)
     """Factor of the reverse KL, in reward per nat."""
     discount: float = Field(0.0, ge=0, le=1)
-    """Share of the KL of later tokens in a token's advantage. With 0, the default, each token counts only its own KL;
-    with 1, the KL of the rest of the completion.
+    """Discount factor for the KL of later tokens in a token's advantage. With 0, each token counts only its own KL;
+    with 1, that of the whole rest of the completion.
     """
     top_k: int | None = Field(None, ge=1, le=1024)
-    """Compare distributions instead of single sampled tokens: the teacher's `top_k` likeliest tokens at each position,
-    and all others together. `weight` times this divergence is then added to the loss, with its exact gradient, and
+    """Compare distributions instead of sampled tokens: the teacher's `top_k` likeliest tokens at each position, with
+    all others lumped together. `weight` times this divergence is then added to the loss, with its exact gradient, and
     not to the advantage. Writes 8 · `top_k` bytes for each sampled token.
     """
     beta: float = Field(1.0, ge=0, le=1)
@@ -63,7 +64,7 @@ class Teacher(ModelSource):
 
 
 def as_model(source: ModelSource, student: Model) -> Model:
-    """The section `model` of a run whose model would be a teacher, in the student's number format."""
+    """The section `model` of a run that had this teacher as its model, in the student's number format."""
     return student.model_copy(update={**source.model_dump(include=set(ModelSource.model_fields)), "quantization": None})
 
 

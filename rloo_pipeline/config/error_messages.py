@@ -50,7 +50,7 @@ def checked(section: type[S], raw: Any, origin: str) -> S:
     """Validates a mapping as a section or as a whole file.
 
     Args:
-        section: its keys.
+        section: section class that defines the keys.
         raw: the mapping.
         origin: source of the mapping, for the message.
 
@@ -92,7 +92,7 @@ def _first_problem(error: ValidationError, whole: type[Section]) -> str:
         message = f"must be a section with keys of its own ({', '.join(section.model_fields)})"
     value = "" if problem["type"] == "value_error" else f", got {problem['input']!r:.100}"
     if problem["type"] == "string_type" and isinstance(problem["input"], dict):
-        value += "; put a text that begins with a brace into quotes"
+        value += "; quote a string that begins with a brace"
     return f"{key + ': ' if key else ''}{message}{value}{others}"
 
 

@@ -12,7 +12,7 @@ from rloo_pipeline.config.section import JSON, Section
 
 class Correct(Section):
     """Definition of a right completion, for accuracy and pass@k. A change reruns the evaluations but not the checks;
-    with `dataset.select` also `difficulty` or `pass-rates`, and the rounds whose prompts are chosen by them.
+    with `dataset.select` it also reruns `difficulty` or `pass-rates`, and the rounds whose prompts they choose.
     """
 
     reward: str | None = None
@@ -74,9 +74,9 @@ class Evaluation(Section):
 
 
 class Select(Section):
-    """Chooses by the rows of `dataset.dev`, and evaluates the choice once on the test rows, `dataset.eval`. For each
-    run it chooses the best round among those of `evaluation.every` and the last one; for an experiment, also the arm
-    with the highest mean over seeds. Of equal rounds it takes the earliest, of equal arms the one named first.
+    """Selects a policy on the rows of `dataset.dev`, and evaluates it once on the test rows, `dataset.eval`. In each
+    run it selects the best round among those of `evaluation.every` and the last one; in an experiment, also the arm
+    with the highest mean over seeds. On ties it takes the earliest round and the arm that is named first.
     """
 
     by: str = "dev.pass@1"
@@ -84,11 +84,11 @@ class Select(Section):
 
     @property
     def measure(self) -> str:
-        """The compared measure: `pass@K` or `greedy`."""
+        """The measure by which policies are compared: `pass@K` or `greedy`."""
         return self.by.removeprefix("dev.")
 
     def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
-        """A sentence if evaluations do not report the measure to choose by."""
+        """A sentence if evaluations do not report this measure."""
         measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
         if evaluation.greedy and evaluation.temperature > 0:
             measures.append("greedy")
@@ -99,7 +99,7 @@ class Select(Section):
             )
 
     def value(self, evaluation: JSON) -> float:
-        """The compared measure in an evaluation's summary."""
+        """Reads the measure from an evaluation's summary."""
         if self.measure == "greedy":
             return float(evaluation["greedy"]["accuracy"])
         return float(evaluation["pass@k"][self.measure.removeprefix("pass@")]["value"])

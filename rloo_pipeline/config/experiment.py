@@ -1,7 +1,7 @@
 """An experiment: a base configuration, arms that change keys of it, and seeds. Each arm × seed is an ordinary run.
 
-The runs of an experiment are in results/<experiment>/<arm>/<seed>/. What several of them have in common is made once,
-in results/<experiment>/shared/, and each of them uses the same file (`run_set`).
+The runs of an experiment are in results/<experiment>/<arm>/<seed>/. Files that several runs have in common are made
+once, in results/<experiment>/shared/, and used by all of them (`run_set`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rloo_pipeline.config.run_keys import RUN_NAME
 from rloo_pipeline.config.section import JSON, Section, flatten, merge, nest
 
 RESERVED = ("shared", "logs", "benchmarks", "test", "functions")
-"""Folders of an experiment, so no names of arms."""
+"""Names of folders inside an experiment, so no arm can have them."""
 OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds under `seeds`"}
 """Keys that no arm can change, and why."""
 
@@ -35,22 +35,20 @@ class Experiment(Section):
     base: str
     """Configuration of a run that all arms start from; a relative path is looked up in the folder of this file."""
     vary: dict[str, list[Any]] = {}
-    """Keys of the configuration, with dots, and the values of each; every combination is an arm."""
+    """Dotted keys of the configuration, each with a list of values. Every combination is an arm."""
     arms: dict[str, dict[str, Any]] = {}
-    """Names of arms and the keys that each changes, instead of `vary`. The first arm is the baseline in both."""
+    """Arms by name, each with the keys that it changes; use this or `vary`. In both, the first arm is the baseline."""
     seeds: list[Annotated[int, Field(ge=0)]] = Field([0, 1, 2, 3, 4], min_length=1)
-    """Random seeds; every arm is run with each of them."""
+    """Random seeds. Every arm runs once with each of them."""
     select: Select | None = None
-    """Choice of an arm and of a round of each of its runs, as the key of the same name of a run. Default: that of the
-    base.
-    """
+    """Selection of an arm, and of a round in each of its runs, like `select` in a run. Default: the base's value."""
     functions: Literal["ask", "keep", "take"] | None = None
-    """As the key `functions` of a run: how to treat edited functions. Default: the base's value."""
+    """How to treat edited functions, like `functions` in a run. Default: the base's value."""
 
     @field_validator("vary", "arms", mode="before")
     @classmethod
     def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
-        """Checks that each entry is a list of values, or a mapping of keys; an arm may be empty."""
+        """Checks that each value in `vary` is a list, and each arm a mapping. An arm may be empty."""
         if not isinstance(named, dict):
             expected = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
             raise ValueError(f"must be a mapping, {expected}, got {named!r:.100}")
@@ -88,7 +86,7 @@ class Experiment(Section):
                     yield f"{key}: arm '{name}' sets it twice; leave one of the two out"
 
     def arm_changes(self) -> dict[str, JSON]:
-        """The arms in order: name → the keys that it changes, with dots."""
+        """The arms in order: name → the dotted keys that it changes."""
         return dict(self._named())
 
     def _named(self) -> Iterator[tuple[str, JSON]]:
@@ -101,12 +99,12 @@ class Experiment(Section):
 
 
 def _all_keys(changes: JSON) -> list[str]:
-    """The keys of all depths that an arm changes, with dots, each as often as it is written."""
+    """The dotted keys that an arm changes, at all depths, repeated if they are written more than once."""
     return [inner for key, value in changes.items() for inner in flatten({key: value})]
 
 
 def _label(key: str, value: Any) -> str:
-    """A value as a part of an arm's name; with its key if the value says little by itself."""
+    """The part of an arm's name that stands for a value; it includes the key if the value alone says little."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
         "-"
     )
@@ -115,11 +113,11 @@ def _label(key: str, value: Any) -> str:
 
 
 def parse(raw: Mapping[str, Any], file: Path | None, origin: str) -> Experiment:
-    """The experiment in a mapping.
+    """Validates a mapping as an experiment.
 
     Args:
         raw: content of the file, as YAML or Snakemake reads it.
-        file: file that it was read from, whose name is the default name; None if unknown.
+        file: file that it was read from, which gives the experiment its default name; None if unknown.
         origin: name of this file in messages.
 
     Raises:

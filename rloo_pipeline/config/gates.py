@@ -1,6 +1,6 @@
 """Section `gates`: the reaction to each symptom. Each symptom has its limits beside it, in checks/symptoms.py.
 
-Gates change no result, so a new limit reruns nothing. It applies to the rounds that are judged from then on.
+Gates do not change results, so a new limit reruns nothing. It applies to rounds that are judged from then on.
 """
 
 from __future__ import annotations

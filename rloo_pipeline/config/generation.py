@@ -1,13 +1,13 @@
 """The section `rollout.generation_kwargs`: vLLM's other sampling parameters, and their effect on the update.
 
 The end of a completion does not change the distribution of its tokens, so `stop`, `stop_token_ids` and
-`repetition_detection` work with every algorithm. The other keys mask tokens: from a set S of allowed tokens,
-which depends on the context, the sampler draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those
-of q (`processed_logprobs`). With the weights π / q = π(S) of `algorithm.mismatch` the update has the gradient of
-samples of π, of which those that leave S have advantage 0; without them it has neither that gradient nor that of
-E_q[R]. So a mask needs such weights. Since log q ≥ log π, the proof that the right policy sampled counts only what the
-trainer's log-probs are above the sampler's (`training.sampler_proof`). Penalties and biases have no such bound, and are
-refused.
+`repetition_detection` work with every algorithm. The other keys mask tokens: from a set S of allowed tokens, which
+depends on the context, the sampler draws q = π / π(S). The trainer knows π, and the sampler's log-probs are those of q
+(`processed_logprobs`). With the weights π / q = π(S) of `algorithm.mismatch`, the update has the gradient of samples
+from π in which those that leave S have advantage 0; without the weights it has neither that gradient nor that of
+E_q[R]. So a mask needs such weights. Since log q ≥ log π, the proof that the right policy sampled counts only the
+amount by which the trainer's log-probs exceed the sampler's (`training.sampler_proof`). Penalties and biases have no
+such bound and are refused.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RepetitionDetection(Section):
     min_pattern_size: int = Field(1, ge=1)
     """Length of the shortest pattern, in tokens."""
     min_count: int = Field(ge=2)
-    """Number of consecutive occurrences of the pattern that end the completion."""
+    """Number of consecutive repetitions of the pattern that end the completion."""
 
     def _problems(self) -> Iterator[str]:
         if self.min_pattern_size > self.max_pattern_size:
@@ -94,11 +94,13 @@ class GenerationKwargs(Section):
     min_tokens: int = Field(0, ge=0)
     """Minimum number of tokens before a token or string can end a completion."""
     bad_words: list[str] = Field([], max_length=64)
-    """Words that are never sampled, at most 64: vLLM counts each twice, also with a space before it, and takes 128."""
+    """Words that are never sampled, at most 64: vLLM accepts 128, and counts each word with and without a leading
+    space.
+    """
     allowed_token_ids: list[int] = Field([], max_length=1024)
     """The only tokens that can be sampled, at most 1,024 (vLLM's limit on GPUs); include those that end a text."""
     structured_outputs: JSON = {}
-    """Form of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
+    """Format of the completions: one of `json` (a schema), `regex`, `choice` (a list) and `grammar` (EBNF)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +125,7 @@ class GenerationKwargs(Section):
 
     @property
     def for_vllm(self) -> JSON:
-        """The keys that are set, by vLLM's names."""
+        """The keys that are set, under vLLM's names."""
         return self.model_dump(exclude_defaults=True)
 
     @property

@@ -1,14 +1,14 @@
-"""Requirements of `rollout.lag`, `rollout.token_budget` and `rollout.quantization` on `algorithm`: the default
-correction, refused combinations.
+"""How `rollout.lag`, `rollout.token_budget` and `rollout.quantization` constrain `algorithm`: the default correction,
+and refused combinations.
 
 With a lag, the completions of a round come from an older policy than the one that its update starts from; with a token
 budget, some of their tokens do. The update computes the log-probs of the policy that it starts from, π_old, clips
-around it, and weights losses by w = π_old / π_sampler, token by token the policy that sampled it: the decoupled
-objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
+around it, and weights losses by w = π_old / π_sampler, where π_sampler is the policy that sampled the token: the
+decoupled objective (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv 2110.00641; AReaL, Fu et
 al. 2025, arXiv 2505.24298).
 
-With quantized weights the completions come from another distribution than the policy's, which the same weights
-correct for (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+With quantized weights, completions come from a different distribution than the policy's; the same weights correct for
+that (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rloo_pipeline.config.section import JSON
 OF_TOKENS: JSON = {"correction": "token_mis", "min": 0.5, "max": 5.0}
 """IcePop's mask with its thresholds (arXiv 2510.18855); AReaL drops tokens above 5 too (`behav_imp_weight_cap`)."""
 OF_COMPLETIONS: JSON = {"correction": "sequence_tis", "max": 2.0}
-"""The weight of the whole action, truncated at the 2 of Yao et al. 2025 and TRL: it drops no completion."""
+"""The weight of the whole completion, truncated at 2 as in Yao et al. 2025 and TRL. It drops no completion."""
 OF_QUANTIZED_TOKENS: JSON = {"correction": "token_tis", "max": 2.0}
-"""The same of each token, as Yao et al. 2025 weight FP8 rollouts."""
+"""The weight of each token, truncated at 2, as Yao et al. 2025 use for FP8 rollouts."""
 
 
 def fill(values: Any) -> Any:
-    """The configuration as it was written, with a correction if samples are of older or quantized policies and it names
-    none.
+    """Adds the default correction to a configuration that samples from older or quantized policies and names no
+    correction.
 
-    A preset's `correction: none` is the choice of a system that samples from the policy itself, so it gives way too.
+    It also overrides a preset's `correction: none`, which is meant for sampling from the policy itself.
     """
     rollout, algorithm = (values.get(name, {}) for name in ("rollout", "algorithm"))
     if not isinstance(rollout, dict) or not isinstance(algorithm, dict):
@@ -52,8 +52,8 @@ def fill(values: Any) -> Any:
 
 
 def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
-    """A sentence if completions of an older or quantized policy cannot be weighted, or if those of an older one are not
-    or steer β.
+    """A sentence for each way in which completions of an older or quantized policy are not or cannot be weighted, or
+    steer β.
     """
     cut = rollout.cut_by
     if cut and rollout.quantization and algorithm.mismatch.correction != "none":
@@ -91,7 +91,7 @@ def problems(rollout: Rollout, algorithm: Algorithm) -> Iterator[str]:
 
 
 def note(rollout: Rollout, algorithm: Algorithm) -> str | None:
-    """A sentence if nothing corrects for the quantized weights of the sampler, as the user asked for."""
+    """A sentence if the user turned off the correction for the sampler's quantized weights."""
     if rollout.quantization is None or algorithm.old_logps == "sampler" or algorithm.mismatch.correction != "none":
         return None
     return (

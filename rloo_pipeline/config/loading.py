@@ -21,18 +21,18 @@ from rloo_pipeline.runtime.installation import DEFAULT_CONFIG, NO_PROJECT
 
 SEAL = "# blake2b of the lines below: "
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's C loader where it was built: an eighth of the time, which every stage pays."""
+"""PyYAML's C loader, if it was built: it takes an eighth of the time, and every stage loads the configuration."""
 
 
 class ConfigArguments(NamedTuple):
-    """The configuration on a command line: a file, and keys to change as with Snakemake's option `--config`."""
+    """The configuration on a command line: a file, and changed keys as with Snakemake's `--config`."""
 
     file: Path
     changes: Sequence[str] = ()
 
     @property
     def config(self) -> Config:
-        """The configuration with the changes.
+        """Loads the file and applies the changes.
 
         Raises:
             UserError: the file is missing or not YAML, or a key is unknown, missing or out of range.
@@ -54,7 +54,7 @@ class RewardsFile(Section):
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file.
+    """Loads a configuration from a YAML file.
 
     Args:
         path: the file.
@@ -70,12 +70,12 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
 
 
 def sealed(text: str) -> str:
-    """A configuration that a run writes: its first line, a comment, is a digest of the others."""
+    """Prepends a comment line with the digest of the text, for a configuration that a run writes."""
     return f"{SEAL}{hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}\n{text}"
 
 
 def _unsealed(text: str, path: Path) -> str:
-    """The text without that line, if it has one.
+    """Checks the digest line and returns the text without it; text without such a line is returned unchanged.
 
     Raises:
         UserError: the digest differs.
@@ -101,15 +101,15 @@ def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -
 
 
 def is_experiment(raw: object) -> bool:
-    """True if a mapping is meant as an experiment and not as the configuration of one run."""
+    """True if a mapping looks like an experiment and not like the configuration of one run."""
     return isinstance(raw, Mapping) and "base" in raw
 
 
 def require_one_run(raw: Any, origin: str) -> None:
-    """Checks that a mapping is meant as the configuration of one run.
+    """Checks that a mapping is not an experiment.
 
     Raises:
-        UserError: it is meant as an experiment.
+        UserError: it is an experiment.
     """
     if is_experiment(raw):
         raise UserError(
@@ -119,21 +119,21 @@ def require_one_run(raw: Any, origin: str) -> None:
 
 
 def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
-    """The mapping in a YAML file, of a run or of an experiment.
+    """Reads the mapping in the YAML file of a run or an experiment.
 
     Args:
         path: the file.
         changes: as for `load`.
 
     Raises:
-        UserError: the file is missing, not YAML or no mapping.
+        UserError: the file is missing, not YAML, or not a mapping.
     """
     changed = read_changes(changes)
     return merge(_require_mapping(_parse(_read(path), str(path)), str(path)), changed)
 
 
 def read_changes(changes: Iterable[str]) -> JSON:
-    """Parses the changes of `--config`. Values mean what they mean in a file; Snakemake itself turns each number,
+    """Parses the changes of `--config`. Values are parsed as in a file, whereas Snakemake itself turns each number,
     boolean and null inside a section into text.
 
     Raises:
@@ -147,7 +147,7 @@ def read_changes(changes: Iterable[str]) -> JSON:
 
 
 def split_change(change: str) -> tuple[str, str]:
-    """Key and value of a change on the command line.
+    """Splits a change on the command line into key and value.
 
     Raises:
         UserError: it has no value, or dots in its key, which Snakemake refuses with a traceback.
@@ -172,11 +172,11 @@ def is_yaml_name(word: str) -> bool:
 
 
 def refuse_bad_files(files: Iterable[Path]) -> None:
-    """Checks configuration files as files. Snakemake, which reads them itself, reports errors without their names, and
-    of duplicate keys ignores all but the last one.
+    """Checks that configuration files can be parsed. Snakemake also reads them, but its errors do not name the file,
+    and it silently keeps only the last of duplicate keys.
 
     Raises:
-        UserError: a file is missing, not YAML or JSON, no mapping, or has a key twice in one mapping.
+        UserError: a file is missing, not YAML or JSON, not a mapping, or has a key twice in one mapping.
     """
     for file in files:
         text, origin = _read(file), str(file)
@@ -184,7 +184,7 @@ def refuse_bad_files(files: Iterable[Path]) -> None:
 
 
 def load_rewards(path: Path, run: Config) -> list[Reward]:
-    """The reward functions in a YAML file with a list `rewards`, checked as part of the configuration `run`.
+    """Loads the list `rewards` from a YAML file and validates it as part of the configuration `run`.
 
     Raises:
         UserError: the file is missing or not YAML, or a key is unknown, missing or out of range.
@@ -193,7 +193,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     if not isinstance(raw, Mapping):
         raise UserError(f"{path}: must be a mapping with a list `rewards`")
     rewards = checked(RewardsFile, dict(raw), str(path)).rewards
-    # validated once more inside the run, which also checks the names of their columns
+    # validated again as part of the run, which also checks the names of their columns
     plain = [reward.model_dump(mode="json") for reward in rewards]
     rest = run.model_dump(
         mode="json", exclude={"rewards": True, "correct": True, "evaluation": True, "dataset": {"select"}}
@@ -202,13 +202,13 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
 
 
 def reward_from_arguments(function: str, options: str, timeout: float, batch: str) -> Reward:
-    """A reward function from the command line of `rloo reward-test`; a row that fails does not stop the others.
+    """The reward that `rloo reward-test` names on its command line. A row that fails does not stop the others.
 
     Args:
         function: `module:function` or `file.py:function`.
         options: keyword arguments of the function, as a JSON object.
         timeout: seconds per row.
-        batch: as the key of the same name of a reward.
+        batch: the reward's key of the same name.
 
     Raises:
         UserError: `options` is not JSON, or a value is out of range.
@@ -250,7 +250,7 @@ def _parse_json(text: str, origin: str) -> Any:
 
 
 def _parse(text: str, origin: str) -> Any:
-    """The content of a YAML file.
+    """Parses the text of a YAML file.
 
     Raises:
         UserError: it is not YAML, or a key occurs twice in one mapping.
@@ -293,7 +293,7 @@ def _refuse_duplicates(node: yaml.Node, origin: str, visited: set[int]) -> None:
 
 
 def validate(raw: object, origin: str) -> Config:
-    """The configuration in a mapping.
+    """Validates a mapping as the configuration of a run.
 
     Args:
         raw: the mapping, as YAML or Snakemake gives it.

@@ -30,20 +30,20 @@ _PLAIN: Values = {
     "mismatch": {"correction": "none"},
     "num_iterations": 1,
 }
-"""Common to most presets: PPO's clip at 0.2, one pass, all options off."""
+"""Shared by most presets: PPO's clip at 0.2, one pass over the completions, all options off."""
 _COMPLETIONS: Values = {**_PLAIN, "importance_sampling_level": "sequence", "loss_agg_mode": "sequence"}
-"""A completion is one action."""
+"""Each completion is one action."""
 _TOKENS: Values = {**_PLAIN, "importance_sampling_level": "token", "loss_agg_mode": "token_mean"}
-"""A token is an action; all tokens of a step have the same weight."""
+"""Each token is an action, and all tokens of a step have the same weight."""
 
 
 def _kl(beta: float, placement: str, estimator: str) -> Values:
-    """The coefficient of the KL, and its place and estimator."""
+    """Coefficient, placement and estimator of the KL penalty."""
     return {"beta": beta, "kl": {"placement": placement, "estimator": estimator, "bias_correction": False}}
 
 
 _NO_KL = _kl(0.0, "loss", "k3")
-"""Without KL. If the user sets a beta, the KL goes into the loss, where no estimator divides by it, with GRPO's k3."""
+"""No KL. If the user sets beta, the KL goes into the loss with GRPO's k3; there no estimator divides by it."""
 
 
 def _preset(base: Values, advantage: str, kl: Values = _NO_KL, **others: Any) -> Values:
@@ -116,7 +116,7 @@ PRESETS: Mapping[str, Values] = {
 
 
 def fill(values: Values) -> dict[str, Any]:
-    """The user's values for `algorithm`, with missing keys from the preset that they name; nested sections key by key.
+    """Fills missing keys of `algorithm` from the preset that the user names; nested sections are merged key by key.
 
     Raises:
         ValueError: the preset does not exist.

@@ -1,9 +1,9 @@
 """Digests of the code behind each stage, so that an edit reruns the stages it affects and no others.
 
 The digest of a stage covers its own file, every module of this package that it imports, directly or indirectly, and the
-files of functions that the configuration names, with the modules that these import from their own folder or package;
-that of the benchmarks also the user's task files. Modules that cannot change a result are left out, and so are imports
-under `if TYPE_CHECKING:` and those of installed libraries.
+files of functions that the configuration names, with the modules that these import from their own folder or package.
+The digest of the benchmarks also covers the user's task files. Modules that cannot change a result are left out, and so
+are imports under `if TYPE_CHECKING:` and those of installed libraries.
 
 A Python file is digested as a syntax tree, in a form that is the same in Python 3.11 to 3.13, so comments, docstrings
 and layout do not count.
@@ -33,9 +33,9 @@ WITHOUT_EFFECT = {
 """Modules and packages that decide where, when and how a result is computed, written or reported, but not its values.
 """
 TASK_FILES = (".yaml", ".yml", ".py")
-"""Suffixes of lm-eval's task files, which count as text."""
+"""Suffixes of lm-eval's task files, which are digested as text."""
 READS_TEXT = {"__doc__", "getdoc", "getsource", "getcomments", "getsourcelines"}
-"""Names by which code can read docstrings or comments. If a user's code has one, these count in the digest."""
+"""Names through which code can read docstrings or comments. If a user's code uses one, its text is digested."""
 
 
 def source_digest(stage: str, config: Config) -> str:
@@ -45,7 +45,7 @@ def source_digest(stage: str, config: Config) -> str:
         UserError: the configuration names a function that does not exist.
     """
     decides, but = STAGES[stage].decides, STAGES[stage].but
-    # of the algorithm only what makes groups teach, or of the dataset only `select`: neither names a function
+    # a stage that gets only a few keys of `algorithm`, or only `dataset.select`, gets none that names a function
     sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
     files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
@@ -64,18 +64,18 @@ def source_digest(stage: str, config: Config) -> str:
 
 
 def _task_files(harness: Harness | None) -> Iterator[Path]:
-    """The user's own task files of lm-eval."""
+    """The user's own lm-eval task files."""
     if harness and harness.include_path:
         yield from (file for file in Path(harness.include_path).rglob("*") if file.suffix in TASK_FILES)
 
 
 def source_files(reference: str, file: Path) -> frozenset[Path]:
-    """The file of a user's function and all modules that it imports, directly or not, except libraries."""
+    """The file of a user's function and all modules that it imports, directly or indirectly, except libraries."""
     return frozenset(file for file in _closure(*_start(reference, file)) if not file.is_relative_to(PACKAGE))
 
 
 def function_files(reference: str) -> dict[Path, str]:
-    """`source_files` of a function with their digests, without installed packages; comments do not count.
+    """`source_files` of a function with their digests, without installed packages. Comments do not affect a digest.
 
     Raises:
         UserError: the function does not exist.
@@ -138,7 +138,7 @@ def _digest(file: Path, as_text: bool) -> str:
 
 def _start(reference: str, file: Path) -> tuple[Path, tuple[Path, ...], str]:
     """The real path of a function's file, the folders to search for imports (nearest first), and the folder of the
-    copies in use, which is a key of caches.
+    copies in use, which is part of cache keys.
 
     For `package.module:function`, the search folder is the package's parent. For `path/file.py:function`, it is the
     file's folder and those above it up to the working folder, since a package may begin there.
@@ -170,7 +170,7 @@ def _templates(file: Path) -> tuple[Path, ...]:
 
 @cache
 def _imports(file: Path, roots: tuple[Path, ...], copies: str) -> frozenset[Path]:  # noqa: ARG001 - a key of the cache
-    """Files of this package that a file imports anywhere in its code; of a user's file also those below `roots`."""
+    """Files of this package that a file imports anywhere in its code; for a user's file also files below `roots`."""
     names, relative = set[str](), set[tuple[Path, str]]()
     for level, module, imported in syntax.facts(source(file)).imports:
         if level:
@@ -201,8 +201,8 @@ def _is_installed(file: Path, roots: tuple[Path, ...]) -> bool:
 
 
 def _file_of(folder: Path, parts: list[str]) -> Path | None:
-    """The file of the module `parts` below a folder; None if there is none, or if the name is that of an object inside
-    a module.
+    """The file of the module `parts` below a folder; None if there is none, or if the last part names an object in a
+    module.
     """
     path = folder.joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")

@@ -1,4 +1,4 @@
-"""Keys that earlier versions had: what to write instead, and the configurations of finished runs that have them."""
+"""Keys of earlier versions: what to write instead, and how configurations of finished runs that have them are read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REMOVED: Mapping[str, str] = {
     "select.then": "the choice is always evaluated on dataset.eval; leave the key out",
     "warmstart.train": "SFT runs if warmstart.sft is set; leave out this key, and warmstart.sft to train none",
 }
-"""Key, without list indices → what to do, as the end of the error message."""
+"""Key without list indices → what to do instead, in the words that end the error message."""
 
 
 def forget(raw: JSON) -> None:
-    """Removes these keys from the configuration of a finished run, so that it can be read; `timeout_value` becomes the
-    value of `on_timeout`.
+    """Removes these keys from the configuration of a finished run so that it can be read. `timeout_value` moves to
+    `on_timeout`.
     """
     for path in REMOVED:
         section, _, key = path.partition(".")

@@ -26,29 +26,30 @@ class Reward(Section):
     options: JSON = {}
     """Extra keyword arguments for the function."""
     batch: Literal["rows", "group", "all"] = "rows"
-    """Completions that one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails
-    or times out, its rows are tried one by one. `group`: the K completions of a prompt, always together because they
-    are compared with each other. `all`: all rows of the table.
+    """Completions that one call gets. `rows`: the K completions of a prompt, scored independently; if the call fails or
+    times out, they are retried one by one. `group`: the K completions of a prompt, always together, because they are
+    compared with each other. `all`: all rows of the table.
     """
     timeout: float = Field(60.0, gt=0)
-    """Time limit per row in seconds; at the limit the worker process is killed. With `batch: group` or `all` a call
-    gets this time for each of its rows. With `batch: rows` a call gets it once for all its rows, and each row that is
-    then tried alone gets it again.
+    """Time limit per row in seconds; at the limit the worker process is killed. With `batch: group` or `all`, a call
+    gets this time for each of its rows. With `batch: rows`, a call gets it once for all its rows, and each row that is
+    retried alone gets it again.
     """
     on_timeout: Literal["none", "fail"] | Annotated[float, Field(strict=True)] = "none"
-    """Result of a row that exceeds the time limit. `none`: no score. `fail`: the stage fails. A number: this score."""
+    """Outcome for a row that exceeds the time limit. `none`: no score. `fail`: the stage fails. A number: this
+    score.
+    """
     on_error: Literal["fail", "none"] = "fail"
-    """Result of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the
-    row gets no score, and the column `error` of the scores has the reason. Invalid output (wrong length, NaN) always
-    fails.
+    """Outcome of an exception or a crash of the worker process. `fail`: the stage fails and names the row. `none`: the
+    row gets no score, and the column `error` of the scores says why. Invalid output (wrong length, NaN) always fails.
     """
     gpus: int = Field(0, ge=0)
     """GPUs that the function needs. With 1 or more it runs in a separate job (rule `score_alone`) that requests them,
     in one process. In the checks and evaluations it uses the GPUs of that job, after the sampler has released them.
     """
     threads: int = Field(1, ge=1)
-    """Threads (OpenMP and similar) that each of its worker processes may use. At most `scoring.workers` / `threads` of
-    them compute at the same time.
+    """Threads (OpenMP and similar) that each worker process may use. At most `scoring.workers` / `threads` processes
+    compute at the same time.
     """
     concurrency: int = Field(32, ge=1)
     """Maximum number of rows that an async function processes at the same time, in calls of one group each. At least
@@ -62,7 +63,7 @@ class Reward(Section):
 
     @property
     def column(self) -> str:
-        """Its name in tables and metrics."""
+        """Name of the reward in tables and metrics."""
         return self.name or self.function.rpartition(":")[2]
 
     @property
@@ -71,15 +72,15 @@ class Reward(Section):
         return self.function == REWARD_MODEL and "model" not in self.options
 
     def decides(self) -> JSON:
-        """The keys that scores depend on, without those that only decide if the stage fails."""
+        """The keys that scores depend on, without those that only decide whether the stage fails."""
         no_effect = {"on_error", "threads", "concurrency"} | ({"timeout"} if self.on_timeout == "fail" else set())
         return self.model_dump(mode="json", exclude=no_effect)
 
 
 class Judge(Reward):
     """A function that compares the final policy's held-out completions with those of the warm start, called as reward
-    functions are. It also gets `other_completions` to compare with, and returns from 0 (worse) to 1 (better) for each,
-    or None. Every pair is judged in both orders; `summary.json` has the win rate. See docs/evaluation.md.
+    functions are. It also gets `other_completions` to compare with, and returns a number from 0 (worse) to 1 (better)
+    for each, or None. Every pair is judged in both orders; `summary.json` has the win rate. See docs/evaluation.md.
     """
 
     def _problems(self) -> Iterator[str]:
@@ -95,14 +96,14 @@ class Judge(Reward):
 
 
 class Scoring(Section):
-    """Worker processes of the reward functions. Changes no score."""
+    """Worker processes of the reward functions. Does not change scores."""
 
     workers: int = Field(1, ge=1)
-    """Number of processes of a scoring job that call reward functions, one per CPU core. Each async function has one
-    more process.
+    """Number of processes in a scoring job that call reward functions, one per CPU core. Each async function has one
+    process more.
     """
 
     @property
     def memory_mb(self) -> int:
-        """Memory that a scoring job asks for in its first attempt."""
+        """Memory that a scoring job requests on its first attempt."""
         return 3000 + 1000 * self.workers

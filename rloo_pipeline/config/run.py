@@ -27,7 +27,9 @@ TABLE_COLUMNS = (
     *("environment_reward", "environment_state", "environment_observation", "environments"),
     *("image_ids", "placeholder_ids", "other_completions"),
 )
-"""Names that no column of a dataset may have: reward functions get them, or they are joined with the dataset's."""
+"""Names that dataset columns may not have, because reward functions get arguments or tables get columns of these
+names.
+"""
 
 
 LATER: tuple[tuple[str, str, object], ...] = (
@@ -63,7 +65,7 @@ LATER: tuple[tuple[str, str, object], ...] = (
     ("limits", "reward_length", [0.8, None]),
     ("deepspeed", "offload", Offload().model_dump()),
 )
-"""Keys that came later than others, and their defaults."""
+"""Keys that were added later, and their defaults."""
 
 
 class Config(RunKeys):
@@ -79,12 +81,14 @@ class Config(RunKeys):
 
     @property
     def sampler_format(self) -> str:
-        """Number format of the engine that samples rollouts, by which its log-probs may differ from the trainer's."""
+        """Number format of the engine that samples rollouts. How far its log-probs may be from the trainer's depends on
+        it.
+        """
         return self.model.dtype if self.rollout.quantization is None else FP8
 
     @property
     def evaluated(self) -> dict[str, int]:
-        """Names of the evaluations, in order, and for each the round whose policy it evaluates."""
+        """The evaluations in order: name → the round whose policy is evaluated."""
         every = self.evaluation.every
         between = [] if every is None else range(every, self.rounds, every)
         return {"warmstart": 0, **{f"{number:05d}": number for number in between}, "final": self.rounds}
@@ -101,7 +105,7 @@ class Config(RunKeys):
 
     @property
     def candidates(self) -> dict[str, int]:
-        """The evaluations whose policies `select` chooses from, and their rounds."""
+        """The evaluations that `select` chooses from: name → round."""
         return {name: round_ for name, round_ in self.evaluated.items() if round_ > 0}
 
     @property
@@ -118,29 +122,29 @@ class Config(RunKeys):
 
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of a prompt with its completion."""
+        """Maximum number of tokens in a prompt with its completion."""
         return self.dataset.max_prompt_length + self.rollout.max_completion_length
 
     @property
     def sampler_gpus(self) -> int:
-        """GPUs of a job that samples: those of its engines and of its environments."""
+        """Number of GPUs of a sampling job: for its engines and its environments."""
         return self.vllm.gpus + self.rollout.environment_gpus
 
     @property
     def node_folder(self) -> Path | None:
-        """The folder on each node for the weights of policies that are not kept; None if they are in the run's."""
+        """Folder on each node for the weights of policies that are not kept; None if those are in the run's folder."""
         if self.exchange == "shared":
             return None
         return Path("/dev/shm" if self.exchange == "node" else os.path.expandvars(self.exchange))
 
     def keeps(self, round_: int) -> bool:
-        """True if the policy of a round stays: a longer run samples its first rounds from the last ones of this run, as
-        many as the lag.
+        """True if the policy of a round is kept. With a lag, the last ones are kept too: if the run is extended, its
+        next rounds sample from them.
         """
         return round_ % self.keep_every == 0 or round_ >= self.rounds - self.rollout.lag
 
     def page_is_due(self, round_: int) -> bool:
-        """True if the page is written after this round, which is not the last one."""
+        """True if the page is written after this round; never after the last one."""
         every = -(-self.rounds // 20) if self.report.every is None else self.report.every
         return every > 0 and (round_ == 1 or round_ % every == 0)
 
@@ -161,7 +165,7 @@ class Config(RunKeys):
 
     @property
     def teachers(self) -> dict[str, Self]:
-        """The configuration of a run of each teacher as its model, by the teacher's name; a single one has an empty
+        """For each teacher, by name, the configuration of a run with it as the model. A single teacher has an empty
         name.
         """
         section = self.algorithm.teacher
@@ -178,7 +182,7 @@ class Config(RunKeys):
 
     @property
     def of_reward_model(self) -> Self:
-        """The configuration of a run whose model is the one that the reward model starts from.
+        """The configuration with the model that the reward model starts from as `model`.
 
         Raises:
             UserError: the run trains no reward model.
@@ -188,7 +192,9 @@ class Config(RunKeys):
         return self.model_copy(update={"model": self.reward_model.of(self.model)})
 
     def with_reward_model(self, folder: str) -> Self:
-        """The configuration with the folder of the run's own reward model in the options of the rewards that use it."""
+        """The configuration with the folder of the run's own reward model filled into the options of the rewards that
+        use it.
+        """
         rewards = [
             reward.model_copy(update={"options": reward.options | {"model": folder}})
             if reward.uses_own_model
@@ -223,14 +229,15 @@ class Config(RunKeys):
             "generation_kwargs": params.get("rollout", {}).get("generation_kwargs") or {},
             "limits": params.get("checks", {}).get("limits") or {},
         }
-        for section, key, default in LATER:  # a run without the key stays as it was before there was one
+        for section, key, default in LATER:  # a run without the key keeps its parameters from before the key existed
             keys = (params | nested).get(section, {})
             if key in keys and keys[key] == default:
                 del keys[key]
         for section in ("dataset", "algorithm", "reward_model"):
             if not params.get(section, True):
                 del params[section]
-        if stage == "warmstart":  # only SFT trains, and finished runs have the parameters that they had
+        # without SFT, deepspeed has no effect; with it, defaults are left out, as in finished runs
+        if stage == "warmstart":
             defaults = Deepspeed().model_dump(mode="json")
             changed = {key: value for key, value in params.pop("deepspeed").items() if value != defaults[key]}
             params |= {"deepspeed": changed} if changed and self.warmstart.sft else {}

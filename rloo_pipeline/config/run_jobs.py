@@ -16,20 +16,20 @@ class RunJob(NamedTuple):
     stage: str
     """Name of its rule; `update` for all rules of updates."""
     output: str
-    """A file that it writes last, or a folder that it writes at once; relative to the run's folder, as the log is."""
+    """A file that it writes last, or a folder that it writes atomically. Relative to the run's folder, like `log`."""
     log: str
     policy: int | None = None
-    """Number of the policy that the output is made from, if it is."""
+    """Number of the policy that the output is made from, if any."""
 
 
 def all_jobs(config: Config) -> Iterator[RunJob]:
-    """All jobs of a run from the beginning."""
+    """All jobs of a run, in order."""
     rounds = chain.from_iterable(jobs_of_round(config, number) for number in range(1, config.rounds + 1))
     return chain(jobs_before_rounds(config), rounds, jobs_after_rounds(config))
 
 
 def jobs_before_rounds(config: Config) -> Iterator[RunJob]:
-    """Assets, prompts, warm start."""
+    """Jobs for assets, prompts and warm start."""
     return _jobs(config, "before", 0)
 
 
@@ -39,7 +39,7 @@ def jobs_of_round(config: Config, number: int) -> Iterator[RunJob]:
 
 
 def jobs_after_rounds(config: Config) -> Iterator[RunJob]:
-    """Evaluations, the choice of a policy, the report."""
+    """Jobs for evaluations, the selection of a policy, and the report."""
     return _jobs(config, "after", config.rounds)
 
 
@@ -51,7 +51,7 @@ def _jobs(config: Config, phase: str, number: int) -> Iterator[RunJob]:
 
 
 def _each(config: Config, row: StageRow, number: int) -> Iterator[tuple[Mapping[str, str], int | None]]:
-    """For each job of a row: the values of its path's fields, and the policy that its output is made from."""
+    """For each job of a row: the values for the fields in its path, and the policy that its output is made from."""
     sampled = config.rollout.policy_of(number) if row.phase == "round" else None
     policy = {"first": 0, "last": config.rounds, "previous": number - 1, "sampled": sampled}.get(row.policy)
     fixed = {"round": f"{number:05d}", "seed": str(config.seed)}

@@ -1,4 +1,4 @@
-"""The keys of a run's configuration: its sections and the keys beside them."""
+"""The top level of a run's configuration: its sections and the keys beside them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rloo_pipeline.config.training import Deepspeed, Update
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 TENSORBOARD: Tracker = "tensorboard"
-"""Its files are written by each update, and not by a module of trackers/."""
+"""Each update writes its files, so it has no module in trackers/."""
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 EXCHANGE = re.compile(r"^(shared|node|[/$].+)$")
 ONE_NAME = BeforeValidator(lambda names: [names] if isinstance(names, str) else names)
@@ -31,18 +31,18 @@ _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "�
 
 
 def valid_run_name(name: str) -> str:
-    """The valid name of a run that is most like `name`; `my-run` if nothing of it can be kept."""
+    """Turns `name` into a valid name for a run, with few changes; `my-run` if none of it can be kept."""
     letters = unicodedata.normalize("NFKD", name.translate(_SPELLED_OUT)).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "my-run"
 
 
 class Report(Section):
-    """The page report.html of a run, during it and at its end."""
+    """The page report.html of a run, written during the run and at its end."""
 
     title: str | None = None
     """Heading of the page. Default: the name of the run."""
     every: int | None = Field(None, ge=0)
-    """Write the page after the first and every n-th round too, with what is there so far; no round waits for it.
+    """Also write the page after the first and every n-th round, with the results so far; no round waits for it.
     Default: a twentieth of `rounds`, so that a run has at most 21 such pages. 0: only at the end.
     """
 
@@ -70,21 +70,21 @@ class RunKeys(Section):
     seed: int = Field(0, ge=0)
     """Random seed of the run: model building, prompt order, sampling, training."""
     reproducible: bool = False
-    """On GPUs, give the same bytes after a kill, in other shards and in other batches, as CPUs always do: vLLM samples
-    with its batch-invariant kernels, and torch trains with deterministic ones. Both are slower. The run records its
-    kinds of cards, and refuses to go on with others.
+    """On GPUs, give the same bytes after a kill and for any shards and batches, as CPUs always do: vLLM samples with
+    batch-invariant kernels, and torch trains with deterministic ones. Both are slower. The run records its GPU models
+    and refuses to continue on others.
     """
     keep_every: int = Field(1, ge=1)
-    """Keep the policy of every n-th round, and the last one. The others are deleted when no job needs them any more."""
+    """Keep the policy of every n-th round, and the last one. Others are deleted once no job needs them."""
     exchange: str = Field("shared", json_schema_extra={"pattern": EXCHANGE.pattern})
-    """How policies that are not kept (`keep_every`) go from the trainer to the samplers: `shared`: in the run's folder;
-    `node`: in the memory of the nodes (/dev/shm); a path: in that folder, on a disk of each node. Kept ones always go
-    into the run's folder. After a kill, lost ones are trained again from the tables of their rounds.
+    """Storage for policies that are not kept (`keep_every`), on their way from the trainer to the samplers. `shared`:
+    the run's folder. `node`: the nodes' memory (/dev/shm). A path: that folder, on a disk of each node. Kept policies
+    always go into the run's folder. Policies that are lost in a kill are trained again from the tables of their rounds.
     """
     workers: Literal["auto", "always", "never"] = "auto"
     """Keep engines loaded between rounds if Snakemake and its jobs run on one machine. On GPUs, the engines take turns
     and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change
-    results, but need memory for sampler, reference and trainer at the same time.
+    results, but they need memory for sampler, reference and trainer at the same time.
     """
     report_to: Annotated[list[Tracker], ONE_NAME] = [TENSORBOARD]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
@@ -92,10 +92,10 @@ class RunKeys(Section):
     set, otherwise to `results/<run>/mlflow/`.
     """
     functions: Literal["ask", "keep", "take"] = "ask"
-    """How to treat a function of yours (reward, environment, tool, generator or estimator) that was edited after the
-    run began. A run copies the files into `results/<run>/functions/`, and its jobs use the copies. `ask`: end with an
-    error that says what would run again. `keep`: go on with the copies. `take`: copy the files anew and run again
-    what depends on them.
+    """How to treat your functions (rewards, environments, tools, generators, estimators) that were edited after the run
+    began. A run copies their files into `results/<run>/functions/`, and its jobs use the copies. `ask`: stop with an
+    error that lists what would run again. `keep`: continue with the copies. `take`: copy the files again and rerun what
+    depends on them.
     """
     data_dir: str | None = None
     """Folder in which relative dataset paths are looked up. Default: the working folder."""
@@ -128,11 +128,11 @@ class RunKeys(Section):
     evaluation: Evaluation = Evaluation()
     """Held-out evaluation."""
     judge: Judge | None = None
-    """Judge of the final policy's completions against the warm start's. Off by default."""
+    """Judge that compares the final policy's completions with the warm start's. Off by default."""
     select: Select | None = None
-    """Choice of a policy. Default: the last one, which `dataset.eval` is evaluated on."""
+    """Selection of a policy. Default: the last one, evaluated on `dataset.eval`."""
     gates: Gates = Gates()
-    """Symptoms that are looked for after each round."""
+    """Symptoms to look for after each round."""
     report: Report = Report()
     """Report page."""
     container: Container = Container()

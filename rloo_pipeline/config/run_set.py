@@ -1,9 +1,8 @@
 """The runs of one Snakemake call: a single run, or an experiment's runs with the files that they share.
 
-A file is shared where all that decides it is equal: the parameters of its stage (`Config.params`) and the files before
-it. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after both, so neither another arm nor another
-order of the arms moves it. A folder of a group is like that of a run with one stage: it has a config.yaml, logs and
-benchmarks.
+Runs share a file if everything that decides it is equal: the parameters of its stage (`Config.params`) and its input
+files. Its folder, results/<experiment>/shared/<group>-<digest>/, is named after a digest of both, so adding or
+reordering arms does not move it. A shared folder has a config.yaml, logs and benchmarks, like the folder of a run.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from rloo_pipeline.errors import UserError
 
 RESULTS = "results"
 EXPERIMENT = "experiment.yaml"
-"""File in an experiment's folder that Snakemake's process writes: name, base, arms, their rounds, seeds."""
+"""File in an experiment's folder, written by the Snakemake process: name, base, arms with their rounds, seeds."""
 T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """Files that are shared together."""
+    """A group of files that are shared together."""
 
     stages: tuple[str, ...]
     """Stages that make them."""
@@ -65,7 +64,7 @@ GROUPS: Mapping[str, Group] = {
         ("evaluation/warmstart", "harness/tasks.json"),
     ),
 }
-"""Files that runs can share: all of the warm start, and the first round up to its update."""
+"""Files that runs can share: those of the warm start, and of the first round up to its update."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class RunSet:
     homes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Folder of a run or of shared files → group → the folder of the group's files."""
     shared: Mapping[str, Config] = field(default_factory=dict)
-    """Folders of shared files, and a configuration that decides them."""
+    """Folder of shared files → a configuration that decides them."""
 
     @cached_property
     def first(self) -> Config:
@@ -109,7 +108,7 @@ class RunSet:
         return {home: f"{of[0]} and {len(of) - 1} more" if of[1:] else of[0] for home, of in runs.items()}
 
     def of(self, wildcards: Any) -> Config:
-        """The configuration that a job belongs to."""
+        """The configuration that a job runs under."""
         return self.by_folder[wildcards.run] if self.experiment else self.first
 
     def folder_of(self, wildcards: Any) -> str:
@@ -117,14 +116,14 @@ class RunSet:
         return str(wildcards.run) if self.experiment else self.name
 
     def by_run(self, value: Callable[[Config], T]) -> T | Callable[[Any], T]:
-        """A value for a rule: a constant in a single run, in an experiment a function of the wildcards."""
+        """A value for a rule: a constant for a single run, a function of the wildcards for an experiment."""
         if not self.experiment:
             return value(self.first)
         of_run = cache(lambda run: value(self.by_folder[run]))
         return lambda wildcards: of_run(wildcards.run)
 
     def path(self, wildcards: Any, file: str) -> str:
-        """Path of a file of a job's run: in the run's folder, or in the shared folder.
+        """Path of a file in the folder of the job's run, or in the shared folder that holds it.
 
         Args:
             wildcards: the job's wildcards.
@@ -137,7 +136,7 @@ class RunSet:
         return f"{RESULTS}/{self.homes[run][group] if group else run}/{file}"
 
     def file(self, pattern: str) -> str | Callable[[Any], str]:
-        """An input of a rule: `path` of a pattern, which may have other wildcards."""
+        """An input of a rule: `path` applied to a pattern, which may have other wildcards."""
         if not self.experiment:
             return f"{self.pattern}/{pattern}"
         return lambda wildcards: self.path(wildcards, pattern.format(**wildcards) if "{" in pattern else pattern)
@@ -148,7 +147,7 @@ _DEPTHS = sorted({file.count("/") for file in _GROUP_BY_FILE}, reverse=True)
 
 
 def _group_of(file: str) -> str | None:
-    """The group of a file, by the longest folder of it that a group has; None if no group has it."""
+    """The group that a file belongs to, by its longest matching folder; None if it belongs to none."""
     parts = file.split("/")
     for depth in _DEPTHS:
         if group := _GROUP_BY_FILE.get("/".join(parts[: depth + 1])):
@@ -166,7 +165,7 @@ def jobs_by_group(config: Config) -> Mapping[str, list[RunJob]]:
 
 
 def read_runs(file: Path, changes: tuple[str, ...] = ()) -> RunSet:
-    """The runs of a configuration file: of an experiment, or one run.
+    """Reads the runs of a configuration file: those of an experiment, or a single run.
 
     Raises:
         UserError: as `runs_of`, or the file is missing or not YAML.
@@ -197,7 +196,7 @@ def runs_of(raw: Mapping[str, Any], file: Path | None, origin: str) -> RunSet:
     homes: dict[str, Mapping[str, str]] = {}
     shared: dict[str, Config] = {}
     for folder, config in configs.items():
-        homes[folder] = _homes_of(plan.experiment, config)
+        homes[folder] = _shared_folders(plan.experiment, config)
         for home in homes[folder].values():
             shared.setdefault(home, config)
             homes.setdefault(home, homes[folder])
@@ -215,9 +214,9 @@ def _require_choice(configs: Sequence[Config], origin: str) -> None:
 
 
 def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
-    """Keys that rules of the workflow take once for all runs."""
+    """Checks that runs agree on the keys that workflow rules read once for all of them."""
     keys = ["container", "deepspeed.nodes", "workers", "select", "functions"]
-    if next(iter(configs.values())).select:  # what arms are compared by has to be the same measure
+    if next(iter(configs.values())).select:  # arms must be compared by the same measure
         keys += ["dataset.dev", "dataset.eval", "correct.reward", "correct.threshold"]
         keys += [f"evaluation.{key}" for key in ("num_prompts", "num_generations", "temperature")]
         keys += ["evaluation.max_completion_length"]
@@ -228,8 +227,8 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
             raise UserError(f"{origin}: {key}: all arms of an experiment need the same value; set it in the base")
 
 
-def _homes_of(name: str, config: Config) -> dict[str, str]:
-    """Group → the folder below results/ of its files, for one run."""
+def _shared_folders(name: str, config: Config) -> dict[str, str]:
+    """For one run: group → folder of its files below results/."""
     homes: dict[str, str] = {}
     is_there = {
         "difficulty": config.measures_difficulty,
@@ -240,7 +239,7 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
         if not is_there.get(group, True):
             continue
         decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
-        if group == "rollout":  # its jobs draw held-out completions too, by keys that decide nothing of the round
+        if group == "rollout":  # its jobs also sample held-out completions, by keys that do not affect the round
             decides.append([config.held_out_each_round, config.evaluation.temperature])
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
         homes[group] = f"{name}/shared/{group}-{digest}"
@@ -248,6 +247,6 @@ def _homes_of(name: str, config: Config) -> dict[str, str]:
 
 
 def _params(config: Config, stage: str) -> JSON:
-    """The keys that decide a stage of the warm start or of round 1, in which `rollout.lag` has no effect."""
+    """The keys that decide a stage of the warm start or of round 1, where `rollout.lag` has no effect."""
     params = config.params(stage)
     return params | {"rollout": {**params["rollout"], "lag": 0}} if "rollout" in params else params

@@ -18,11 +18,11 @@ PYTHON_TOOL = "rloo_pipeline.environments.tools:python"
 
 
 COLDEST, HOTTEST = 0.01, 2.0
-"""Temperatures at which vLLM samples: it turns a lower one into 0.01 without an error, and refuses a higher one."""
+"""Range of vLLM's temperatures: it silently raises a lower one to 0.01, and refuses a higher one."""
 
 
 def check_temperature(temperature: float) -> float:
-    """Returns the temperature if vLLM samples at exactly this value, else raises ValueError."""
+    """Returns the temperature if vLLM samples at exactly this value; otherwise raises ValueError."""
     if not COLDEST <= temperature <= HOTTEST:
         raise ValueError(
             f"{temperature:g} is not from {COLDEST:g} to {HOTTEST:g}: vLLM refuses a higher temperature and turns a "
@@ -43,7 +43,7 @@ class Rollout(Section):
     """Completions that a round trains on; a multiple of `num_generations`."""
     shards: int = Field(1, ge=1, le=1000)
     """Number of shards into which a round is split, each with its own jobs for sampling and scoring. Completions do not
-    depend on it, and log-probs of the reference only by rounding; but a new value samples again.
+    depend on it, and the reference's log-probs change only by rounding; but a new value samples again.
     """
     temperature: Temperature = 1.0
     """Sampling temperature, from 0.01 to 2. The trainer's log-probs use the same temperature."""
@@ -61,62 +61,64 @@ class Rollout(Section):
     """Maximum completion length in tokens. A completion that reaches it without an end token is truncated."""
     oversample: float = Field(1.0, ge=1)
     """Sample `oversample` times as many prompts as the update needs. The update takes the first groups whose rewards
-    differ, then fills up with others.
+    differ, and fills up with other groups.
     """
     refill: int = Field(0, ge=0)
-    """Largest number of times that a round samples further prompts to replace groups that teach nothing, each time at
-    most as many as a round has. Needs `algorithm.filter_zero_variance`. See docs/algorithms.md.
+    """Maximum number of times that a round samples more prompts to replace groups without a signal, each time at most
+    as many as a round has. Needs `algorithm.filter_zero_variance`. See docs/algorithms.md.
     """
     lag: int = Field(0, ge=0)
-    """Rounds by which sampling lags behind training: round r samples from policy max(0, r − 1 − lag). With 1 or more,
-    the rollouts of a round run beside the update of the round before. Losses are then weighted for the older policy:
-    `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5 (IcePop, AReaL) where tokens are actions, and
-    `sequence_tis` with 2 (Yao et al. 2025) where completions are, unless you set it. See docs/overlap.md.
+    """Number of rounds by which sampling lags behind training: round r samples from policy max(0, r − 1 − lag). With 1
+    or more, the rollouts of a round run in parallel with the update of the previous round. Losses are then weighted to
+    correct for the older policy: unless you set it, `algorithm.mismatch.correction` is `token_mis` with 0.5 and 5
+    (IcePop, AReaL) if tokens are actions, and `sequence_tis` with 2 (Yao et al. 2025) if completions are. See
+    docs/overlap.md.
     """
     quantization: Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block"] | None = None
-    """Sample rollouts with FP8 weights: the engine quantizes the linear layers as it loads a policy, by the scheme of
-    this name in vLLM. Evaluations sample with the weights as they are. Unless you set `algorithm.mismatch.correction`,
-    losses are weighted for the difference (Yao et al. 2025): `token_tis` with 2 where tokens are actions,
-    `sequence_tis` with 2 where completions are. Needs a 16-bit `model.dtype`, and for sampling a GPU with FP8; on CPUs
-    there is `fp8_per_channel`.
+    """Sample rollouts with FP8 weights: the engine quantizes the linear layers as it loads a policy, with vLLM's scheme
+    of this name. Evaluations use the original weights. Unless you set `algorithm.mismatch.correction`, losses are
+    weighted to correct for the difference (Yao et al. 2025): `token_tis` with 2 if tokens are actions, `sequence_tis`
+    with 2 if completions are. Needs a 16-bit `model.dtype`, and a GPU with FP8 for sampling; CPUs support
+    `fp8_per_channel`.
     """
     token_budget: int | None = Field(None, ge=1)
-    """Tokens that a completion may grow in a round (partial rollouts, Kimi k1.5). What has not ended by then goes on in
-    the next round, under the policy of that round. A group trains in the round in which its last completion ends, so
-    the number of completions that a round trains on varies around `generation_batch_size`. The default of
-    `algorithm.mismatch.correction` is that of a lag. See docs/overlap.md.
+    """Maximum number of tokens that a completion grows by in one round (partial rollouts, Kimi k1.5). A completion that
+    has not ended by then continues in the next round, under that round's policy. A group is trained on in the round in
+    which its last completion ends, so the number of completions per round varies around `generation_batch_size`.
+    `algorithm.mismatch.correction` has the same default as with a lag. See docs/overlap.md.
     """
     router_replay: bool = False
-    """Train a mixture of experts with the experts that the sampler chose (routing replay): the rollouts store them, and
-    the trainer's router only weights them. Needs a GPU for sampling; not with tools or images.
+    """Train a mixture of experts with the experts that the sampler chose (routing replay): rollouts store the choices,
+    and the trainer's router only weights the chosen experts. Needs a GPU for sampling; not with tools or images.
     """
     environment: str | dict[str, str] | None = None
     """`module:Class` or `file.py:Class` of an environment, by TRL's contract (`environment_factory`): `reset(**row)`
-    gives the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
-    names to such classes; then the column `environment` of the data has the name for each row. For other
-    libraries, write `openenv:URL`, `openenv:COMMAND` or `verifiers:TASKSET`. See docs/environments.md.
+    returns the text that ends the prompt, public methods are tools, `get_reward()` scores the episode. Or a mapping of
+    names to such classes; the column `environment` of the data then names one for each row. For other libraries, write
+    `openenv:URL`, `openenv:COMMAND` or `verifiers:TASKSET`. See docs/environments.md.
     """
     tools: list[str] = []
-    """`module:function` or `file.py:function` of functions that the model may call, in addition to those of its
-    environment. Their types and docstrings go into the prompt, by the model's chat template.
+    """Functions that the model may call, as `module:function` or `file.py:function`, in addition to those of its
+    environment. The chat template puts their types and docstrings into the prompt.
     """
     max_tool_calling_iterations: int | None = Field(None, ge=1)
-    """Largest number of turns of an episode whose calls are answered. Default: limited only by `max_completion_length`.
+    """Maximum number of turns in an episode whose tool calls are answered. Default: limited only by
+    `max_completion_length`.
     """
     max_turns: int | None = Field(None, ge=1)
-    """Largest number of turns that the model has in an episode. Default: limited only by `max_completion_length`, which
-    includes the answers of tools.
+    """Maximum number of turns that the model takes in an episode. Default: limited only by `max_completion_length`,
+    which includes tool answers.
     """
     tool_parser: str = "auto"
     """vLLM's parser of tool calls, such as `hermes`, `qwen3_coder` or `llama3_json`. `auto`: the first of these that
-    reads a call as the model's chat template writes it.
+    can read a call as the model's chat template writes it.
     """
     environment_workers: int = Field(64, ge=1)
-    """Largest number of processes in which tools and environments run: one for each open episode of an environment, or
-    for each call of a function in `tools`. Changes results only by rounding.
+    """Maximum number of processes for tools and environments: one per open episode of an environment, or per call of a
+    function in `tools`. Changes results only by rounding.
     """
     environment_timeout: float = Field(60.0, gt=0)
-    """Time limit of a call of a tool, in seconds; at the limit its process is killed, and the model gets an error as
+    """Time limit of a tool call, in seconds; at the limit its process is killed, and the model gets an error as the
     answer.
     """
     environment_sandbox: bool = False
@@ -125,22 +127,22 @@ class Rollout(Section):
     docs/environments.md.
     """
     environment_memory_mb: int = Field(2048, ge=128)
-    """Limit in MiB for the memory of each process in the sandbox."""
+    """Memory limit of each process in the sandbox, in MiB."""
     environment_image: str | None = None
     """Path of an Apptainer image in which the processes of tools and environments run, with its Python (3.11 or newer)
     and its packages. Default: the Python of the stages.
     """
     environment_python: str | None = None
-    """Path of the Python (3.11 or newer) of another virtual environment, in which the processes of tools and
-    environments run with its packages. Default: the Python of the stages.
+    """Path of the Python (3.11 or newer) in another virtual environment, with whose packages tools and environments
+    run. Default: the Python of the stages.
     """
     environment_read_only: list[str] = []
-    """Further files and folders that the processes can read in the sandbox or in the image, at the same absolute paths.
-    Folders are added to Python's path.
+    """More files and folders that these processes can read in the sandbox or image, at the same absolute paths. Folders
+    are added to Python's path.
     """
     environment_gpus: int = Field(0, ge=0)
-    """GPUs of a job for the processes of tools and environments, in addition to those of the engine. They see these in
-    CUDA_VISIBLE_DEVICES and the engine does not; with 0 they see none.
+    """GPUs per job for tools and environments, in addition to those of the engine. Only their processes see these GPUs,
+    in CUDA_VISIBLE_DEVICES; with 0 they see none.
     """
 
     def _problems(self) -> Iterator[str]:
@@ -208,19 +210,19 @@ class Rollout(Section):
 
     @property
     def uses_tools(self) -> bool:
-        """True if the model may call tools, so that a completion is an episode of several turns."""
+        """True if the model can call tools, so that a completion may have several turns."""
         return bool(self.tools) or self.environment is not None
 
     @property
     def environments(self) -> dict[str | None, str]:
-        """Import strings of the environments by the name that a row has for them; a single one has the name None."""
+        """Environments by the name that rows use: name → import string. A single environment has the name None."""
         if isinstance(self.environment, dict):
             return dict(self.environment.items())
         return {} if self.environment is None else {None: self.environment}
 
     @property
     def num_prompts(self) -> int:
-        """Number of prompts that the update of a round trains on."""
+        """Number of prompts that a round's update trains on."""
         return self.generation_batch_size // self.num_generations
 
     @property
@@ -229,8 +231,8 @@ class Rollout(Section):
         return self.shards + bool(self.refill)
 
     def lag_of(self, round_: int) -> int:
-        """Rounds by which the policy that samples round `round_` (from 1) lags behind the one that its update trains:
-        fewer than `lag` in the first rounds, which sample from policy 0.
+        """Rounds by which sampling of round `round_` (from 1) lags behind its update: fewer than `lag` in the first
+        rounds, which sample from policy 0.
         """
         return min(self.lag, round_ - 1)
 
@@ -251,7 +253,9 @@ class Rollout(Section):
 
     @property
     def sampled_prompts(self) -> int:
-        """Number of prompts that a round samples completions for; 1.1 times 50 prompts are 55, which floats exceed."""
+        """Number of prompts that a round samples completions for. Rounding errors must not add one: 1.1 times 50
+        prompts are 55.
+        """
         return math.ceil(self.num_prompts * Fraction(str(self.oversample)))
 
 
@@ -267,15 +271,14 @@ class Vllm(Section):
     to this size.
     """
     tensor_parallel_size: int = Field(1, ge=1)
-    """Number of GPUs over which one copy of the model is split."""
+    """Number of GPUs that one copy of the model is split over."""
     decode_context_parallel_size: int = Field(1, ge=1)
-    """Number of these GPUs over which vLLM splits the KV cache of each sequence. For models with fewer key-value heads
-    than GPUs, whose cache would otherwise be held several times. Must divide `tensor_parallel_size`.
+    """Number of these GPUs over which vLLM splits the KV cache of each sequence. Useful if the model has fewer
+    key-value heads than GPUs, since the cache would otherwise be duplicated. Must divide `tensor_parallel_size`.
     """
     data_parallel_size: int = Field(1, ge=1)
-    """Number of engines in a job that samples, each with a copy of the model on `tensor_parallel_size` GPUs, for
-    clusters that give out whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with
-    tools.
+    """Number of engines in a sampling job, each with a copy of the model on `tensor_parallel_size` GPUs, for clusters
+    that allocate whole nodes. On one machine, and with `rloo submit`, `rollout.shards` does the same. Not with tools.
     """
     threads: int = Field(1, ge=1)
     """CPU threads per engine. A fixed number, independent of the machine, so that sums round the same everywhere."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
@@ -14,13 +23,24 @@ JSON = dict[str, Any]
 
 
 class Section(BaseModel):
-    """A section: immutable; refuses unknown keys, NaN and infinity, and the combinations that `_problems` names."""
+    """A section of the configuration. It is immutable and refuses unknown keys, NaN, infinity, booleans for numbers,
+    and the conflicts that `_problems` names.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     def _problems(self) -> Iterator[str]:
-        """A sentence for each combination of keys that cannot be used; called when each key is valid by itself."""
+        """Yields a sentence for each conflict between keys; called once each key is valid by itself."""
         yield from ()
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        checked, types = check(value), _types_in(cls.model_fields[str(info.field_name)].annotation)
+        entries = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(entry, bool) for entry in entries) and types.isdisjoint({bool, Any}):  # pydantic takes 1
+            raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
+        return checked
 
     @model_validator(mode="after")
     def _refuse_first_problem(self) -> Self:
@@ -30,10 +50,16 @@ class Section(BaseModel):
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """The section class that a field's annotation holds: alone, optional, or as the entries of a list."""
+    """The section class in a field's annotation: alone, optional, or as the entries of a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for part in get_args(annotation) if (section := section_in(part))), None)
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    """The types that an annotation consists of."""
+    parts = get_args(annotation)
+    return {annotation}.union(*map(_types_in, parts)) if parts else {annotation}
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
@@ -46,7 +72,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
 
 
 def flatten(section: Mapping[str, Any], prefix: str = "") -> JSON:
-    """The keys of all depths, joined by dots; an empty mapping is a value."""
+    """Flattens nested keys into dotted ones; an empty mapping counts as a value."""
     flat: JSON = {}
     for key, value in section.items():
         nested = isinstance(value, Mapping) and value

@@ -13,7 +13,7 @@ from rloo_pipeline.config.section import section_in
 from rloo_pipeline.stages import table
 
 But = dict[str, Any]
-"""For each section, a set of keys, or a mapping of keys to True or to a set of keys below (pydantic's `exclude`)."""
+"""Per section, a set of keys, or a mapping of keys to True or to a set of nested keys (pydantic's `exclude`)."""
 
 
 class Sections(NamedTuple):
@@ -22,7 +22,7 @@ class Sections(NamedTuple):
     decides: tuple[str, ...]
     """Sections that its result depends on."""
     reads: tuple[str, ...]
-    """Sections that only affect where and how it runs, or what it reports besides its result."""
+    """Sections that affect only where and how it runs, or what it reports besides its result."""
     but: But
     """Keys of `decides` sections that do not affect the result."""
 
@@ -46,7 +46,7 @@ def _keys(annotation: Any) -> set[str]:
 
 
 def _without(keys: table.Keys, fields: set[str]) -> set[str]:
-    """Leaves out the keys of a section that do not count."""
+    """Keys of a section that do not count for reruns."""
     kind, names = keys or ("but", frozenset())
     return set(names) if kind == "but" else fields - names
 

@@ -1,7 +1,7 @@
 """The imports of a Python file, and a digest of its code.
 
-To parse this package takes most of the time in which Snakemake starts. So the facts of a file are kept in the user's
-cache, under the SHA-256 of its content.
+Parsing this package takes most of Snakemake's start-up time, so the facts of a file are cached for the user under the
+SHA-256 of its content.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 from rloo_pipeline.runtime.caches import cache_folder
 
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
-"""Fields of statements that hold statements."""
+"""Fields of syntax tree nodes that hold nested statements."""
 MOST = 2000
-"""Maximum number of files whose facts are kept: enough for several versions of this package."""
+"""Maximum number of files in the cache: enough for several versions of this package."""
 
 
 class Facts(NamedTuple):
-    """Facts of one file."""
+    """The cached facts of one file."""
 
     digest: str
     """SHA-256 (hex) of `normal_form`."""
@@ -38,7 +38,7 @@ _new: dict[str, Facts] = {}
 
 @cache
 def facts(file: Path) -> Facts:
-    """The facts of a file.
+    """Returns the facts of a file, from the cache if possible.
 
     Raises:
         SyntaxError: it is not Python.
@@ -69,14 +69,14 @@ def keep() -> None:
 
 @cache
 def _file() -> Path:
-    """The cache of this version of this module."""
+    """Path of the cache for this version of this module."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     return cache_folder() / "rloo_pipeline" / f"syntax-{version}.json"
 
 
 @cache
 def _kept() -> dict[str, Facts]:
-    """The facts in the user's cache; none where it is missing or damaged."""
+    """Loads the user's cache; empty if it is missing or damaged."""
     try:
         digest, _, text = _file().read_text().partition("\n")
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _executed(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """These statements and all inside them, except those under `if TYPE_CHECKING:`."""
+    """These statements and all nested ones, except those under `if TYPE_CHECKING:`."""
     for node in statements:
         if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             yield from _executed(node.orelse)

@@ -1,4 +1,4 @@
-"""The section `reward_model`: a reward model that the run trains from preferences, and scores with."""
+"""The section `reward_model`: a reward model that the run trains from preferences and then scores with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rloo_pipeline.config.training import Deepspeed
 
 
 class RewardModel(ModelSource):
-    """Reward model (sequence classification, one output) that the run trains from preferences by the Bradley–Terry loss
-    before its rounds. A reward `rloo_pipeline.rewards.model:reward_model` without the option `model` scores with it.
-    Without `name_or_path` and `build` it starts from the model of the run.
+    """Reward model (sequence classification, one output) that the run trains from preferences with the Bradley–Terry
+    loss before its rounds. The reward `rloo_pipeline.rewards.model:reward_model` scores with it if its option `model`
+    is not set. Without `name_or_path` and `build`, training starts from the model of the run.
     """
 
     train: Source
@@ -22,7 +22,7 @@ class RewardModel(ModelSource):
     text or messages; and optionally `margin`, by which the reward of `chosen` should be higher.
     """
     eval: Source | None = None
-    """Held-out preferences for the checks. Default: those of a tenth of the prompts of `train`, drawn by the seed."""
+    """Held-out preferences for the checks. Default: those of a tenth of the prompts in `train`, drawn with the seed."""
     num_train_epochs: int = Field(1, ge=1)
     """Passes over the preferences."""
     batch_size: int = Field(32, ge=1)
@@ -44,11 +44,11 @@ class RewardModel(ModelSource):
 
     @property
     def own_source(self) -> bool:
-        """True if it does not start from the model of the run."""
+        """True if training starts from a different model than the run's."""
         return self.name_or_path is not None or self.build is not None
 
     def of(self, model: Model) -> Model:
-        """The section `model` of a run of the model that training starts from."""
+        """The run's section `model`, with the model that reward training starts from."""
         source = self.model_dump(include=set(ModelSource.model_fields)) if self.own_source else {}
         return model.model_copy(update={**source, "quantization": None})
 
@@ -56,7 +56,7 @@ class RewardModel(ModelSource):
 def problems(
     section: RewardModel | None, rewards: list[Reward], dataset: Dataset, deepspeed: Deepspeed
 ) -> Iterator[str]:
-    """A sentence for each key of other sections that cannot be used with the section, or without it."""
+    """A sentence for each key of other sections that conflicts with the section, or needs it."""
     users = [reward for reward in rewards if reward.uses_own_model]
     if section is None:
         if users:

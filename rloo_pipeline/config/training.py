@@ -49,17 +49,17 @@ OWNED = {
     "tensor_parallel": "the model",
     "pipeline": "the model",
 }
-"""Keys of DeepSpeed's configuration that cannot be set in `deepspeed.config`, and what they follow from."""
+"""DeepSpeed keys that cannot be set in `deepspeed.config`, and what decides them instead."""
 
 
 LORA_LEARNING_RATE = 1e-5
-"""Default for an adapter: ten times that of all weights ("LoRA Without Regret")."""
+"""Default learning rate of an adapter: ten times that of full training ("LoRA Without Regret")."""
 
 
 class Lora(Section):
     """LoRA adapter (PEFT), trained instead of all weights. The defaults of `lora_alpha`, `target_modules` and
-    `update.learning_rate` are those of "LoRA Without Regret" (Schulman et al. 2025), whose adapters learn from rewards
-    as all weights do.
+    `update.learning_rate` come from "LoRA Without Regret" (Schulman et al. 2025), where adapters learn from rewards as
+    well as full training does.
     """
 
     r: int = Field(16, ge=1, le=512)
@@ -87,7 +87,7 @@ class Lora(Section):
             try:
                 re.compile(value)
             except re.error as error:
-                raise ValueError(f"{value}: no regular expression ({error})") from None
+                raise ValueError(f"{value}: not a regular expression ({error})") from None
         return value
 
 
@@ -95,14 +95,14 @@ class Update(Section):
     """Optimizer and learning rate of the RLOO updates."""
 
     optimizer: OptimizerName = "adamw"
-    """`adamw_8bit` is bitsandbytes' AdamW, with moments in 8 bits where a tensor has 4096 numbers or more. `adafactor`
-    is transformers' with TRL's options: no momentum, and second moments of a matrix from its rows and columns. `muon`
-    is torch's for the matrices of the layers, with steps as long as AdamW's, and AdamW for the rest. See
+    """`adamw_8bit` is bitsandbytes' AdamW, with 8-bit moments for tensors of 4096 or more numbers. `adafactor` is that
+    of transformers with TRL's options: no momentum, and factored second moments for matrices. `muon` is torch's Muon
+    for the layers' matrices, with its steps scaled to match AdamW's, and AdamW for the rest. See
     [Performance](performance.md#less-memory).
     """
 
     learning_rate: float = Field(1e-6, gt=0)
-    """Peak learning rate. Default with `lora`: ten times that of all weights, 1e-5, whatever the rank."""
+    """Peak learning rate. With `lora` the default is 1e-5, ten times that of full training, at any rank."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate schedule after the warm-up, over `lr_horizon_rounds`."""
     lr_horizon_rounds: int | None = Field(None, ge=1)
@@ -112,15 +112,15 @@ class Update(Section):
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Learning rate at and after the horizon, as a fraction of the peak."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up, fewer than `lr_horizon_rounds` has. The first has 1 / `warmup_steps` of the
-    peak (0 in TRL), the last the peak.
+    """Optimizer steps of linear warm-up, fewer than `lr_horizon_rounds` has. The first step has 1 / `warmup_steps` of
+    the peak (0 in TRL), the last one the peak.
     """
     adam_betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's β₁ and β₂."""
     adam_epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay, of all trained weights except biases and norms, as in transformers and TRL."""
+    """Decoupled weight decay on all trained weights except biases and norms, as in transformers and TRL."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     disable_dropout: bool = True
@@ -147,7 +147,7 @@ class Update(Section):
                 yield f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out"
 
     def note(self, rounds: int) -> str | None:
-        """A sentence if the last rounds of a run leave the policy as it is."""
+        """A sentence if the last rounds of a run do not change the policy."""
         horizon = self.lr_horizon_rounds
         if horizon is None or self.min_lr_ratio or rounds <= horizon:
             return None
@@ -173,57 +173,57 @@ class Offload(Section):
 
     @property
     def on_disk(self) -> bool:
-        """True if anything is in files."""
+        """True if anything is offloaded to disk."""
         return self.optimizer == "nvme"
 
 
 class Deepspeed(Section):
     """Resources of the training engine (DeepSpeed). A trainer state can only be continued with the `processes` and
-    `zero_stage` that wrote it. These two, `communication_data_type`, `offload` and `config` rerun updates and SFT when
-    they change; the other keys rerun nothing and apply to rounds that have not run yet.
+    `zero_stage` that wrote it. Changing one of these two, `communication_data_type`, `offload` or `config` reruns
+    updates and SFT; the other keys rerun nothing and apply to rounds that have not run yet.
     """
 
     max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Tokens (prompt and completion) per forward and backward pass, over all processes that share it
     (`sequence_parallel`). Bounds memory; changes results only by rounding and, with dropout (`lora_dropout`,
-    `disable_dropout: false`), by other dropout masks. `auto` trains on GPUs with as many as fit by the estimate of
-    `rloo plan`, and is 16384 elsewhere.
+    `disable_dropout: false`), by the dropout masks. `auto` uses as many as fit on the GPUs according to the estimate of
+    `rloo plan`, and 16384 on CPUs.
     """
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 1 partitions the optimizer state over the processes, 2 also the gradients, 3 also the
-    weights. In 16-bit formats the optimizer state is always partitioned.
+    weights, except for models with Mamba or DeltaNet layers. In 16-bit formats the optimizer state is always
+    partitioned.
     """
     communication_data_type: Literal["float32", "model"] = "float32"
-    """Number format of the gradient all-reduce. With `float32` several processes compute the same step as one process,
-    if there is no dropout.
-    `model` uses `model.dtype`: in 16 bits it halves the traffic and rounds every sum. In bfloat16 the relative error of
-    the gradient norm is then about 1e-3, and Adam can move weights with small gradients in another direction.
+    """Number format of the gradient all-reduce. With `float32`, several processes compute the same step as one process,
+    unless there is dropout or the optimizer is `muon`, which rounds to bfloat16. `model` uses `model.dtype`: in 16 bits
+    it halves the traffic and rounds every sum. In bfloat16 the relative error of the gradient norm is then about 1e-3,
+    and Adam can move weights with small gradients in the wrong direction.
     """
     processes: int = Field(1, ge=1)
     """Processes (ranks) of one update, one per GPU."""
     sequence_parallel: int = Field(1, ge=1)
-    """Number of processes that compute a micro-batch together, each an equal part of its tokens: for sequences whose
-    activations do not fit on one GPU. Must divide `processes` and the number of attention heads; the rest is data
-    parallel. Passes without gradient then run on all processes too. See [Performance](performance.md#long-sequences).
+    """Number of processes that split the tokens of a micro-batch evenly, for sequences whose activations do not fit on
+    one GPU. Must divide `processes` and the number of attention heads; the rest is data parallel. Passes without
+    gradients then also run on all processes. See [Performance](performance.md#long-sequences).
     """
     nodes: int = Field(1, ge=1)
-    """Nodes of the SLURM job over which the processes are spread evenly. Changes no result."""
+    """Nodes of the SLURM job over which the processes are spread evenly. Does not change results."""
     gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more computation, the same
-    result. `auto` does it where the estimate of `rloo plan` without it exceeds the memory of the smallest GPU, or on
-    CPUs that of the smallest machine. `offload` does it too, and keeps the inputs of layers, which are still stored, in
-    host memory.
+    result. `auto` does so if the estimate of `rloo plan` without it exceeds the memory of the smallest GPU (on CPUs, of
+    the smallest machine). `offload` does so too, and keeps the layer inputs, which are still stored, in host memory.
     """
     offload: Offload = Offload()
     """Parts to keep in host memory or on the node's disk."""
     nvme_path: str | None = None
-    """Folder on a fast disk of the node for `offload: nvme`; it may name variables, such as `$SLURM_TMPDIR`. By default
-    the folder for temporary files (`$TMPDIR`), which is refused where it is in memory (tmpfs), as on some clusters.
-    Files there are removed when the update ends.
+    """Folder on a fast local disk for `offload: nvme`; it may contain variables such as `$SLURM_TMPDIR`. Default: the
+    folder for temporary files (`$TMPDIR`), which is refused if it is in memory (tmpfs), as on some clusters. Its files
+    are removed when the update ends.
     """
     config: str | JSON | None = None
-    """A JSON file with further keys of DeepSpeed's configuration, or these keys. They are merged with the rest. Values
-    `auto` are left out, and keys that follow from this configuration are refused. The content counts for reruns.
+    """More keys of DeepSpeed's configuration, or a JSON file with them. They are merged with the rest. Values of `auto`
+    are dropped, and keys that this configuration decides are refused. Reruns depend on the file's content.
     """
     threads: int = Field(1, ge=1)
     """CPU threads per process. A fixed number, independent of the machine, so that sums round the same everywhere."""
@@ -235,12 +235,12 @@ class Deepspeed(Section):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """`max_tokens_per_micro_batch`, or its number where nothing has put another in place of `auto`."""
+        """`max_tokens_per_micro_batch` as a number; 16384 if `auto` has not been resolved."""
         return 16384 if self.max_tokens_per_micro_batch == "auto" else self.max_tokens_per_micro_batch
 
     @property
     def recomputes(self) -> bool:
-        """True if the backward pass recomputes activations; false while that is `auto`."""
+        """True if the backward pass recomputes activations; false while the key is still `auto`."""
         return self.gradient_checkpointing in (True, "offload")
 
     @property
@@ -250,18 +250,20 @@ class Deepspeed(Section):
 
     @property
     def splits_passes(self) -> bool:
-        """True if no process holds all weights or all activations: passes without gradient run on all processes."""
+        """True if no process holds all weights or all activations, so that passes without gradients run on all
+        processes.
+        """
         return self.splits_weights or self.sequence_parallel > 1
 
     @property
     def forward_processes(self) -> int:
-        """Processes of a pass without gradient."""
+        """Number of processes of a pass without gradients."""
         return self.processes if self.splits_passes else 1
 
     @field_validator("config", mode="before")
     @classmethod
     def _read_config(cls, value: Any) -> Any:
-        """The keys in a JSON file, so that its content and not its name is the configuration."""
+        """Reads the keys from a JSON file, so that its content, not its name, is the configuration."""
         if not isinstance(value, str):
             return value
         try:

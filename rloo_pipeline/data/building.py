@@ -23,7 +23,7 @@ def build(model: Model, seed: int, data_dir: str | None, folder: Path, key: str 
         key: the section's key in the configuration, for its seed and for messages.
 
     Raises:
-        UserError: the function does not exist, its options do not fit, or it raised an exception.
+        UserError: the function does not exist, does not take these options, or raised an exception.
     """
     name = str(model.build)
     function = import_string.load(name)

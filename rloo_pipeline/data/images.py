@@ -1,4 +1,4 @@
-"""Images in the rows of a dataset: their files, and their places in the messages of a prompt."""
+"""Images in the rows of a dataset: their files, and their positions in the messages of a prompt."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rloo_pipeline.artifacts.image_store import decode
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data.prompting import check_embedded, guard, render
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 COLUMNS = ("image", "images")
 """Columns with images in TRL's datasets."""
-VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image of a generator"
+VALID = "an image is a datasets.Image with bytes or a local path, or a PIL image from a generator"
 
 
 def is_image(value: Any) -> bool:
@@ -28,14 +28,14 @@ def is_image(value: Any) -> bool:
 
 
 def images_of(value: Any, location: str) -> list[bytes]:
-    """The image files of a row: those of one image, of a list of images, or none for null.
+    """The image files of a row: of one image or a list of images; none for null.
 
     Args:
         value: value of the column.
         location: file, row and column, for messages.
 
     Raises:
-        UserError: it holds something else, or an image that cannot be read.
+        UserError: the value is something else, or an image cannot be read.
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
     files = [_bytes_of(image, location) for image in given]
@@ -48,10 +48,8 @@ def _bytes_of(image: Any, location: str) -> bytes:
     if not is_image(image):
         raise UserError(f"{location} holds {image!r:.60}; {VALID}")
     if not isinstance(image, Mapping):
-        from PIL import ImageOps
-
         buffer = io.BytesIO()
-        ImageOps.exif_transpose(image).convert("RGB").save(buffer, "PNG")  # Pillow does not store its EXIF
+        decode(image, location).save(buffer, "PNG")  # Pillow would not store the rotation in its EXIF
         return buffer.getvalue()
     if image["bytes"] is not None:
         return bytes(image["bytes"])
@@ -64,10 +62,10 @@ def _bytes_of(image: Any, location: str) -> bytes:
 def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     """The messages of a prompt with `count` images as content parts, as in TRL.
 
-    If no message has image parts yet, all images stand at the beginning of the first message of the user.
+    If no message has image parts yet, all images go to the beginning of the first user message.
 
     Raises:
-        UserError: the prompt is not a list of messages, has no message of a user, or has another number of image parts.
+        UserError: the prompt is not a list of messages, has no user message, or has a different number of image parts.
     """
     if isinstance(prompt, str):
         raise UserError(
@@ -79,25 +77,25 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     if not placed and count:
         user = next((message for message in messages if message["role"] == "user"), None)
         if user is None:
-            raise UserError(f"{location}: a prompt with images needs a message of the user; add one")
+            raise UserError(f"{location}: a prompt with images needs a user message; add one")
         user["content"] = [*({"type": "image"} for _ in range(count)), *user["content"]]
     elif placed != count:
-        raise UserError(f"{location}: the messages have places for {placed} images and the row has {count}; correct it")
+        raise UserError(f"{location}: the messages have places for {placed} images but the row has {count}; correct it")
     return messages
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """Content as a list of parts; keys that a row of a table lacks are None there and left out here."""
+    """Content as a list of parts, without the keys that are None because a row of a table lacks them."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [{key: value for key, value in part.items() if value is not None} for part in content or ()]
 
 
 def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Checks that rows for a model of images have none, as the configuration names no column of them.
+    """Checks that rows for a model that takes images have none if the configuration names no image column.
 
     Raises:
-        UserError: a column of COLUMNS has one.
+        UserError: a column of COLUMNS has images.
     """
     for name in COLUMNS:
         values = (row.get(name) for row in rows)
@@ -121,12 +119,12 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     """Token ids of a prompt with images, up to the start of the completion.
 
     Raises:
-        UserError: the messages cannot hold the images, the chat template shows another number of them, or a text
+        UserError: the messages cannot hold the images, the chat template shows a different number of them, or a text
             spells a special token, such as an image placeholder.
     """
     messages = with_parts(prompt, len(pixels), location)
     spelled = None if dataset.split_special_tokens is False else guard(dataset, processor.tokenizer).spelled(messages)
-    if spelled is not None:  # the processor tokenizes a text, not ids
+    if spelled is not None:  # the processor takes text, not ids, so a spelling would become the token
         raise UserError(
             f"{location}: a text spells the special token {spelled!r}; remove it, or set dataset.split_special_tokens: "
             "false if it is meant"
@@ -136,7 +134,7 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     shown = ids.count(processor.image_token_id)
     if shown != len(pixels):
         raise UserError(
-            f"{location}: the chat template shows {shown} images and the row has {len(pixels)}; use the template that "
+            f"{location}: the chat template shows {shown} images but the row has {len(pixels)}; use the template that "
             f"belongs to the model, and remove '{processor.image_token}' from texts"
         )
     if stray := ({*processor.image_token_ids} - {processor.image_token_id}) & {*ids}:
@@ -145,5 +143,10 @@ def encode(prompt: Any, pixels: Sequence[Image], dataset: Dataset, processor: An
     check_embedded(ids, processor.tokenizer, location)
     if not pixels:
         return ImagePrompt(ids, ids)
-    expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]
+    try:
+        expanded = processor(images=list(pixels), text=[text], add_special_tokens=False)["input_ids"][0]
+    except ValueError as error:  # for example because an image is too narrow for the model
+        raise UserError(
+            f"{location}: the model's processor refuses an image ({one_line(error)}); drop the row"
+        ) from error
     return ImagePrompt(list(expanded), ids)

@@ -16,7 +16,7 @@ SUFFIXES = (".jsonl", ".json")
 
 
 def read(path: Path, most: int | None = None) -> list[Row]:
-    """All rows, as `kinds.uniform` gives them.
+    """All rows, as returned by `kinds.uniform`.
 
     Args:
         path: JSON Lines, or one list of objects.
@@ -46,14 +46,14 @@ def objects(path: Path) -> Iterator[LocatedRow]:
             for number, row in enumerate(rows):
                 yield LocatedRow(str(path), f"row {number}", _object(row, f"{path}, row {number}"))
             return
-        for number, line in enumerate(file, 1):  # only at line feeds: strings may contain other line separators
+        for number, line in enumerate(file, 1):  # splits only at line feeds: strings may contain other line separators
             if line.strip():
                 row = _parsed(_decoded(line.rstrip(b"\r\n"), path, number), path, number)
                 yield LocatedRow(str(path), f"line {number}", _object(row, f"{path}, line {number}"))
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Opens the file, decompressed if its suffix says that it is compressed."""
+    """Opens the file; decompresses it if its suffix says that it is compressed."""
     if path.suffix in SUFFIXES:
         return path.open("rb")
     import fsspec  # type: ignore[import-untyped]
@@ -66,7 +66,7 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line += error.object[: error.start].count(b"\n")  # without a byte order mark
+        line += error.object[: error.start].count(b"\n")  # error.object has no byte order mark
         byte = f"byte 0x{error.object[error.start]:02x}"
         raise UserError(f"{path}, line {line}: not UTF-8 ({byte}); save the file as UTF-8") from error
 
@@ -81,8 +81,8 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         hint = "each line must be one whole object" if by_line else "correct it there"
         raise UserError(f"{message}; {hint}") from error
     except RecursionError as error:
-        raise UserError(f"{path}, line {line}: lists or objects are nested too deep; flatten them") from error
-    except ValueError as error:  # Python's limit of digits
+        raise UserError(f"{path}, line {line}: lists or objects are nested too deeply; flatten them") from error
+    except ValueError as error:  # Python limits the digits of integers
         digits = sys.get_int_max_str_digits()
         raise UserError(f"{path}, line {line}: a number has more than {digits:,} digits; write it as text") from error
 
@@ -90,6 +90,6 @@ def _parsed(text: str, path: Path, line: int) -> Any:
 def _object(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(
-            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object a row"
+            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object per row"
         )
     return row

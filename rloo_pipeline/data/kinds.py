@@ -28,7 +28,7 @@ KINDS: dict[type, str] = {
     datetime.timedelta: "a duration",
     decimal.Decimal: "a decimal number",
 }
-"""Types of plain values and their names in messages; the first matching type counts for a subclass."""
+"""Types of plain values and their names in messages; a subclass gets the first type that matches."""
 DEEPEST = 100
 """Maximum nesting of lists and objects."""
 LONGEST = 10_000
@@ -44,7 +44,7 @@ class LocatedRow(NamedTuple):
 
 
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:
-    """Returns the rows with all columns, in order of appearance; None if a row lacks a column.
+    """Gives all rows the same columns, in order of appearance; a missing value becomes None.
 
     NumPy numbers and arrays become Python's, tuples become lists, and columns with integers and floats become floats.
 
@@ -74,7 +74,7 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
         value = value.tolist()
     base = next((base for base in KINDS if isinstance(value, base)), list if isinstance(value, tuple) else None)
     if base is None and hasattr(value, "tobytes") and hasattr(value, "convert"):
-        return value  # an image of PIL, which data/images.py reads
+        return value  # a PIL image, which data/images.py reads
     if base is None:
         raise UserError(
             f"{location}: column '{name}' holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
@@ -125,7 +125,7 @@ def _text(value: str, name: str, location: str) -> str:
 
 
 def _float(value: Any, location: str) -> float | None:
-    """Converts a number of a column that has integers and floats."""
+    """Converts a number in a column that has both integers and floats."""
     if value is None:
         return None
     try:
@@ -134,7 +134,7 @@ def _float(value: Any, location: str) -> float | None:
         converted = float("inf")
     if isinstance(value, int) and converted != value:
         raise UserError(
-            f"{location} holds the integer {value!s:.40}, which a column that has fractions too would round; write the "
-            "column as text"
+            f"{location} holds the integer {value!s:.40}, which would be rounded, since the column also has fractions; "
+            "write the column as text"
         )
     return converted

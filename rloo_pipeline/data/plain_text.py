@@ -42,7 +42,7 @@ class PlainText:
 
         Args:
             tokenizer: the model's tokenizer; not changed.
-            meant: text from the configuration; special tokens that it spells, except end tokens, stay special
+            meant: text from the configuration; special tokens spelled in it, except end tokens, stay special
                 everywhere.
         """
         self.tokenizer = tokenizer
@@ -94,13 +94,13 @@ class PlainText:
         """Token ids of a text without a template; nothing in it is special.
 
         Raises:
-            UserError: as `ids`.
+            UserError: see `ids`.
         """
         texts: list[str] = []
         return self._plain_ids(self._hide(text, texts), texts, self.spelled(text))
 
     def _count(self, ids: Iterable[int]) -> int:
-        """Number of special tokens."""
+        """Number of special tokens among these ids."""
         return sum(map(self.special_ids.__contains__, ids))
 
     def _hide(self, text: str, texts: list[str]) -> str:
@@ -152,10 +152,10 @@ class PlainText:
             model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
         try:
             copy = Tokenizer.from_str(json.dumps(spec))
-        except Exception as error:  # the library raises this class; such as merges that make a special token
+        except Exception as error:  # the library raises this class, for example if merges make a special token
             raise UnwritableTextError(self._refusal(None, f"the tokenizer needs it ({one_line(error)})")) from error
         if any(copy.token_to_id(names[text]) != id_ for text, id_ in self.special.items()):
-            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens in another way without it"))
+            raise UnwritableTextError(self._refusal(None, "the tokenizer numbers its tokens differently without it"))
         return copy
 
     def _refusal(self, spelled: str | None, why: str) -> str:
@@ -168,11 +168,11 @@ class PlainText:
 
 def plain_text(tokenizer: PreTrainedTokenizerBase, meant: str = "") -> PlainText:
     """The cached `PlainText` of a tokenizer."""
-    return _made(tokenizer, len(tokenizer), meant)
+    return _cached(tokenizer, len(tokenizer), meant)
 
 
 @lru_cache(maxsize=8)
-def _made(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainText:  # noqa: ARG001, a part of the key
+def _cached(tokenizer: PreTrainedTokenizerBase, size: int, meant: str) -> PlainText:  # noqa: ARG001, a part of the key
     return PlainText(tokenizer, meant)
 
 

@@ -19,7 +19,7 @@ CHOSEN, REJECTED, PROMPT, MARGIN = "chosen", "rejected", "prompt", "margin"
 
 
 class Preference(NamedTuple):
-    """One pair. Prompt and completions are in the form in which reward functions get them."""
+    """One pair. Prompt and completions have the form in which reward functions get them."""
 
     where: str
     """File and row, for messages."""
@@ -33,11 +33,11 @@ class Preference(NamedTuple):
 
 
 def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> Iterator[Preference]:
-    """The pairs of rows.
+    """Yields the pairs of the rows.
 
     Args:
         rows: all rows of the data.
-        path: their file, for messages.
+        path: file of the rows, for messages.
         system_prompt: `dataset.system_prompt`; it is put before messages that do not begin with one.
 
     Raises:
@@ -69,7 +69,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
 
 
 def question(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """A prompt in one form for texts and messages, without system messages: equal where the same is asked."""
+    """A prompt in one form for texts and messages, without system messages, so that equal questions are equal."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = [(one["role"], one["content"]) for one in messages if one["role"] != "system"]
     return json.dumps(asked, sort_keys=True, ensure_ascii=False)
@@ -104,7 +104,7 @@ def _are_messages(value: Any) -> bool:
 
 
 def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> Any:
-    """The prompt after the run's system prompt, unless the messages have one."""
+    """The prompt with the run's system prompt before it, unless the messages have one."""
     if isinstance(prompt, str):
         if not prompt:
             raise UserError(

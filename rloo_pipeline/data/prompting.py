@@ -51,7 +51,7 @@ def check_columns(columns: Iterable[str], dataset: Dataset, path: str) -> None:
 
 
 def check_names(columns: Iterable[str], dataset: Dataset, path: str) -> None:
-    """Checks that no column has a name that the tables of a run use themselves.
+    """Checks that no column has a name that a run's own tables use.
 
     Raises:
         UserError: a column has such a name.
@@ -65,7 +65,7 @@ def check_column(name: str, columns: Iterable[str], key: str, path: str) -> None
     """Checks that a column exists.
 
     Raises:
-        UserError: it does not; the message names the key of the configuration, and similar columns.
+        UserError: no such column exists; the message names the key of the configuration, and similar columns.
     """
     columns = list(columns)
     if name not in columns:
@@ -78,7 +78,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
 
     Args:
         row: all columns of the row.
-        dataset: section of the configuration.
+        dataset: the section `dataset`.
         path: file and row, for messages.
 
     Raises:
@@ -106,6 +106,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt is a text, or a list of "
                 "messages with role and content"
             )
+        prompt = prompt if isinstance(prompt, str) else [*map(_with_text, prompt)]
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -121,30 +122,41 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:
-    """The messages of a demonstration: one of the assistant, or an episode whose calls of tools are answered.
+    """The messages of a demonstration: one of the assistant, or an episode whose tool calls are answered.
 
     Raises:
         UserError: the column holds neither a text nor such a list.
     """
     completion = row[column]
     messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    if isinstance(messages, list):
+        messages = [*map(_with_text, messages)]
     if not isinstance(messages, list) or not all(map(_is_turn, messages)) or not _is_episode(messages):
         raise UserError(
             f"{location}: column '{column}' ({COMPLETION}) holds {row[column]!r:.60}; a completion is a text, a list "
-            "with one assistant message, or an episode: messages of the assistant, each call of a tool with its answer"
+            "with one assistant message, or an episode: messages of the assistant, each call of a tool "
+            "({function: {name, arguments}}) with its answer"
         )
     return messages
 
 
+def _with_text(message: Any) -> Any:
+    """A message whose text is empty if it only has calls, as in TRL's data."""
+    silent = isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None
+    return message | {"content": ""} if silent else message
+
+
 def _is_turn(message: Any) -> bool:
-    """True if a message is a text or calls of the assistant, or the answer of a tool."""
-    if not isinstance(message, dict):
+    """True if a message is a text or tool calls of the assistant, or the answer of a tool."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         return False
-    return message.get("role") in ("assistant", "tool") and isinstance(message.get("content"), str)
+    functions = (isinstance(call, dict) and call.get("function") for call in message.get("tool_calls") or ())
+    named = all(isinstance(function, dict) and "name" in function for function in functions)
+    return message.get("role") in ("assistant", "tool") and named
 
 
 def _is_episode(messages: Sequence[dict[str, Any]]) -> bool:
-    """True if each message of the assistant but the last one has calls, and each call an answer."""
+    """True if each message of the assistant, except the last one, has calls, and each call has an answer."""
     waiting = 0
     for number, message in enumerate(messages):
         if (message["role"] == "tool") != (waiting > 0):
@@ -189,7 +201,7 @@ def chat_ids(
     add_generation_prompt: bool = True,
     tools: Sequence[Any] = (),
 ) -> list[int]:
-    """Token ids of messages in the model's chat template, as `render`; texts of the messages stay text."""
+    """Token ids of messages in the model's chat template (see `render`); text in the messages stays text."""
 
     def rendered(messages: Any) -> str:
         return render(messages, dataset, tokenizer, path, add_generation_prompt, tools)
@@ -238,9 +250,9 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
     """Checks that the tokenizer's model embeds these tokens.
 
     Raises:
-        UserError: a token has no row in the embedding, for example because it was added to the tokenizer alone.
+        UserError: a token has no row in the embedding, for example because it was only added to the tokenizer.
     """
-    rows = _embedded(tokenizer.name_or_path)
+    rows = _embedding_rows(tokenizer.name_or_path)
     if rows is not None and max(ids, default=0) >= rows:
         id_ = max(ids)
         raise UserError(
@@ -251,7 +263,7 @@ def check_embedded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, path:
 
 
 @lru_cache(maxsize=8)
-def _embedded(folder: str) -> int | None:
+def _embedding_rows(folder: str) -> int | None:
     """Number of tokens that the model in a folder embeds; None if the folder has no model."""
     return policy.Policy(Path(folder)).vocabulary if folder and (Path(folder) / "config.json").is_file() else None
 
@@ -259,8 +271,8 @@ def _embedded(folder: str) -> int | None:
 def _check_length(text: str, path: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise UserError(
-            f"{path}: a prompt has {len(text):,} characters, and {MOST_CHARACTERS:,} can be tokenized; shorten the "
-            "row, or correct the chat template"
+            f"{path}: a prompt has {len(text):,} characters, but at most {MOST_CHARACTERS:,} can be tokenized; shorten "
+            "the row, or correct the chat template"
         )
 
 
@@ -282,7 +294,7 @@ def render(
         with _deadline(TEMPLATE_SECONDS):
             text = tokenizer.apply_chat_template(
                 messages,
-                tools=list(tools) or None,  # some templates write a frame around an empty list
+                tools=list(tools) or None,  # some templates write a header even for an empty list
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **dataset.chat_template_kwargs,
@@ -304,7 +316,7 @@ def render(
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in a block that takes longer; only in the main thread, where stages and commands work."""
+    """Raises TimeoutError if a block takes longer; works only in the main thread, where stages and commands run."""
 
     def expire(*_: object) -> None:
         raise TimeoutError(f"it took over {seconds:g} s")

@@ -4,10 +4,10 @@ With `dataset.select.weights` a round draws its prompts without replacement, wit
 variance of a reward of 0 or 1 (Foster et al. 2025, arXiv 2502.12272, draw by p(1 − p)). The chance p that a completion
 is right has the distribution Beta(1 + right, 1 + wrong), as in MoPPS (Qu et al. 2025, arXiv 2507.04632), so a prompt
 that was never sampled has the weight 1/6, and none has the weight 0. Counts of earlier rounds lose half of their weight
-each time that the prompt is sampled again, since the policy has changed since.
+each time a prompt is sampled again, since the policy has changed.
 
-A round may only depend on what the policy that samples it was made from: with `rollout.lag` these are the scores of the
-rounds until that of its policy. So which prompts it gets is the same whatever else is done by then.
+The prompts of a round may only depend on what the policy that samples it was made from: with `rollout.lag`, on the
+scores of the rounds up to that policy's. So a round gets the same prompts whatever else has finished by then.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.seeds import derive, earlier_rounds, rows_for_refill, rows_of_round
 
 KEPT = 0.5
-"""Factor on earlier counts of a prompt each time it is sampled again."""
+"""Factor on the earlier counts of a prompt each time it is sampled again."""
 
 
 class PassRateFiles(NamedTuple):
-    """Tables of pass rates that a round gets."""
+    """Tables of pass rates that a round reads."""
 
     policy_0: Sequence[Path] = ()
     """All shards of the stage `difficulty`."""
@@ -46,12 +46,12 @@ NO_PASS_RATES = PassRateFiles()
 
 
 class RoundPrompts(NamedTuple):
-    """Rows of the training prompts."""
+    """Rows of the training prompts that a round may use."""
 
     sampled: list[int]
-    """Prompts that the round samples in any case."""
+    """Prompts that the round always samples."""
     spare: list[int]
-    """All others that may be trained on, in the order in which a refill takes them."""
+    """All other prompts that may be trained on, in the order in which refills take them."""
 
 
 def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassRateFiles) -> RoundPrompts:
@@ -64,7 +64,8 @@ def prompts_of_round(config: Config, train: PromptSet, round_: int, files: PassR
         files: files that `dataset.select` needs.
 
     Raises:
-        UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or of another round.
+        UserError: there are fewer prompts than a round needs, or a table is missing, damaged, or from a different
+            round.
     """
     count, select = config.rollout.sampled_prompts, config.dataset.select
     require_enough(config.rollout, len(train), str(train.folder.parent))
@@ -96,17 +97,17 @@ def require_enough(rollout: Rollout, count: int, place: str) -> None:
         place: file or folder of the prompts, for the message.
 
     Raises:
-        UserError: there are fewer.
+        UserError: there are fewer prompts than that.
     """
     if count < rollout.sampled_prompts:
         raise UserError(
-            f"{place}: {count} training prompts, a round needs {rollout.sampled_prompts}; lower "
+            f"{place}: {count} training prompts, but a round needs {rollout.sampled_prompts}; lower "
             "rollout.generation_batch_size"
         )
 
 
 def kept_rows(counts: Sequence[Counts], pass_rate: tuple[float, float]) -> list[int]:
-    """Rows whose pass rate lies in a range, ends included; those without a pass rate do not."""
+    """Rows whose pass rate lies in a range, ends included; rows without a pass rate are left out."""
     low, high = pass_rate
     return [row for row, counted in enumerate(counts) if low <= counted.pass_rate <= high]
 
@@ -154,7 +155,7 @@ def _of_policy_0(rollout: Rollout, ids: Sequence[str], files: Sequence[Path]) ->
     """The counts of policy 0 for all training prompts."""
     if len(files) != rollout.shards:
         raise UserError(
-            f"--difficulty: {len(files)} tables, and dataset.select needs all {rollout.shards} "
+            f"--difficulty: {len(files)} tables, but dataset.select needs all {rollout.shards} "
             "(rollout.shards); name those that the stage difficulty wrote"
         )
     counts = prompt_counts.read(files, 0)
@@ -170,7 +171,7 @@ def _of_policy_0(rollout: Rollout, ids: Sequence[str], files: Sequence[Path]) ->
 
 
 def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mapping[str, Counts]) -> Mapping[str, Counts]:
-    """The counts that are known to the policy that samples a round."""
+    """The counts from rounds that the sampling policy was trained on."""
     policy_round = rollout.policy_of(round_)
     if policy_round == 0:
         return difficulty
@@ -182,12 +183,12 @@ def _latest(rollout: Rollout, round_: int, file: Path | None, difficulty: Mappin
 
 
 def _too_few(select: PromptSelection | None, rates: Sequence[float], count: int, needed: int) -> str:
-    """The sentence for a range of pass rates that leaves too few prompts."""
+    """The error message for a range of pass rates that leaves too few prompts."""
     low, high = (select and select.pass_rate) or (0, 1)
     below, above, none = sum(rate < low for rate in rates), sum(rate > high for rate in rates), sum(map(isnan, rates))
     return (
         f"dataset.select.pass_rate: {count} of {len(rates)} training prompts have a pass rate of policy 0 from {low:g} "
-        f"to {high:g} ({below} are below, {above} above, {none} have none), and a round needs "
+        f"to {high:g} ({below} are below, {above} above, {none} have none), but a round needs "
         f"{needed}; widen the range, or lower rollout.generation_batch_size"
     )
 
@@ -195,10 +196,10 @@ def _too_few(select: PromptSelection | None, rates: Sequence[float], count: int,
 def expected_lengths(
     config: Config, train: PromptSet, rows: Sequence[int], round_: int, rounds: Path
 ) -> dict[str, float]:
-    """Mean tokens of each prompt's completions when it was last sampled, by prompt_id; only prompts that were sampled.
+    """Mean tokens of each prompt's completions when it was last sampled, by prompt_id; unsampled prompts are left out.
 
-    Only rounds that the sampling policy was trained on count, as others may be in flight. With `dataset.select` nothing
-    is known, since it has no epochs.
+    Only rounds that the sampling policy was trained on count, since others may be in flight. With `dataset.select`
+    nothing is known, since it has no epochs.
 
     Args:
         config: configuration of the stage `rollout`.

@@ -26,7 +26,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
 
     Args:
         source: section of the configuration.
-        path: place of the source according to assets.json.
+        path: path of the source in assets.json.
 
     Raises:
         UserError: the source cannot be read, or has no rows; the message names the file and, where possible, line and
@@ -39,7 +39,7 @@ def read_rows(source: Source, path: str) -> list[Row]:
 
 
 def _generated(source: Source) -> list[Row]:
-    """The rows of a generator, each with all columns in order of appearance; None where a row lacks a column."""
+    """The rows of a generator, each with all columns in order of appearance; None if a row lacks a column."""
     name = str(source.generator)
     function = import_string.load(name)
     try:
@@ -54,7 +54,7 @@ def _generated(source: Source) -> list[Row]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(
-                f"the generator {name} gave a {type(row).__name__} as row {number}; it must give dicts of columns"
+                f"the generator {name} yielded a {type(row).__name__} as row {number}; it must yield dicts of columns"
             )
     return uniform(LocatedRow(f"the generator {name}", f"row {number}", row) for number, row in enumerate(rows))
 
@@ -69,16 +69,16 @@ def _loaded(source: Source, path: Path) -> list[Row]:
     except UserError:
         raise
     except Exception as error:
-        cause = _root(error)
+        cause = _root_cause(error)
         raise_disk_full(cause)
-        damaged = _damaged(path)
+        damaged = _first_damaged(path)
         reason = f"{type(cause).__name__}: {one_line(cause)}"
         hint = "" if path.is_file() else "; check its files, and config_name and split of the source"
         raise UserError(f"{damaged or f'{path}: cannot be read as a dataset'} ({reason}){hint}") from error
 
 
 def _by_datasets(source: Source, path: Path) -> list[Row]:
-    """Reads rows with `datasets.load_dataset`, so every dataset of the Hub is supported; text stays text.
+    """Reads rows with `datasets.load_dataset`, so that every dataset of the Hub is supported. Text stays text.
 
     CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
     """
@@ -86,17 +86,15 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
     datasets.disable_progress_bars()
-    rows: list[Row]
     if path.is_file():
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train").to_list()
-        return rows
+        return _without_fill(datasets.load_dataset("parquet", data_files=str(path), split="train").to_list())
     builder = datasets.load_dataset_builder(str(path), name=source.config_name)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
         return _as_declared(_of_json(builder, source.split), declared)
-    options = {"features": _texts(builder), "keep_default_na": False} if kind == "csv" else {}
-    rows = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
-    return _as_declared(rows, declared) if options else rows
+    options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
+    rows: list[Row] = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
+    return _as_declared(rows, declared) if options else _without_fill(rows)
 
 
 def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
@@ -113,7 +111,7 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
 
 
 def _unpacked(file: str) -> Iterator[Path]:
-    """The files of an archive, or the file itself; a compressed one is read as it is."""
+    """The files of an archive, or the file itself, which may be compressed."""
     import datasets
 
     if not str(file).endswith(ARCHIVES):
@@ -123,8 +121,8 @@ def _unpacked(file: str) -> Iterator[Path]:
     yield from map(Path, manager.iter_files(manager.extract(str(file))))
 
 
-def _texts(builder: DatasetBuilder) -> Any:
-    """Features that make all columns of CSV files text."""
+def _text_features(builder: DatasetBuilder) -> Any:
+    """Features that read all columns of CSV files as text."""
     import datasets
     import pandas as pd
 
@@ -141,8 +139,26 @@ def _as_declared(rows: list[Row], features: Any) -> list[Row]:
 
     empty = {name: () if getattr(kind, "dtype", None) == "string" else ("",) for name, kind in features.items()}
     columns = {name: [None if row.get(name) in empty[name] else row.get(name) for row in rows] for name in features}
-    typed: list[Row] = datasets.Dataset.from_dict(columns).cast(features).to_list()
-    return typed
+    return _without_fill(datasets.Dataset.from_dict(columns).cast(features).to_list())
+
+
+def _without_fill(rows: list[Row]) -> list[Row]:
+    """Removes null keys from messages, as TRL does: Arrow gives each message, and each tool call, the keys of all
+    others, which a chat template would write as arguments.
+    """
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
+                row[name] = _without_nulls(value)
+    return rows
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def check_file(path: Path) -> None:
@@ -153,14 +169,14 @@ def check_file(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise UserError(
-            f"{path}: known dataset files are {', '.join(FORMATS)}; convert it to one of them or use a generator"
+            f"{path}: dataset files can be {', '.join(FORMATS)}; convert it to one of them or use a generator"
         )
     if not path.stat().st_size:
         raise UserError(f"{path}: is empty; add rows or correct the path")
 
 
-def _damaged(path: Path) -> str | None:
-    """The first damaged file in a folder, or the file itself, for a message; None where no file is damaged."""
+def _first_damaged(path: Path) -> str | None:
+    """The first damaged file in a folder, or the file itself, for a message; None if no file is damaged."""
     import csv
 
     import pyarrow.parquet
@@ -181,6 +197,6 @@ def _damaged(path: Path) -> str | None:
     return None
 
 
-def _root(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """The exception at the end of the chain of causes."""
-    return error if error.__cause__ is None else _root(error.__cause__)
+    return error if error.__cause__ is None else _root_cause(error.__cause__)

@@ -1,7 +1,7 @@
 """The model's chat template in a conversation with tools: what follows a call, as token ids.
 
-What the model sampled is never tokenized again. The tokens between the end of a turn and the next one (the answers of
-the tools, and the start of the next turn) are the difference of two renderings of a short conversation, as ids: with
+Sampled tokens are never tokenized again. The tokens between the end of a turn and the next one (the answers of the
+tools, and the start of the next turn) are the difference between two renderings of a short conversation, as ids: with
 the answers and without. Such a continuation does not depend on what came before, so the template must render a
 conversation as the beginning of every longer one; `ToolTemplate.check` refuses others.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 ASKED: Message = {"role": "user", "content": "1"}
 THOUGHT = "<think>thought258</think>"
-"""Content of calls in short conversations: some templates write an empty thought in the last turn and not in earlier
-ones, and a thought in all."""
+"""Content of calls in short conversations. It has a thought, since some templates add an empty thought to the last turn
+only, but keep a given thought in all turns."""
 
 
 def call_message(calls: Sequence[tuple[str, dict[str, Any]]], content: str = "") -> Message:
@@ -41,7 +41,7 @@ class ToolTemplate:
     """The chat template of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dataset: Dataset, stop_ids: Sequence[int]) -> None:
-        """Keeps what renderings need.
+        """Prepares to render conversations.
 
         Args:
             tokenizer: the model's tokenizer.
@@ -77,7 +77,7 @@ class ToolTemplate:
         return True
 
     def turn_text(self, message: Message) -> str:
-        """The text of the model's turn with a message, as the template writes it, without the end of the turn."""
+        """The text that the template writes for a message of the model, without the end of the turn."""
         whole = self.render([ASKED, message])
         starts = (self.render([ASKED], next_turn) for next_turn in (True, False))
         start = next((start for start in starts if whole.startswith(start)), None)
@@ -94,7 +94,7 @@ class ToolTemplate:
             schemas: schemas of the tools.
 
         Raises:
-            UserError: it does not.
+            UserError: the template fails one of these checks.
         """
         name, key, value, text = "name123", "key456", "value789", "answer147"
         call, answer = call_message([(name, {key: value})], THOUGHT), answer_messages([name], [text])
@@ -110,9 +110,10 @@ class ToolTemplate:
         self._difference([ASKED, call, *answer, call], answer)
 
     def _difference(self, before: Sequence[Message], after: Sequence[Message]) -> list[int]:
-        """Ids of `after` and the start of the next turn, behind the end token of the turn that ends `before`.
+        """The ids of `after`, with the start of the next turn, that follow the end token of the turn that ends
+        `before`.
 
-        With some templates that is the token with which the answer begins, at which the model stops.
+        With some templates, this end token is the token with which the answer begins, at which the model stops.
         """
         start, whole = self.ids(before), self.ids([*before, *after], True)
         ends = [index + 1 for index, token in enumerate(start) if token in self.stop_ids]
@@ -124,7 +125,7 @@ class ToolTemplate:
             raise UserError(self._refusal("does not end a turn with a call by a token at which the model stops"))
         if whole[: len(start)] != start:
             raise UserError(
-                self._refusal("writes earlier turns in another way once a tool has answered, as with thinking dropped")
+                self._refusal("writes earlier turns differently once a tool has answered, as by dropping thoughts")
             )
         return whole[len(start) :]
 

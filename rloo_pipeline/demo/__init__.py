@@ -1,1 +1,1 @@
-"""The demo: a task and a model that learns it on two CPU cores."""
+"""The demo: tasks, and models that learn them on two CPU cores."""

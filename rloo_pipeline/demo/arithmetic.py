@@ -1,11 +1,11 @@
-"""Sums and differences of two numbers, as prompts and as demonstrations.
+"""Generates sums and differences of two numbers, as prompts and as demonstrations.
 
 A solution works through the columns from the right, each `x±y±carry in = carry out, digit`, and then gives the answer:
 
     964-494  ->  <think>4-4-0=00;6-9-0=17;9-4-1=04</think>470
 
-A pair of operands belongs to one split, whatever its order and sign, so no pair of `dev` or `test` appears in training.
-Rows depend on the arguments alone; a smaller `size` gives the first rows of a larger one.
+A pair of operands belongs to one split, whatever its order and sign, so no pair in `dev` or `test` appears in training.
+Rows depend only on the arguments; a smaller `size` gives the first rows of a larger one.
 """
 
 import random
@@ -20,7 +20,7 @@ SPLITS = ("dev", "dev", "test", *["train"] * 7)
 """The split of each tenth of all operand pairs; hyperparameters are tuned on `dev` only."""
 
 PATIENCE = 10_000
-"""Consecutive draws without a new problem after which a split counts as exhausted."""
+"""Number of consecutive draws without a new problem after which a split counts as exhausted."""
 
 
 def problems(split: str, size: int, seed: int = 0, *, digits: int = 3, signs: str = "+-") -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def problems(split: str, size: int, seed: int = 0, *, digits: int = 3, signs: st
         split: `train`, `dev` or `test`.
         size: number of rows.
         seed: seed of the draws.
-        digits: digits of the operands; answers have at least as many.
+        digits: number of digits of the operands.
         signs: operators to draw from, `+`, `-` or both.
 
     Raises:
@@ -67,8 +67,8 @@ def demonstrations(
 def preferences(
     split: str, size: int, seed: int = 0, *, worked_share: float = 0.5, digits: int = 3, signs: str = "+-"
 ) -> list[dict[str, Any]]:
-    """Returns preferences for `problems(split, size, seed)`. `chosen` is the right solution with its columns,
-    `rejected` a wrong one, with another digit in its answer, in one of its columns, or in both.
+    """Returns preferences for `problems(split, size, seed)`. `chosen` is the right solution with its columns.
+    `rejected` is a wrong one, with a different digit in the answer, in a column, or in both.
 
     Args:
         split: as in `problems`.
@@ -92,7 +92,7 @@ def preferences(
 
 
 def _with_another_digit(text: str, rng: random.Random) -> str:
-    """The text with one digit changed; in columns, a digit of a result."""
+    """Changes one digit of a text; in columns, a digit of a result."""
     columns = text.split(";")
     number = rng.randrange(len(columns))
     terms, equals, digits_ = columns[number].rpartition("=")
@@ -119,7 +119,7 @@ def split_of(a: int, b: int) -> str:
 
 
 def distinct(split: str, size: int, digits: int, draws: Iterator[Problem]) -> list[Problem]:
-    """The first `size` different problems of a split among endless draws.
+    """Takes the first `size` distinct problems of a split from endless draws.
 
     Raises:
         ValueError: the split is unknown or has fewer problems.
@@ -163,5 +163,5 @@ def _result(a: int, sign: str, b: int) -> int:
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
-    """A conversation of one message."""
+    """A conversation with a single message."""
     return [{"role": role, "content": content}]

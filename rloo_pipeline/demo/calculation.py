@@ -1,6 +1,6 @@
-"""Products of two numbers, as prompts and as demonstrations with and without a call of a calculator.
+"""Generates products of two numbers, as prompts and as demonstrations with and without a calculator call.
 
-A model this small cannot multiply, but it can copy: the problem into a call, and the tool's answer into its own.
+A model this small cannot multiply, but it can copy: the problem into a call, and the tool's answer into its own answer.
 
     123*456  ->  call calculator("123*456"), which answers 56088  ->  56088
 """
@@ -18,10 +18,10 @@ def problems(split: str, size: int, seed: int = 0, *, digits: int = 3) -> list[d
     """Returns `size` distinct problems with columns `prompt` and `answer`.
 
     Args:
-        split: `train`, `dev` or `test`; a pair of factors belongs to one split, in either order.
+        split: `train`, `dev` or `test`. A pair of factors belongs to one split, in either order.
         size: number of rows.
         seed: seed of the draws.
-        digits: digits of the factors.
+        digits: number of digits of the factors.
 
     Raises:
         ValueError: the split is unknown or has fewer problems.
@@ -34,7 +34,7 @@ def problems(split: str, size: int, seed: int = 0, *, digits: int = 3) -> list[d
 def demonstrations(
     split: str, size: int, seed: int = 0, *, called_share: float = 0.3, digits: int = 3
 ) -> list[dict[str, Any]]:
-    """Returns right solutions of `problems(split, size, seed)` with columns `prompt` and `completion`.
+    """Returns correct solutions of `problems(split, size, seed)` with columns `prompt` and `completion`.
 
     Args:
         split: as in `problems`.

@@ -1,4 +1,4 @@
-"""A Qwen3 with a quarter of a million random weights and a character tokenizer, as a Hugging Face model folder.
+"""Builds a Qwen3 with a quarter of a million random weights and a character tokenizer, as a Hugging Face model folder.
 
 Every character of the arithmetic task is one token. `<think>` and `</think>` are ordinary tokens, not special ones, so
 that decoding keeps them.
@@ -24,13 +24,13 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML with the newline before a message: a conversation ends with the end token and begins with its prompt."""
+"""ChatML with the newline before each message, so that a conversation ends with the end token."""
 
 TOOL_WORDS = [
     *("tool", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>"),
     *("calculator", '{"name": "calculator", "arguments": {"expression": "', '"}}', "error"),
 ]
-"""Further tokens of the demo with a tool: what is the same in every call is one token."""
+"""More tokens for the demo with a tool: each fixed part of a call is one token."""
 TOOL_CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\n<tools>' }}"
     "{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}{{ '</tools><|im_end|>\n' }}{% endif %}"
@@ -44,15 +44,15 @@ TOOL_CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML with tools, whose calls are those of Hermes and Qwen."""
+"""ChatML with tools, with calls in the format of Hermes and Qwen."""
 
 
 Extra = Sequence[str] | dict[str, str]
-"""Further special tokens, or these by their names."""
+"""More special tokens, as a list or by name."""
 
 
 class ModelSize(TypedDict, total=False):
-    """Sizes of a model; defaults are those of `write_qwen3`."""
+    """Sizes of a model. Defaults are those of `write_qwen3`."""
 
     hidden_size: int
     layers: int
@@ -64,12 +64,12 @@ class ModelSize(TypedDict, total=False):
 
 
 def tiny_qwen3(folder: Path, seed: int, *, context: int = 256, **size: Unpack[ModelSize]) -> None:
-    """Writes an untrained float32 model and its tokenizer to `folder`; the same arguments give the same bytes.
+    """Writes an untrained float32 model and its tokenizer to `folder`. The same arguments give the same bytes.
 
     Args:
         folder: folder to write to.
         seed: seed of the weights.
-        context: longest prompt and completion in tokens.
+        context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
     """
     write_qwen3(folder, seed, character_tokenizer(context), **size)
@@ -81,7 +81,7 @@ def tool_qwen3(folder: Path, seed: int, *, context: int = 256, **size: Unpack[Mo
     Args:
         folder: folder to write to.
         seed: seed of the weights.
-        context: longest prompt and completion in tokens.
+        context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
     """
     tokenizer = character_tokenizer(context, TOOL_WORDS, "*.")
@@ -126,7 +126,7 @@ def write_qwen3(
 
 
 def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Writes a model that samples and ends at the tokenizer's end token, and the tokenizer."""
+    """Writes a model and its tokenizer. The model is set to sample, and to stop at the tokenizer's end token."""
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -135,9 +135,7 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
 
 
 def character_tokenizer(context: int = 256, words: Sequence[str] = (), characters: str = "") -> PreTrainedTokenizerFast:
-    """Returns a tokenizer for which a role, a think tag and every other character is one token, with further words and
-    characters.
-    """
+    """Returns a tokenizer in which each role, think tag, given word and character is one token."""
     tokens = dict.fromkeys([PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS, *words, *characters])
     tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(
@@ -150,7 +148,7 @@ def character_tokenizer(context: int = 256, words: Sequence[str] = (), character
 def with_chat(
     tokenizer: Tokenizer, context: int, template: str = CHAT_TEMPLATE, extra: Extra = (START,), **special_tokens: str
 ) -> PreTrainedTokenizerFast:
-    """Wraps a tokenizer and adds a chat template, an end token, a padding token and further special tokens."""
+    """Wraps a tokenizer and adds a chat template, an end token, a padding token and other special tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -1,6 +1,6 @@
-"""Images with a square of one colour, made in code, and a reward for its name.
+"""Generates images of a coloured square, and rewards the name of the colour.
 
-The background is grey with noise; place, size and shade of the square vary. Rows depend on the arguments alone, and the
+The background is grey with noise; position, size and shade of the square vary. Rows depend only on the arguments, and
 rows of `train` and `test` are drawn from different seeds.
 """
 
@@ -32,7 +32,7 @@ def squares(split: str, size: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def square(name: str, draw: random.Random) -> Any:
-    """A PIL image with a square of this colour."""
+    """Draws a PIL image with a square of this colour."""
     from PIL import Image
 
     image = Image.frombytes("L", (SIDE, SIDE), bytes(draw.randrange(100, 156) for _ in range(SIDE**2))).convert("RGB")
@@ -44,6 +44,6 @@ def square(name: str, draw: random.Random) -> Any:
 
 
 def names_colour(completions: list[Any], answer: list[str]) -> list[float]:
-    """1 for the name of the colour and nothing else, 0.5 for a text that begins with it, else 0."""
+    """1 for the name of the colour and nothing else, 0.5 for a text that begins with it, otherwise 0."""
     texts = [text_of(completion).strip() for completion in completions]
     return [1.0 if text == name else 0.5 * text.startswith(name) for text, name in zip(texts, answer, strict=True)]

@@ -1,7 +1,8 @@
-"""A small Qwen3 for plain text: random weights, and a byte-level BPE tokenizer trained on a corpus.
+"""Builds a small Qwen3 for plain text, with random weights and a byte-level BPE tokenizer trained on a corpus.
 
 Text is split as in Qwen's own tokenizers (words with the preceding space, single digits, runs of punctuation), but it
-is not normalized, so decoding returns every string exactly. `<think>` and `</think>` are ordinary tokens, as in Qwen3.
+is not normalized, so decoding reproduces every string exactly. `<think>` and `</think>` are ordinary tokens, as in
+Qwen3.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ THINK = ("<think>", "</think>")
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Pieces within which BPE merges: the regular expression of Qwen2 and Qwen3."""
+"""Pattern of the pieces within which BPE merges, as in Qwen2 and Qwen3."""
 
 
 def text_qwen3(
@@ -35,16 +36,16 @@ def text_qwen3(
     context: int = 1024,
     **size: Unpack[ModelSize],
 ) -> None:
-    """Writes an untrained float32 model and its tokenizer; the same seed, options and text give the same bytes.
+    """Writes an untrained float32 model and its tokenizer. The same seed, options and text give the same bytes.
 
     Args:
         folder: folder to write to.
-        seed: seed of the weights; the tokenizer depends on the corpus only.
-        corpus: JSONL file; a relative path starts at `data_dir`.
-        data_dir: `data_dir` of the configuration, passed by stage-assets.
-        columns: columns with the text to train the tokenizer on.
-        vocab_size: number of tokens; fewer if the corpus does not yield as many.
-        context: longest prompt and completion in tokens.
+        seed: seed of the weights. The tokenizer depends only on the corpus.
+        corpus: JSONL file; a relative path is looked up in `data_dir`.
+        data_dir: `data_dir` of the configuration, which stage-assets passes.
+        columns: columns with the text that the tokenizer is trained on.
+        vocab_size: number of tokens, or fewer if the corpus does not yield as many.
+        context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
 
     Raises:

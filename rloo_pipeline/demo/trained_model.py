@@ -1,4 +1,4 @@
-"""A model of the demo's family that has learned to add, as a teacher: its weights come from demonstrations alone."""
+"""Trains a model of the demo's family to add, from demonstrations alone, to serve as a teacher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rloo_pipeline.demo.arithmetic import demonstrations
 from rloo_pipeline.demo.character_model import ModelSize, character_tokenizer, save, tiny_qwen3
 
 IGNORED = -100
-"""Label of a token that is not learned."""
+"""Label of a token that is not trained on."""
 
 
 def trained_qwen3(
@@ -28,17 +28,17 @@ def trained_qwen3(
     context: int = 256,
     **size: Unpack[ModelSize],
 ) -> None:
-    """Writes a model that was trained on sums with their working, and its tokenizer.
+    """Trains a model on sums with their working, and writes it with its tokenizer.
 
     Args:
         folder: folder to write to.
-        seed: seed of the first weights.
+        seed: seed of the initial weights.
         steps: optimizer steps, each on new demonstrations of the training split.
-        batch_size: demonstrations of a step.
-        learning_rate: peak of AdamW's rate, which falls linearly to 0.
-        warmup_steps: steps until the peak.
-        threads: CPU threads, fixed so that sums round the same everywhere.
-        context: longest prompt and completion in tokens.
+        batch_size: demonstrations per step.
+        learning_rate: peak learning rate of AdamW, which decays linearly to 0.
+        warmup_steps: number of steps until the peak.
+        threads: number of CPU threads, fixed so that sums round the same everywhere.
+        context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
     """
     tiny_qwen3(folder, seed, context=context, **size)
@@ -63,7 +63,7 @@ def trained_qwen3(
 
 
 def _batch(tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, list[dict[str, str]]]]) -> tuple[torch.Tensor, ...]:
-    """Token ids, padded on the right, and labels, [rows, tokens]; only tokens of completions have labels."""
+    """Token ids, padded on the right, and labels, both [rows, tokens]. Only tokens of completions have labels."""
     prompts = [
         tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False) for row in rows
     ]

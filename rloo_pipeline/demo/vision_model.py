@@ -1,6 +1,6 @@
-"""A model of images with a quarter of a million random weights, a tokenizer of words and a processor of images.
+"""Builds a vision-language model with a quarter of a million random weights, a word tokenizer and an image processor.
 
-Names of colours are one token each, and so are the placeholders of images, as in the models of Qwen and Google.
+Each name of a colour is one token, and so is each image placeholder, as in the models of Qwen and Google.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA_TOKENS = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-"""Gemma's image tokens by their names in the tokenizer."""
+"""Gemma's image tokens, by their names in the tokenizer."""
 NEWLINES = ("\n\n\n\n", "\n\n\n", "\n\n")
-"""Tokens of Gemma 3, whose processor puts an empty line before and after an image."""
+"""Tokens for Gemma 3, whose processor puts an empty line before and after an image."""
 WORDS = ("system", "user", "assistant", "\n", QUESTION, *COLOURS)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -29,24 +29,24 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML with images as content parts, as in Qwen2.5-VL; IMAGE is what stands for one."""
+"""ChatML with images as content parts, as in Qwen2.5-VL. IMAGE is replaced by an image's placeholder."""
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16, "gemma3": 7}
-"""Side of a patch of an image in pixels, by type of model; an image token stands for two by two patches."""
+"""Side of an image patch in pixels, by model type. An image token stands for two by two patches."""
 PROCESSORS = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor", "gemma3": "Gemma3Processor"}
 GEMMA_PARTS = (SIDE // PATCH["gemma3"] // 2) ** 2
-"""Tokens of an image for Gemma 3, which makes all images of one size."""
+"""Number of tokens per image for Gemma 3, which resizes all images to the same size."""
 
 
 def tiny_vision_model(
     folder: Path, seed: int, *, model_type: str = "qwen2_5_vl", context: int = 128, initializer_range: float = 0.1
 ) -> None:
-    """Writes an untrained float32 model, its tokenizer and processor; the same arguments give the same bytes.
+    """Writes an untrained float32 model, its tokenizer and processor. The same arguments give the same bytes.
 
     Args:
         folder: folder to write to.
         seed: seed of the weights.
         model_type: `qwen2_5_vl`, `qwen3_vl` or `gemma3`.
-        context: longest prompt and completion in tokens.
+        context: maximum length of prompt and completion together, in tokens.
         initializer_range: standard deviation of the weights.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -56,7 +56,7 @@ def tiny_vision_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-        if model_type == "gemma3":  # transformers begin with zeros, which images do not get through
+        if model_type == "gemma3":  # transformers initializes these with zeros, which would block the images
             torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=initializer_range)
     save(folder, model, tokenizer)
     _write(folder / "preprocessor_config.json", _image_processor(model_type))
@@ -67,7 +67,7 @@ def tiny_vision_model(
 
 
 def _name_as_published(file: Path) -> None:
-    """Names the tensors of Gemma's vision encoder as its published files do, which vLLM reads."""
+    """Renames the tensors of Gemma's vision encoder as in its published files, which is what vLLM reads."""
     from safetensors.torch import load_file, save_file
 
     named = {name.replace("vision_tower.", "vision_tower.vision_model."): it for name, it in load_file(file).items()}
@@ -79,7 +79,7 @@ def _write(file: Path, content: dict[str, Any]) -> None:
 
 
 def _image_processor(model_type: str) -> dict[str, Any]:
-    """Contents of preprocessor_config.json."""
+    """Content of preprocessor_config.json."""
     both = {"processor_class": PROCESSORS[model_type]}
     if model_type == "gemma3":
         return both | {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE, "width": SIDE}}
@@ -94,7 +94,7 @@ def _image_processor(model_type: str) -> dict[str, Any]:
 
 
 def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, spread: float) -> dict[str, Any]:
-    """Settings of the model's configuration."""
+    """Settings for the model's configuration."""
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     text: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, **layers, **ends}
@@ -107,7 +107,7 @@ def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, sp
 def _of_qwen(
     model_type: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
 ) -> dict[str, Any]:
-    """The sizes that are named differently in Qwen2.5-VL and Qwen3-VL, and the placeholders."""
+    """Settings that have different names in Qwen2.5-VL and Qwen3-VL, and the placeholders."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     vision |= {"depth": 2, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
     if model_type == "qwen2_5_vl":
@@ -125,7 +125,7 @@ def _of_qwen(
 def _of_gemma(
     _: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
 ) -> dict[str, Any]:
-    """The counterpart of `_of_qwen` for Gemma 3: a layer with a window and one without."""
+    """The counterpart of `_of_qwen` for Gemma 3, with one sliding-window layer and one full-attention layer."""
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE, "vision_use_head": False}
     text |= {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": GEMMA_PARTS + 4}
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
@@ -136,7 +136,7 @@ def _of_gemma(
 
 
 def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTokenizerFast:
-    """Returns a tokenizer for which a role, the question and each colour is one token."""
+    """Returns a tokenizer in which each role, the question and each colour is one token."""
     gemma = model_type == "gemma3"
     placeholders = tuple(GEMMA_TOKENS.values()) if gemma else QWEN_TOKENS
     words = (*(NEWLINES if gemma else ()), *WORDS)

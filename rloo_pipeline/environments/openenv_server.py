@@ -2,7 +2,7 @@
 such as `"openenv:envs/echo/bin/uvicorn echo_env.server.app:app --port {port}"`.
 
 The process from which episodes are forked starts the server, on the loopback interface unless the command says
-otherwise, and ends it; its output goes to the stage's log. Each episode opens its own WebSocket, and thereby its own
+otherwise, and ends it; its output goes to the stage's log. Each episode opens its own WebSocket, and so its own
 session (`/ws`: https://github.com/meta-pytorch/OpenEnv). This file needs `websockets`, but not OpenEnv.
 
 If the environment is an MCP environment, the model gets its tools. Any other gives the model one tool, `step`, with the
@@ -33,11 +33,11 @@ from rloo_pipeline.user_code.worker_process import OF_THIS_PYTHON
 START_SECONDS = 300.0
 """Time limit for the start of a server."""
 CAPACITY_SECONDS = 10.0
-"""How long an episode waits for a session; the server frees those of ended episodes within milliseconds."""
+"""Seconds that an episode waits for a session; the server frees those of ended episodes within milliseconds."""
 MOST_BYTES = 100 << 20
-"""Maximum size of a message, as in OpenEnv's own client."""
+"""Maximum size of a message in bytes, as in OpenEnv's own client."""
 MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of the action's schema in environments whose actions are calls of MCP tools."""
+"""Titles of the action's schema in environments whose actions are MCP tool calls."""
 STEP = "step"
 """Name of the only tool of an environment whose actions are not tool calls."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
@@ -61,7 +61,7 @@ class OpenEnvSession:
         """Opens a session and resets its environment.
 
         Args:
-            row: the columns.
+            row: the columns of the prompt's row.
 
         Raises:
             UserError: the server has no session left, or does not answer like an OpenEnv server.
@@ -72,7 +72,7 @@ class OpenEnvSession:
         while True:
             self._socket = _connect(self._url)
             with suppress(_NoSessionError):
-                return self._take(_ask(self._url, self._socket, message))
+                return self._store_result(_ask(self._url, self._socket, message))
             self._socket.close()
             if time.monotonic() > end:
                 raise UserError(
@@ -85,9 +85,9 @@ class OpenEnvSession:
         if self.done:
             raise ValueError("the episode has ended")
         self.steps += 1
-        return self._take(_ask(self._url, self._socket, {"type": "step", "data": action}))
+        return self._store_result(_ask(self._url, self._socket, {"type": "step", "data": action}))
 
-    def _take(self, result: Mapping[str, Any]) -> str:
+    def _store_result(self, result: Mapping[str, Any]) -> str:
         """Stores the result of a step and returns its text."""
         self._reward += result["reward"] or 0.0
         self.done = result["done"]
@@ -117,7 +117,7 @@ def environment(argument: str) -> type:
         url = _start(argument)
     schema = _get(url, "/schema").get("action")
     if not isinstance(schema, dict):
-        raise _unfit(url, schema)
+        raise _unexpected_answer(url, schema)
     if schema.get("title") in MCP_ACTIONS:
         connection = _connect(url)
         tools = _ask(url, connection, {"type": "step", "data": {"type": "list_tools"}})["observation"].get("tools")
@@ -177,7 +177,7 @@ def _start(command: str) -> str:
 
 
 def _free_port() -> int:
-    """A free port that no other process of ours chooses while the server starts. Otherwise another server could answer
+    """A free port that no other process of ours picks while the server starts. Otherwise another server could answer
     our health check.
     """
     while True:
@@ -204,9 +204,9 @@ def _get(url: str, path: str) -> dict[str, Any]:
     except (OSError, HTTPException) as error:
         raise UserError(f"rollout.environment: {url}{path} cannot be read ({error}); start the server there") from None
     except ValueError as error:
-        raise _unfit(url, error) from None
+        raise _unexpected_answer(url, error) from None
     if not isinstance(answer, dict):
-        raise _unfit(url, answer)
+        raise _unexpected_answer(url, answer)
     return answer
 
 
@@ -224,7 +224,7 @@ def _connect(url: str) -> Any:
         address = f"ws{url.removeprefix('http')}/ws"
         return connect(address, max_size=MOST_BYTES, ping_interval=None, proxy=None, open_timeout=60.0).__enter__()
     except (OSError, WebSocketException) as error:
-        raise _gone(url, error) from None
+        raise _connection_lost(url, error) from None
 
 
 def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any
             connection.send(json.dumps(message, default=str))
         text = connection.recv()
     except ConnectionClosed as error:
-        raise _gone(url, error) from None
+        raise _connection_lost(url, error) from None
     try:
         answer = json.loads(text)
         kind, data = answer["type"], answer["data"]
@@ -254,7 +254,7 @@ def _ask(url: str, connection: Any, message: Mapping[str, Any]) -> dict[str, Any
         if not fits or not isinstance(result["done"], bool) or not isinstance(result["reward"], int | float | None):
             raise TypeError
     except (json.JSONDecodeError, KeyError, TypeError):
-        raise _unfit(url, text) from None
+        raise _unexpected_answer(url, text) from None
     return result
 
 
@@ -286,14 +286,14 @@ def _text(observation: Mapping[str, Any]) -> str:
     return json.dumps(observation, ensure_ascii=False)
 
 
-def _gone(url: str, error: object) -> UserError:
+def _connection_lost(url: str, error: object) -> UserError:
     return UserError(
         f"rollout.environment: lost the connection to the server at {url} ({error}); if the run starts it, its output "
         "is in the log; run the stage again"
     )
 
 
-def _unfit(url: str, answer: object) -> UserError:
+def _unexpected_answer(url: str, answer: object) -> UserError:
     return UserError(
         f"rollout.environment: {url} does not answer like an OpenEnv server ({answer!r:.120}); correct the address, or "
         "install another version of openenv there"

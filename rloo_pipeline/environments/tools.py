@@ -15,7 +15,7 @@ from rloo_pipeline.user_code.sandbox.program_runs import RunSettings, run_progra
 from rloo_pipeline.user_code.sandbox.self_test import self_test
 
 LIMITS = SandboxLimits(seconds=10.0, memory_mb=512, file_mb=16, processes=8)
-"""Limits of a program."""
+"""Resource limits for a program."""
 START = """import sys; sys.stdout.reconfigure(line_buffering=True)
 exec(compile({!r}, "main.py", "exec"), globals())
 """
@@ -23,11 +23,11 @@ exec(compile({!r}, "main.py", "exec"), globals())
 HARNESS = re.compile(
     r"(Traceback \(most recent call last\):\n)(?:  File \"(?:<string>|rloo_pipeline[\w.]*|program\.py)\", .*\n)+"
 )
-"""Frames of a traceback that are not the program's."""
+"""Frames of a traceback that are not the program's own."""
 OUTPUT_BYTES = 1 << 16
 """Maximum number of bytes that a program may print."""
 MOST_BITS = 4096
-"""Maximum number of bits of a power, so that `9**9**9` is an error and takes no time."""
+"""Maximum number of bits of a power, so that `9**9**9` fails at once."""
 MOST_CHARACTERS = 1000
 """Maximum length of an expression in characters."""
 OPERATORS: dict[type, Callable[..., Any]] = {
@@ -56,7 +56,7 @@ def calculator(expression: str) -> str:
     try:
         return str(_value(ast.parse(expression.strip(), mode="eval").body))
     except SyntaxError:
-        raise ValueError(f"{expression!r:.100} is no arithmetic expression") from None
+        raise ValueError(f"{expression!r:.100} is not an arithmetic expression") from None
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except (OverflowError, RecursionError, MemoryError):
@@ -82,7 +82,7 @@ def _power(base: float, exponent: float) -> int | float:
         raise OverflowError
     value = base**exponent
     if not isinstance(value, int | float):
-        raise ValueError("the value is no real number")
+        raise ValueError("the value is not a real number")
     return value
 
 
@@ -110,7 +110,7 @@ def confinement() -> Sandbox:
     """The sandbox of this machine for `python`, after its self-test.
 
     Raises:
-        UserError: there is none, or it does not work.
+        UserError: this machine has no sandbox, or its sandbox does not work.
     """
     box = sandbox.find()
     self_test(box, LIMITS)

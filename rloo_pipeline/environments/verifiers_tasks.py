@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STATE_CHANNEL = ("_pull_state", "_push_state")
-"""Methods through which a toolset that is served by another process shares the state of the task."""
+"""Methods through which a toolset in a process of its own shares the state of the task."""
 
 END_OF_THOUGHTS = "</think>"
-"""The text before it is the `reasoning_content` of a message."""
+"""Separator: the text before it is a message's `reasoning_content`."""
 
 
 class VerifiersEpisode:
@@ -35,7 +35,7 @@ class VerifiersEpisode:
 
     _id = ""
     _taskset: Any = None
-    _tasks: dict[str, Any] = {}  # noqa: RUF012 - of the class, read by all
+    _tasks: dict[str, Any] = {}  # noqa: RUF012 - of the class: all episodes read it
 
     def __init__(self) -> None:
         self.rewards: dict[str, float] = {}
@@ -50,7 +50,7 @@ class VerifiersEpisode:
             task: the key of the task.
 
         Raises:
-            UserError: the taskset does not have this task, or the task has another prompt.
+            UserError: the taskset does not have this task, or the task has a different prompt.
         """
         from verifiers.v1 import AgentConfig, AgentInfo, SubprocessConfig, Trace, TraceTask
         from verifiers.v1.runtimes import make_runtime
@@ -133,7 +133,7 @@ def prompt_of(data: Any) -> list[dict[str, str]]:
     """The messages that a task starts with.
 
     Raises:
-        UserError: it has none, for example because a simulated user opens the conversation.
+        UserError: the task has no such messages, for example because a simulated user opens the conversation.
     """
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     if isinstance(data.prompt, str):
@@ -150,7 +150,7 @@ def environment(argument: str) -> type:
         argument: the taskset's id, and its options as JSON.
 
     Raises:
-        UserError: it does not exist, or needs something that is not supported here.
+        UserError: the taskset does not exist, or needs something that is not supported here.
     """
     name = argument.partition(" ")[0]
     taskset, tasks, single = _load(argument)
@@ -167,7 +167,7 @@ def environment(argument: str) -> type:
 
 
 def _needed(kind: Any, task: Any, single: bool) -> str | None:
-    """The first thing that tasks need and that is not supported here."""
+    """The first thing that tasks need but that is not supported here."""
     from verifiers.v1.utils.decorators import discover_decorated
 
     needs = {

@@ -1,13 +1,14 @@
 """Accuracy over several trainings: compares arms of an experiment, not single policies.
 
 The values of an arm are a table [seeds, prompts]: each seed is one training, and all are evaluated on the same prompts.
-Seeds are a sample of trainings, and prompts a sample of prompts of the kind.
+Seeds are a sample of trainings, and prompts a sample of prompts of their kind.
 
-- The squared margin of a mean is the sum of those of seeds and of prompts, each with its own Student's quantile.
-  Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too narrow.
+- The squared margin of a mean is the sum of the squared margins of seeds and of prompts, each with its own Student's
+  quantile. Banerjee (1960, Sankhyā 22, 357-358) proved that the interval of a sum of normal means is then never too
+  narrow.
 - A share has the interval of Clopper and Pearson (1934) for the number of independent answers that would have this
-  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays within 0 to 1, and keeps a width at
-  both ends.
+  margin, as in Korn and Graubard (1998, Survey Methodology 24, 193-201). It stays between 0 and 1, and does not shrink
+  to nothing at either end.
 - Arms are compared in pairs of the same seed and prompt. The margin of a difference is at least that of the share won
   less the share lost (Zou and Donner 2008, MOVER), which is not 0 where all seeds agree.
 - p is the larger one of two: that of the test that inverts the margin, and that of the sign-flip test over seeds
@@ -30,9 +31,9 @@ import numpy as np
 from rloo_pipeline.checks.statistics import ROUNDING, TAIL, Array, Estimate, share_interval, sign_flip_p
 
 FEWEST = 3
-"""Seeds from which something is said about training."""
+"""Minimum number of seeds to say something about training."""
 FEWEST_FOR_IQM = 5
-"""Fewest seeds with which an interquartile mean leaves out the best and the worst seed and keeps at least three."""
+"""Minimum number of seeds of which an interquartile mean drops the best and the worst and keeps at least three."""
 
 
 class Summary(NamedTuple):
@@ -44,7 +45,7 @@ class Summary(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """An arm less another one, over the seeds of both; None with fewer than `FEWEST` seeds."""
+    """The difference between two arms, over their seeds; intervals and p are None with fewer than `FEWEST` seeds."""
 
     value: float
     ci95: tuple[float, float] | None
@@ -64,7 +65,7 @@ class _Variance(NamedTuple):
     prompts: int
 
     def margin(self, tail: float = TAIL) -> float:
-        """Banerjee's margin: half the width of the interval that leaves out `tail` at either end."""
+        """Banerjee's margin: half the width of the interval that excludes `tail` at either end."""
         from scipy.special import stdtrit
 
         seeds, prompts = (float(stdtrit(max(count - 1, 1), tail)) for count in (self.seeds, self.prompts))
@@ -109,14 +110,14 @@ def smallest_p(seeds: int) -> float:
 
 
 def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
-    """Newcombe's 95% interval of the chance that a training of one arm is better than one of another.
+    """Newcombe's 95% interval of the chance that a training of one arm is better than one of the other.
 
-    It holds the chances that are at most a quantile of standard errors away from the one that was seen, by Hanley and
-    McNeil's formula at that chance. The quantile is Student's with the freedom of two samples.
+    It contains the chances that are at most a quantile of standard errors away from the observed one, by Hanley and
+    McNeil's formula at that chance. The quantile is Student's, with the degrees of freedom of two samples.
 
     Args:
-        chance: share of pairs in which it is, ties counted half.
-        seeds: trainings of either arm.
+        chance: share of pairs in which it is better; ties count half.
+        seeds: number of trainings of either arm.
     """
     from scipy.optimize import brentq
     from scipy.special import stdtrit
@@ -134,8 +135,8 @@ def chance_ci95(chance: float, seeds: int) -> tuple[float, float]:
 
 
 def _variance(values: Array) -> _Variance:
-    """The variance of the mean of a table [seeds, prompts]. Variation within both counts twice, so intervals are rather
-    too wide than too narrow.
+    """The variance of the mean of a table [seeds, prompts]. Variation in both directions counts twice, so intervals are
+    rather too wide than too narrow.
     """
     seeds, prompts = values.shape
     of_prompts = float(values.mean(axis=0).var(ddof=1)) / prompts if prompts > 1 else 0.0
@@ -193,6 +194,6 @@ def _p_of_margin(value: float, variance: _Variance) -> float:
 
 
 def _improvement(levels: Array, others: Array) -> float:
-    """Share of pairs, one training from each arm, in which the first is better; both [seeds]."""
+    """Share of pairs, of one training from each arm, in which the first is better; arguments are [seeds]."""
     pairs = np.subtract.outer(levels, others)
     return float(((pairs > 1e-12) + 0.5 * (np.abs(pairs) <= 1e-12)).mean())

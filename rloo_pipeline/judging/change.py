@@ -1,4 +1,4 @@
-"""Measures how other rewards would have changed a round: rankings, informative groups, advantages.
+"""Measures how different rewards would have changed a round: rankings, informative groups, advantages.
 
 Rankings are compared within each prompt's completions, by Kendall's tau-b over the completions that both rewards
 score. A group in which all values of either reward are equal has no ranking and is left out. A group is informative if
@@ -23,7 +23,7 @@ class Change(NamedTuple):
     """Groups that both rewards rank."""
     kendall: float | None
     reward: tuple[float | None, float | None]
-    """Mean."""
+    """Mean reward."""
     unscorable: tuple[int, int]
     """Completions without a reward."""
     informative: tuple[float, float]
@@ -32,7 +32,7 @@ class Change(NamedTuple):
     advantage_correlation: float | None
     """Pearson's r, over completions."""
     sign_changes: float
-    """Share of completions whose advantage changes its sign."""
+    """Share of completions whose advantage changes sign."""
 
 
 def change(
@@ -45,9 +45,9 @@ def change(
 
     Args:
         old: rewards [prompts, samples], NaN for unscorable completions.
-        new: the new rewards, likewise.
-        old_advantages: [prompts, samples].
-        new_advantages: likewise.
+        new: the new rewards, in the same form.
+        old_advantages: advantages from the old rewards, [prompts, samples].
+        new_advantages: advantages from the new rewards, [prompts, samples].
     """
     before, after = np.asarray(old, dtype=float), np.asarray(new, dtype=float)
     ranked = [tau for tau in map(_kendall, before, after) if tau is not None]

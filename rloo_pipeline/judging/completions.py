@@ -18,7 +18,7 @@ def grid(column: pa.ChunkedArray, samples: int) -> NDArray[np.float64]:
 
 
 def scores_of(table: pa.Table, function: str, samples: int) -> NDArray[np.float64]:
-    """Scores of a reward function, or with `reward` their weighted sum, as [prompts, samples], NaN for null."""
+    """Scores of a reward function (or for `reward`, the weighted sum) as [prompts, samples], NaN for null."""
     return grid(table[tables.score_column(function)], samples)
 
 

@@ -1,19 +1,20 @@
-"""The symptoms of a run, from the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
+"""The symptoms of a run, found in the metrics of its rounds: what is wrong, since when, the evidence, and what helps.
 
-Pure: the same metrics and thresholds give the same list, whether the run is finished, stopped or in flight.
+This is a pure function: the same metrics and thresholds give the same list, whether the run is finished, stopped or in
+flight.
 
 **How a gate ends a run.** The rule `gate` stands between round r and the rollouts of round r+1. It writes
-`rounds/r/diagnosis.json`. If a symptom shows whose action is `stop`, it writes `stopped.json`, prints one sentence and
+`rounds/r/diagnosis.json`. If a symptom with the action `stop` shows, it writes `stopped.json`, prints one sentence and
 fails. It has no other output that Snakemake would delete, so every policy, table and trainer state stays. The
 workflow's `onerror` then calls Snakemake again with `rounds=r`, because a stopped run *is* a run of r rounds: the
 ordinary rules evaluate policy r and make the report, on the same cluster. To continue the run, repeat the command with
 the gate set to `warn` or with a cure in the configuration; the run is extended like any other.
 
 **Alternatives that do not work.** An update that fails would lose its policy. Checkpoints would let Snakemake plan only
-one round. Jobs that end at once without doing their work would leave files that are not what their names say.
+one round. Jobs that end at once without doing their work would leave files that do not hold what their names say.
 
 **What reruns what.** The gate's file is an `ancient` input of rollouts, and the thresholds are not parameters of the
-rule `gate`. So a change of thresholds, or of this module, reruns nothing; another learning rate makes new metrics,
+rule `gate`. So a change of thresholds, or of this module, reruns nothing; a different learning rate makes new metrics,
 which are judged again. The last round has no gate, because nothing is left to stop; when a run is extended, its former
 last round is judged before the next rollouts.
 """
@@ -64,7 +65,7 @@ def diagnose(
     since: int = 0,
     only: Collection[str] | None = None,
 ) -> list[Symptom]:
-    """Finds the symptoms that rounds showed. A symptom whose action is `off` is skipped.
+    """Finds the symptoms of a run. A symptom whose action is `off` is skipped.
 
     Args:
         rounds: metrics.json of rounds 1, 2, … without a gap.
@@ -72,7 +73,7 @@ def diagnose(
         monitors: reward functions that should not fall (see `monitors_of`).
         evaluations: summary.json of evaluated policies by the policy's number (0 is the warm start), with
             distance.json, if any, under `distance`.
-        out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 is what comes before the first.
+        out_of_memory: by round, the out-of-memory line in a log of its stages; round 0 stands for all before round 1.
         planned: the run's last round.
         since: the first round that is judged.
         only: names of symptoms to look for; None for all.
@@ -102,10 +103,10 @@ def diagnose(
 
 
 def showing(symptoms: Sequence[Symptom], number: int) -> list[Symptom]:
-    """The symptoms that still show in round `number`, if that is the latest."""
+    """The symptoms that show in round `number`, which must be the latest."""
     return [symptom for symptom in symptoms if symptom.last == number]
 
 
 def monitors_of(rewards: Sequence[Reward]) -> list[str]:
-    """Reward functions of weight 0, which are measured and do not train."""
+    """Reward functions of weight 0, which are measured but not trained on."""
     return [reward.column for reward in rewards if reward.weight == 0]

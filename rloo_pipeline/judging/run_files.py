@@ -1,7 +1,7 @@
 """Reads what a run has written so far: finished, stopped, in flight or killed. Writes nothing.
 
-Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or goes on to
-more rounds, files of the training before are still there. They are older than what they would now be made from.
+Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or extended,
+files of the earlier training are still there. They are older than the files that they would now be made from.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ NO_MEMORY = (
     *("out of memory", "memoryerror", "cannot allocate memory", "no available memory for the cache"),
     *("oom-kill", "oom_kill", "oom kill"),
 )
-"""Lower-case parts of lines that report a lack of memory."""
+"""Lower-case phrases of lines that report a lack of memory."""
 TAIL = 200_000
 """Bytes at a log's end that are searched for `NO_MEMORY`."""
 EVIDENCE_LENGTH = 160
-"""Characters of such a line that are shown."""
+"""Maximum number of characters shown of such a line."""
 ROUND = re.compile(r"\d{5,}")
-"""Begin of the name of a round's log."""
+"""Matches the beginning of the name of a round's log."""
 Result = TypeVar("Result")
 BY_SEED = ("evaluate_chosen", "prove_chosen")
-"""Stages of what was chosen, whose logs are named by the seed."""
+"""Stages that work on chosen policies; their logs are named by the seed."""
 
 
 class RunFiles(NamedTuple):
-    """A run and what it has finished so far."""
+    """A run, with everything that it has finished so far."""
 
     folder: Path
     config: Config
     rounds: list[Metrics]
-    """metrics.json of the finished rounds of this training, from the first without a gap."""
+    """metrics.json of the finished rounds of this training, from the first on without a gap."""
 
     @property
     def ended_by_gate(self) -> bool:
@@ -51,8 +51,9 @@ class RunFiles(NamedTuple):
         return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
-        """True if a file is there and was made from the policy of this number, not from that of an earlier training;
-        None for a file that is made without a policy.
+        """True if a file exists and was made from this training's policy number `policy`, not an earlier training's.
+
+        `policy` is None for a file that is made without a policy.
         """
         if not policy:
             return _not_older(file, _before_rounds(self.folder) if policy == 0 else ())
@@ -70,7 +71,7 @@ class RunFiles(NamedTuple):
         return evaluations
 
     def held_out(self, only: Collection[int] = ()) -> list[JSON]:
-        """held_out.json of the rounds and of the next one, or `only` of these rounds, as far as they have one."""
+        """held_out.json of all rounds and of the next one, or `only` of these; rounds without one are skipped."""
         rounds = only or range(1, min(len(self.rounds) + 1, self.config.rounds) + 1)
         policy_of = self.config.rollout.policy_of
         return read_held_out(
@@ -79,8 +80,8 @@ class RunFiles(NamedTuple):
         )
 
     def accuracies(self) -> dict[int, float]:
-        """Held-out accuracy by the policy's number: on the problems of each round, or else of the evaluations, whose
-        problems are others.
+        """Held-out accuracy by the policy's number: from the problems of each round, or else from the evaluations,
+        which have other problems.
         """
         by_round = {measured["policy"]: measured["accuracy"] for measured in self.held_out()}
         return by_round or {number: evaluation["accuracy"] for number, evaluation in self.evaluations().items()}
@@ -101,15 +102,15 @@ class RunFiles(NamedTuple):
             # what workers print is also in the logs of the jobs that use them
             if file.parent.name == "workers" or number > self.config.rounds or not self.is_current(file, policy):
                 continue
-            if line := _no_memory(file):
+            if line := _out_of_memory_line(file):
                 lines[latest if of_round is None else min(number, latest)] = f"{name}: {line}"
         return lines
 
     def symptoms(self, evaluations: Mapping[int, JSON] | None = None, since: int = 0) -> list[Symptom]:
-        """The symptoms that rounds from `since` on showed, from metrics, evaluations and logs.
+        """The symptoms of rounds from `since` on, found in metrics, evaluations and logs.
 
         Args:
-            evaluations: by the policy's number; those that are there if None.
+            evaluations: by the policy's number; None reads those of the run.
             since: the first round that is judged.
         """
         return diagnose(
@@ -124,7 +125,7 @@ class RunFiles(NamedTuple):
 
 
 def read(folder: Path, config: Config | None = None) -> RunFiles:
-    """Reads the run in a folder, without the rounds that are older than those before them.
+    """Reads the run in a folder, without rounds that are older than the rounds before them.
 
     Args:
         folder: the run's folder.
@@ -146,7 +147,7 @@ def stopped_after(folder: Path) -> int | None:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """True if the summary of all rounds and evaluations, as they are now, is there."""
+    """True if there is a summary that is up to date with all rounds and evaluations."""
     evaluations = (folder / "evaluation" / name / "summary.json" for name in config.evaluated)
     made_from = [metrics_of(folder, config.rounds), *evaluations]
     return _not_older(folder / "summary.json", made_from) and (
@@ -155,7 +156,7 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def _before_rounds(folder: Path) -> list[Path]:
-    """Existing files that the first round is made from; a copy of a run may lack weights."""
+    """Existing files from which the first round is made; a copy of a run may lack weights."""
     files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
     return [file for file in files if file.exists()]
 
@@ -169,7 +170,7 @@ def _rounds_of_training(run: Path, last: int) -> int:
 
 
 def in_order_of_time(run: Path, first: int, last: int) -> int:
-    """The last round from `first` to `last` up to which each round is newer than the one before.
+    """The last round, from `first` to `last`, such that each round up to it is newer than the one before.
 
     When a round is repeated, the older files of later rounds remain until those rounds are repeated too.
     """
@@ -212,7 +213,8 @@ def read_metrics(folder: Path, number: int) -> JSON:
     """metrics.json of a round.
 
     Raises:
-        UserError: it is missing, damaged, of another round, or not from the update that wrote the round's table.
+        UserError: the file is missing, damaged, from a different round, or not from the update that wrote the round's
+            table.
     """
     metrics = read_artifact(metrics_of(folder, number), round=number)
     lineage.check_metrics(metrics_of(folder, number), metrics)
@@ -238,7 +240,7 @@ def held_out_of(folder: Path, number: int) -> Path:
 
 
 def read_held_out(run: Path, rounds: Iterable[int]) -> list[JSON]:
-    """held_out.json of these rounds, those that have one: accuracy of the policies that sampled them."""
+    """Reads held_out.json of these rounds, the accuracy of the policy that sampled each; skips rounds without one."""
     files = (held_out_of(run, number) for number in rounds)
     measured = [_read(file) for file in files if file.exists()]
     return [summary for summary in measured if summary["accuracy"] is not None]
@@ -250,8 +252,8 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
     Args:
         run: folder of the run.
         name: name of the evaluation.
-        refused: which of the two is an error if it is of another policy. By default it counts as none, since an earlier
-            training may have left it.
+        refused: names of those that raise an error if they belong to a different policy. The others then count as None,
+            since an earlier training may have left them.
     """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)
@@ -274,7 +276,7 @@ def _not_older(file: Path, made_from: Iterable[Path]) -> bool:
 
 
 def _until_changed(read: Callable[[Path], Result]) -> Callable[[Path], Result]:
-    """Reads a file again only after it was written or replaced; what is returned is not to be changed."""
+    """Reads a file again only if it was written or replaced since; do not change the result."""
     once = lru_cache(maxsize=100_000)(lambda file, _version: read(file))
 
     def read_cached(file: Path) -> Result:
@@ -290,7 +292,7 @@ def _read(file: Path) -> JSON:
 
 
 @_until_changed
-def _no_memory(log: Path) -> str | None:
+def _out_of_memory_line(log: Path) -> str | None:
     """The last line near a log's end that reports a lack of memory."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))

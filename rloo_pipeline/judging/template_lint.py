@@ -64,7 +64,7 @@ class TemplateLint:
         yield from self._spelled(chats)
         if answered := sum(chat[-1]["role"] == "assistant" for chat in chats):
             yield TemplateFinding(
-                f"{answered} of {len(chats)} prompts end with a message of the assistant, which the model reads before "
+                f"{answered} of {len(chats)} prompts end with an assistant message, which the model reads before "
                 "it answers; if it is the solution, drop it from the prompt"
             )
 
@@ -89,7 +89,7 @@ class TemplateLint:
                 )
 
     def _unread_variables(self, chat: Any) -> Iterator[TemplateFinding]:
-        """Finds variables that the template neither mentions nor reacts to."""
+        """Finds variables that the template neither mentions nor depends on."""
         variables = self.config.dataset.chat_template_kwargs
         source = json.dumps(self.tokenizer.chat_template)
         for name in variables:
@@ -101,11 +101,11 @@ class TemplateLint:
                 )
 
     def _generation_prompt(self, chat: Any) -> Iterator[TemplateFinding]:
-        """Checks if the generation prompt ends the answer that it opens, or opens the thinking."""
+        """Checks whether the generation prompt ends the answer that it opens, or opens the thinking."""
         closed, opened = self._render(chat, answer=False) or "", self._render(chat) or ""
         opening = opened.removeprefix(closed).rstrip() if opened.startswith(closed) else opened.rstrip()
         ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
-        if len(ids) > 1 and ids[-1] in self.ends:  # a role alone may be one, as `<|assistant|>` of Phi-3
+        if len(ids) > 1 and ids[-1] in self.ends:  # a lone role token may end turns too (Phi-3)
             token = self.tokenizer.convert_ids_to_tokens(ids[-1])
             yield TemplateFinding(
                 f"the generation prompt {opening!r:.80} ends the answer that it opens with the end token {token!r}; "
@@ -134,7 +134,7 @@ class TemplateLint:
             yield TemplateFinding(f"{begin}, and rewards do not see the tag", problem=False)
 
     def _equal(self, chats: Sequence[Any]) -> Iterator[TemplateFinding]:
-        """Checks if different prompts are rendered as the same text."""
+        """Checks whether different prompts are rendered as the same text."""
         different = {json.dumps(chat, default=str) for chat in chats}
         if len(different) > 1 and len({self._render(chat) for chat in chats}) == 1:
             yield TemplateFinding(

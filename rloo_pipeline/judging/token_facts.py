@@ -19,10 +19,10 @@ CHECKED = "the checks of the chat template"
 
 
 def token_facts(config: Config, policy: Policy, rows: Sequence[dict[str, Any]]) -> TokenFacts:
-    """Measures the facts.
+    """Measures the facts about a policy.
 
     Args:
-        config: for the chat template's arguments.
+        config: the stage's configuration, for the chat template's arguments.
         policy: the policy.
         rows: prompts, with `prompt` and `prompt_ids`.
     """
@@ -81,5 +81,5 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, messages: An
 
 
 def _has_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if a tokenizer came with a PAD token of its own, rather than EOS from `Policy.tokenizer`."""
+    """True if a tokenizer came with its own PAD token, rather than EOS from `Policy.tokenizer`."""
     return tokenizer.pad_token_id != tokenizer.eos_token_id or tokenizer.init_kwargs.get("pad_token") is not None

@@ -14,7 +14,7 @@ def win_rate(before: Array, after: Array, resamples: int, seed: int) -> Estimate
 
     Args:
         before: [prompts, samples] scores of the other policy, NaN where there is none.
-        after: [prompts, samples] scores of the policy, likewise.
+        after: [prompts, samples] scores of the policy, NaN where there is none.
         resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
 

@@ -1,1 +1,1 @@
-"""The pages of a run and of a comparison, and what they show."""
+"""The pages about a run, an experiment or a comparison, and the data that they show."""

@@ -1,4 +1,4 @@
-"""The charts of a run's metrics and of several runs' metrics side by side; figures.py draws them."""
+"""Defines the charts of one run's metrics and of several runs' metrics; figures.py draws them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Chart(NamedTuple):
     title: str
     caption: str
     lines: Mapping[str, str]
-    """Metric of metrics.json → its label. All are drawn for one run; only the first is drawn for several runs."""
+    """Metric in metrics.json → label. One run's chart has all of them, a chart of several runs only the first."""
     band: tuple[str, str] | None = None
-    """Metrics that bound the shaded area: (lower, upper), or (middle, half its width) with `spread`."""
+    """Metrics that bound the shaded area: (lower, upper), or (middle, half width) with `spread`."""
     band_of: int = 0
-    """Place of the line whose colour the shaded area has."""
+    """Index of the line whose colour the shaded area takes."""
     spread: bool = False
     tickformat: str = ""
     from_zero: bool = True
-    """True if the axis begins at 0."""
+    """True if the y-axis starts at 0."""
     log: bool = False
-    """True if the axis is logarithmic, on which values of 0 and below are not drawn."""
+    """True if the y-axis is logarithmic. Values of 0 and below are then not drawn."""
     only_changing: bool = False
-    """Left out if the values never change."""
+    """True if the chart is left out when its values never change."""
 
     @property
     def first_metric(self) -> str:
@@ -139,10 +139,10 @@ def charts(config: Config) -> list[Chart]:
 
 
 def shared_charts(functions: Sequence[str]) -> list[Chart]:
-    """The charts of several runs besides `REWARD_OF_RUNS`.
+    """The charts of several runs, other than `REWARD_OF_RUNS`.
 
     Args:
-        functions: names of the reward functions that decide what is right in any of the runs.
+        functions: names of the reward functions that decide what is right in one of the runs.
     """
     deciding = [
         Chart(

@@ -1,8 +1,8 @@
-"""comparison.json: finished runs side by side, and what a reader must know before believing a difference.
+"""Builds comparison.json: finished runs side by side, with everything a reader must know before believing a difference.
 
 The first run is the baseline. Two final policies that answered the same held-out prompts are compared prompt by prompt.
 Interval and p-value describe these two policies on other prompts of the same kind, not what training with another seed
-would give. The p-values of several runs are corrected for their number (Holm).
+would give. With several runs, p-values are corrected for multiple comparisons (Holm).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from rloo_pipeline.seeds import derive
 
 
 class Fact(NamedTuple):
-    """Something that runs must share before their results can be attributed to the algorithm."""
+    """A property that runs must share before their differences can be attributed to the algorithm."""
 
     name: str
     value_of: Callable[[FinishedRun], Any]
-    """Function that returns the fact's value in a run, as JSON."""
+    """Function that returns the property's value in a run, as JSON."""
     text_of: Callable[[Any], str]
     """Function that returns a short text for a value; different values may have the same text."""
     consequence: str
-    """Meaning of a difference between the runs."""
+    """Consequence of a difference between the runs."""
 
 
 def _prompts(ids: list[str]) -> str:
     return f"{len(ids):,} (digest {hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:8]})"
 
 
-def _right(run: FinishedRun) -> JSON:
-    """The reward function that decides what is right, with its options and threshold."""
+def _definition_of_right(run: FinishedRun) -> JSON:
+    """The reward function that decides what counts as right, with its options and threshold."""
     reward = run.config.deciding_reward
     return {"function": reward.function, "options": reward.options, "threshold": run.config.correct.threshold}
 
@@ -79,7 +79,7 @@ FACTS = (
     ),
     Fact(
         "definition of right",
-        _right,
+        _definition_of_right,
         lambda value: f"{value['function'].rpartition(':')[2]} ≥ {value['threshold']:g}",
         "accuracy does not mean the same in all of them",
     ),
@@ -98,18 +98,18 @@ FACTS = (
 )
 COMPARABLE: Mapping[str, Callable[[FinishedRun], Any]] = {
     "other held-out prompts": lambda run: run.held_out_prompts,
-    "another definition of right": _right,
+    "another definition of right": _definition_of_right,
     "another version of the reward functions": lambda run: run.functions.get(run.deciding),
     "another temperature or length in evaluations": lambda run: {**_sampling(run), "samples": None},
 }
-"""Facts that two accuracies must share to be subtracted, by the reason to give if they do not."""
+"""Properties that runs must share for their accuracies to be subtracted, keyed by the reason given if they do not."""
 
 
 def compare(runs: Sequence[FinishedRun]) -> JSON:
-    """The content of comparison.json.
+    """Builds the content of comparison.json.
 
     Raises:
-        UserError: fewer than two runs, or two of one name.
+        UserError: there are fewer than two runs, or two of them have the same name.
     """
     names = [run.name for run in runs]
     if len(runs) < 2:
@@ -155,7 +155,7 @@ def _row(first: FinishedRun, run: FinishedRun) -> JSON:
 
 
 def incomparable(runs: Sequence[FinishedRun]) -> str | None:
-    """Why the accuracies of these runs are not values of one measure; None if they are."""
+    """Why the accuracies of these runs are not comparable; None if they are."""
     differing = (
         reason for reason, value_of in COMPARABLE.items() if any(value_of(run) != value_of(runs[0]) for run in runs)
     )
@@ -163,7 +163,9 @@ def incomparable(runs: Sequence[FinishedRun]) -> str | None:
 
 
 def difference(first: FinishedRun, run: FinishedRun) -> JSON:
-    """Final accuracy minus the first run's, with 95% interval and p-value; or the reason why there is no difference."""
+    """Final accuracy minus that of the first run, with 95% interval and p-value; or the reason why they cannot be
+    subtracted.
+    """
     if reason := incomparable([first, run]):
         return {"value": None, "ci95": None, "p": None, "reason": reason}
     seed = derive(first.config.seed, "comparison")
@@ -173,7 +175,7 @@ def difference(first: FinishedRun, run: FinishedRun) -> JSON:
 
 
 def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
-    """Compares a fact between runs: `said` names the shared value, or each run's value and the consequence."""
+    """Compares a property between runs. `said` names the shared value, or each run's value and the consequence."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(json.dumps(fact.value_of(run), sort_keys=True), []).append(run)
@@ -186,7 +188,7 @@ def shared(fact: Fact, runs: Sequence[FinishedRun]) -> JSON:
 
 
 def differing(configs: Mapping[str, JSON]) -> dict[str, dict[str, Any]]:
-    """The keys in which the configurations differ: key → run → value, None if a run has no such key.
+    """The keys in which configurations differ: key → run → value, which is None if a run lacks the key.
 
     The run's name and its section `report` are left out.
     """
@@ -202,7 +204,7 @@ def differing(configs: Mapping[str, JSON]) -> dict[str, dict[str, Any]]:
 
 
 def _by_name(config: JSON) -> JSON:
-    """The configuration without its name and page, and with its reward functions by name instead of in a list."""
+    """The configuration without name and report, and with reward functions keyed by name instead of listed."""
     rewards = {
         reward["name"] or reward["function"].rpartition(":")[2]: {k: v for k, v in reward.items() if k != "name"}
         for reward in config["rewards"]

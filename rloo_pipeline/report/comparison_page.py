@@ -1,4 +1,4 @@
-"""comparison.html: one self-contained page of finished runs side by side."""
+"""Renders comparison.html, one self-contained page that shows finished runs side by side."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rloo_pipeline.report.finished import FinishedRun
 
 HEIGHT_OF_REWARD = 380
 ALPHA = 0.05
-"""Largest corrected p at which two runs are reported as different."""
+"""Largest corrected p-value at which two runs are reported as different."""
 
 
 def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
         comparison: the result of `comparison.compare`.
@@ -40,9 +40,10 @@ def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
 
 
 def headline(comparison: JSON) -> str:
-    """Names the best run, and the runs that differ from the first by more than the evaluation's sampling explains.
+    """A sentence that names the best run, and the runs that differ from the first by more than sampling in the
+    evaluation explains.
 
-    It makes no claim about the algorithms, which would take several training seeds of each.
+    It makes no claim about algorithms, which would need several training seeds of each.
     """
     rows: list[JSON] = comparison["runs"]
     first, others = rows[0], rows[1:]
@@ -77,12 +78,12 @@ def headline(comparison: JSON) -> str:
 
 
 def _listed(rows: Sequence[JSON]) -> str:
-    """The runs with their differences from the first in percentage points, as in `a (+1.0), b (-2.0) and c (+0.5)`."""
+    """Lists runs with their differences from the first in percentage points: `a (+1.0), b (-2.0) and c (+0.5)`."""
     return frame.listed([f"{row['run']} ({frame.points(row['difference']['value'])})" for row in rows])
 
 
 def span(estimates: Sequence[JSON]) -> tuple[float, float]:
-    """The smallest range that holds all these intervals and ends at multiples of 10%."""
+    """The smallest range that contains all these intervals and ends at multiples of 10%."""
     low = min(estimate["ci95"][0] for estimate in estimates)
     high = max(estimate["ci95"][1] for estimate in estimates)
     start, end = math.floor(low * 10) / 10, math.ceil(high * 10) / 10

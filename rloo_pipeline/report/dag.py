@@ -1,4 +1,4 @@
-"""Layout of the SVG in page.dag.j2: the DAG of a run with the time of each stage."""
+"""Computes the layout of the SVG in page.dag.j2, which shows the DAG of a run with the time of each stage."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rloo_pipeline.stages.table import ROWS
 
 WIDTH, HEIGHT = 126, 48
 STEP = 152
-"""Distance from one column to the next."""
+"""Distance between columns."""
 MARGIN = 12
 PLACES = {row.rule: row.box for row in ROWS if row.box}
-"""Column and height of each rule's box; columns without boxes are skipped."""
+"""Column and vertical position of each rule's box. Columns without boxes are skipped."""
 IN_ROUNDS = {row.rule for row in ROWS if row.box and row.phase == "round" and not row.local}
 ALWAYS = {row.rule for row in ROWS if row.box and row.when is None}
-"""Rules that every run has; other rules are left out if the run had no jobs for them."""
+"""Rules that are always shown. Other rules are left out if the run had no jobs for them."""
 ARROWS = [(before, row.rule) for row in ROWS for before in row.after]
 BY_REFILL = {("score", "update"), ("score", "pass_rates")}
-"""Arrows that a refill, which comes between, takes the place of."""
+"""Arrows that are left out if a refill comes in between."""
 
 
 class Box(NamedTuple):
-    """A stage."""
+    """The box of a stage."""
 
     stage: str
     x: float
@@ -32,7 +32,7 @@ class Box(NamedTuple):
     cost: Cost | None
     """None if the result came from a cache."""
     share: float
-    """Share of the seconds of all jobs."""
+    """Share of the total time of all jobs."""
 
 
 class Area(NamedTuple):
@@ -50,12 +50,12 @@ class Picture(NamedTuple):
     boxes: list[Box]
     arrows: list[str]
     rounds: Area
-    """Around what each round has."""
+    """Frame around the stages of a round."""
     whole: Area
 
 
 def picture(costs: Sequence[Cost]) -> Picture:
-    """The DAG of a run in which these stages had jobs."""
+    """Lays out the DAG of a run in which these stages had jobs."""
     by_stage = {cost.stage: cost for cost in costs}
     total = sum(cost.seconds for cost in costs) or 1.0
     shown = {stage: place for stage, place in PLACES.items() if stage in by_stage or stage in ALWAYS}
@@ -78,7 +78,7 @@ def _around(boxes: Sequence[Box], margin: float) -> Area:
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """SVG path from the edge of one box to the edge of another: horizontal if they are side by side, else vertical."""
+    """SVG path from the edge of one box to that of another: horizontal if they are side by side, otherwise vertical."""
     if abs(to_x - x) > WIDTH:
         start, end = x + WIDTH / 2, to_x - WIDTH / 2 - 3
         middle = (start + end) / 2

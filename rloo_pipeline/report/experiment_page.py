@@ -1,4 +1,4 @@
-"""experiment.html: one self-contained page of an experiment, arm by arm."""
+"""Renders experiment.html, one self-contained page that shows an experiment arm by arm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REWARD_OF_ARMS = REWARD_OF_RUNS._replace(
 
 
 def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
         summary: the result of `experiment_summary.summary_of`.
@@ -59,13 +59,13 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
 
 
 def _estimate(row: JSON) -> JSON:
-    """An arm's interval, or without one the range of its seeds."""
+    """An arm's interval; if it has none, the range over its seeds."""
     values = row["accuracies"]
     return {"ci95": row["mean"]["ci95"] or (min(values), max(values))}
 
 
 def _evaluations(run: FinishedRun) -> list[Mapping[str, float | None]]:
-    """The accuracies of a run as rounds of a chart."""
+    """The accuracies of a run, as the rounds of a chart."""
     names = run.config.evaluated
     between = {names[name]: evaluation["accuracy"] for name, evaluation in run.summary["between"].items()}
     ends = {names[name]: run.summary[name]["accuracy"] for name in ("warmstart", "final")}
@@ -73,7 +73,9 @@ def _evaluations(run: FinishedRun) -> list[Mapping[str, float | None]]:
 
 
 def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
-    """Accuracies on the problems of each round, by the policy that answered; with a lag one may answer for several."""
+    """Accuracies on the problems of each round, by the policy that answered. With a lag, a policy may answer in several
+    rounds.
+    """
     by_policy = {measured["policy"]: measured["accuracy"] for measured in run.held_out}
     return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]
 
@@ -83,11 +85,13 @@ CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds], int], ...] = (
     (EACH_ROUND, _each_round, HEIGHT),
     (REWARD_OF_ARMS, lambda run: run.rounds, HEIGHT),
 )
-"""The charts, the values of a run in each chart, and the height."""
+"""The charts, each with the function for a run's values, and its height."""
 
 
 def headline(summary: JSON) -> str:
-    """Names the best arm, and the arms that differ from the baseline by more than seeds and prompts explain."""
+    """A sentence that names the best arm, and the arms that differ from the baseline by more than seeds and prompts
+    explain.
+    """
     rows: list[JSON] = summary["arms"]
     counts = sorted({len(row["seeds"]) for row in rows})
     seeds = f"{' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))} seed{'s' if counts[-1] > 1 else ''}"

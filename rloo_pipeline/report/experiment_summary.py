@@ -1,4 +1,4 @@
-"""Summarizes an experiment so far: arms over their seeds, all pairs of arms, each varied key, each run."""
+"""Summarizes an experiment so far: each arm over its seeds, all pairs of arms, each varied key, each run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rloo_pipeline.seeds import derive
 
 
 class FinishedExperiment(NamedTuple):
-    """An experiment with the runs of it that are finished."""
+    """An experiment and those of its runs that are finished."""
 
     name: str
     arms: Mapping[str, JSON]
@@ -36,13 +36,13 @@ class FinishedExperiment(NamedTuple):
     runs: Mapping[str, Mapping[int, FinishedRun]]
     """Arm → seed → run."""
     states: Sequence[JSON]
-    """One object per run: arm, seed, folder, rounds done and planned, if a gate ended it early, if it is finished,
-    its symptoms.
+    """One object per run: arm, seed, folder, rounds done and planned, whether a gate ended it early, whether it is
+    finished, its symptoms.
     """
     selection: JSON | None = None
     """selection.json, once `select` has chosen."""
     tests: Sequence[Array] = ()
-    """The choice's share of right samples on the test rows, [prompts] for each seed."""
+    """The chosen policies' share of right samples on the test rows, [prompts] for each seed."""
 
 
 def read(folder: Path) -> FinishedExperiment:
@@ -66,8 +66,9 @@ def read(folder: Path) -> FinishedExperiment:
                 runs[arm][seed] = finished.read(run_folder)
             state = {"arm": arm, "seed": seed, "folder": f"{arm}/{seed}", "rounds": len(files.rounds)}
             symptoms = list(dict.fromkeys(symptom.title for symptom in files.symptoms()))
-            rounds, planned = files.config.rounds, about.get("rounds", {}).get(arm)  # earlier versions wrote no rounds
-            # the config.yaml of a run that a gate ended has fewer rounds than planned
+            # earlier versions did not write the rounds
+            rounds, planned = files.config.rounds, about.get("rounds", {}).get(arm)
+            # if a gate ended a run, its config.yaml has fewer rounds than planned
             state |= {"planned": planned or rounds, "stopped": planned is not None and rounds < planned}
             states.append(state | {"finished": is_finished, "symptoms": symptoms})
     if not any(runs.values()):
@@ -79,10 +80,10 @@ def read(folder: Path) -> FinishedExperiment:
 
 
 def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tuple[JSON | None, Sequence[Array]]:
-    """selection.json and the tests of the choice; empty if the runs choose nothing, or have not chosen yet.
+    """selection.json and the tests of the choice; empty if there is no selection, or none has been made yet.
 
     Raises:
-        UserError: a test is missing or damaged, or not of what was chosen.
+        UserError: a test is missing or damaged, or does not belong to the chosen policy.
     """
     file = folder / "selection.json"
     configs = [run.config for of_arm in runs.values() for run in of_arm.values()]
@@ -102,7 +103,7 @@ def _choice(folder: Path, runs: Mapping[str, Mapping[int, FinishedRun]]) -> tupl
 
 
 def summary_of(experiment: FinishedExperiment) -> JSON:
-    """The content of experiment.json."""
+    """Builds the content of experiment.json."""
     arms = {arm: runs for arm, runs in experiment.runs.items() if runs}
     first = next(iter(next(iter(arms.values())).values()))
     seed = derive(first.config.seed, "experiment")
@@ -111,7 +112,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
     tests = sum(row["p"] is not None for row in comparisons)
     for row in comparisons:
         row["p_holm"] = corrected[f"{row['arm']} {row['less']}"]
-        # Holm's smallest corrected p is that of the smallest p, times the number of tests
+        # Holm's smallest corrected p-value is the smallest p-value times the number of tests
         row["p_smallest"] = None if row["p"] is None else min(1.0, tests * smallest_p(len(row["seeds"])))
     rows = [_arm(arm, runs, experiment) for arm, runs in arms.items()]
     return {
@@ -129,7 +130,7 @@ def summary_of(experiment: FinishedExperiment) -> JSON:
 
 
 def without_baseline(summary: JSON) -> str:
-    """A sentence if the baseline has no finished run; empty otherwise."""
+    """A sentence if the baseline has no finished run; otherwise empty."""
     baseline = summary["baseline"]
     if any(row["arm"] == baseline for row in summary["arms"]):
         return ""
@@ -137,7 +138,7 @@ def without_baseline(summary: JSON) -> str:
 
 
 def _selection(experiment: FinishedExperiment) -> JSON | None:
-    """The choice on dev, and its accuracy on test over seeds."""
+    """The choice on dev, with its accuracy on test over seeds."""
     if experiment.selection is None:
         return None
     values = np.stack(experiment.tests)
@@ -146,7 +147,7 @@ def _selection(experiment: FinishedExperiment) -> JSON | None:
 
 
 def _over_seeds(values: Array) -> JSON:
-    """An arm's mean and interquartile mean, [seeds, prompts] → JSON; with few seeds, no interquartile mean."""
+    """An arm's mean and interquartile mean, [seeds, prompts] → JSON. With few seeds there is no interquartile mean."""
     return {part: estimate and estimate._asdict() for part, estimate in summarize_arm(values)._asdict().items()}
 
 
@@ -170,7 +171,9 @@ def _arm(arm: str, runs: Mapping[int, FinishedRun], experiment: FinishedExperime
 
 
 def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> list[JSON]:
-    """All pairs of arms: the later minus the earlier over their common seeds, or the reason why there is none."""
+    """Compares all pairs of arms: the later minus the earlier over their common seeds, or the reason why that is
+    impossible.
+    """
     rows = []
     for less, arm in combinations(arms, 2):
         seeds = [common for common in arms[arm] if common in arms[less]]
@@ -184,7 +187,7 @@ def _comparisons(arms: Mapping[str, Mapping[int, FinishedRun]], seed: int) -> li
 
 
 def _sensitivity(experiment: FinishedExperiment, means: Mapping[str, float]) -> list[JSON]:
-    """Means over the arms with each value of each varied key."""
+    """For each value of each varied key, the mean over the arms that have it."""
     rows = []
     for key, values in experiment.vary.items():
         for value in values:

@@ -1,4 +1,4 @@
-"""The arms and runs of an experiment as rows of CSV files, and its arms as a LaTeX table."""
+"""Formats the arms and runs of an experiment as rows of CSV files, and its arms as a LaTeX table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALLEST_P = 0.001
 
 
 def arms_table(summary: JSON) -> list[list[str]]:
-    """The arms for a CSV file: a head, and a row for each arm with its difference from the baseline."""
+    """Rows of the arms' CSV file: a header, and a row per arm with its difference from the baseline."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
     head = ["arm", "seeds", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
     head += ["difference", "difference_low", "difference_high", "p_holm", "chance_of_improvement"]
@@ -30,7 +30,7 @@ def arms_table(summary: JSON) -> list[list[str]]:
 
 
 def runs_table(summary: JSON) -> list[list[str]]:
-    """The runs for a CSV file."""
+    """Rows of the runs' CSV file."""
     head = ["arm", "seed", "finished", "rounds", "planned", "warmstart", "final", "seconds", "symptoms"]
     rows = [[*(run[key] for key in head[:-1]), "; ".join(run["symptoms"])] for run in summary["runs"]]
     return [head, *([_cell(cell) for cell in row] for row in rows)]
@@ -41,7 +41,7 @@ def _cell(value: Any) -> str:
 
 
 def latex_table(summary: JSON) -> str:
-    """The arms as a LaTeX table with booktabs and its caption."""
+    """The arms as a LaTeX table with a caption; it needs booktabs."""
     against = {row["arm"]: row for row in summary["comparisons"] if row["less"] == summary["baseline"]}
     lines = [
         r"% needs \usepackage{booktabs}",
@@ -67,7 +67,7 @@ def latex_table(summary: JSON) -> str:
 
 
 def _caption(summary: JSON) -> str:
-    """Caption of the LaTeX table; leaves out intervals if there are too few seeds for them."""
+    """Caption of the LaTeX table. It leaves out intervals if there are too few seeds."""
     rows = "Dev" if summary["rows"] == "dev" else "Held-out"
     baseline = _tex(summary["baseline"])
     seeds = " to ".join(map(str, sorted({f(len(row["seeds"]) for row in summary["arms"]) for f in (min, max)})))

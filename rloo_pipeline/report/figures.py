@@ -1,7 +1,7 @@
-"""Curves by round, as plotly figures in plain JSON.
+"""Draws curves by round, as plotly figures in plain JSON.
 
-A value that does not exist in a round (null) is a gap in its line, never a 0 and never bridged. Figures have neither a
-template nor text colours: the page's style sheet sets those for light and dark mode.
+A missing value (null) leaves a gap in the line; it is never drawn as 0 or bridged. Figures have neither a template nor
+text colours, because the page's style sheet sets these for light and dark mode.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Rounds = Sequence[Mapping[str, float | None]]
 COLOURS = ("#2080c4", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9")
 """Okabe and Ito's palette for all kinds of colour vision, adjusted for light and dark backgrounds."""
 DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
-"""plotly's name of a dash pattern → the pattern in SVG, for a legend outside the figure."""
+"""plotly's name of a dash pattern → the SVG pattern, for a legend outside the figure."""
 FEW_ROUNDS = 30
-"""Number of rounds up to which every value has a marker."""
+"""Number of rounds up to which every value gets a marker."""
 HEIGHT, HEIGHT_OF_ENTRY = 230, 16
 LEGEND_WIDTH = 34
-"""Characters in a line of a figure's own legend."""
+"""Number of characters in a line of a figure's own legend."""
 
 
 class Curve(NamedTuple):
@@ -37,12 +37,12 @@ class Curve(NamedTuple):
 
     @classmethod
     def of(cls, label: str, metric: str, rounds: Rounds) -> Curve:
-        """A metric by the number of the round."""
+        """The curve of a metric over round numbers."""
         return cls(label, [int(row["round"] or 0) for row in rounds], [row.get(metric) for row in rounds])
 
 
 class Style(NamedTuple):
-    """Look of a line. A pair of colour and dash repeats only after twelve lines."""
+    """Appearance of a line. Combinations of colour and dash repeat only after twelve lines."""
 
     colour: str
     dash: str
@@ -54,30 +54,30 @@ class Style(NamedTuple):
 
 
 def marks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and dash pattern, as SVG has it, of the lines with these names: the legend outside of a figure."""
+    """Colour and SVG dash pattern of each named line, for a legend outside the figure."""
     styles = {name: Style.at(number) for number, name in enumerate(names)}
     return {name: (style.colour, DASHES[style.dash]) for name, style in styles.items()}
 
 
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
-    """A chart of one run, or None if no round has any of its values (such as the KL without a reference)."""
+    """Draws a chart of one run; None if no round has any of its values (such as the KL without a reference)."""
     curves = [Curve.of(label, metric, rounds) for metric, label in chart.lines.items()]
     band = [_band(curves[0].numbers, _limits(chart, rounds), Style.at(chart.band_of).colour)] if chart.band else []
     return _figure(chart, curves, band, HEIGHT, legend=len(curves) > 1)
 
 
 def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds], height: int = HEIGHT) -> JSON | None:
-    """A chart's first line for several runs by name, or None if no run has it; the legend is on the page."""
+    """Draws a chart's first line for several runs, by name; None if no run has it. The page has the legend."""
     curves = [Curve.of(name, chart.first_metric, rounds) for name, rounds in runs.items()]
     return _figure(chart, curves, [], height, legend=False)
 
 
 def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: int = HEIGHT) -> JSON | None:
-    """A chart's first line for several arms: the mean over the seeds, and a band from the lowest to the highest.
+    """Draws a chart's first line for several arms: the mean over seeds, and a band from the lowest to the highest seed.
 
     Args:
-        chart: whose first metric is drawn.
-        arms: name → the rounds of each seed. A round that not all of them have is left out.
+        chart: chart whose first metric is drawn.
+        arms: name → rounds of each seed. Rounds that some seed lacks are left out.
         height: height in pixels.
     """
     curves, bands = list[Curve](), list[JSON]()
@@ -101,7 +101,7 @@ def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, le
     lines = [
         _trace(Style.at(number), curve, few)
         for number, curve in enumerate(curves)
-        if not legend or any(value is not None for value in curve.values)  # the figure's own legend has no empty line
+        if not legend or any(value is not None for value in curve.values)  # no empty line in the figure's own legend
     ]
     legend_height = 0
     if legend:
@@ -120,19 +120,19 @@ def _trace(style: Style, curve: Curve, few: bool) -> JSON:
         "y": curve.values,
         "connectgaps": False,
         "line": {"color": style.colour, "width": 2, "dash": style.dash},
-        "marker": {"color": style.colour, "size": 5 if few else _lone(curve.values)},
+        "marker": {"color": style.colour, "size": 5 if few else _isolated(curve.values)},
         "hovertemplate": "%{y:.4g}",
     }
 
 
-def _lone(values: list[float | None]) -> list[int]:
-    """Marker sizes that show only values between two gaps, which no line reaches."""
+def _isolated(values: list[float | None]) -> list[int]:
+    """Marker sizes that show only isolated values, which no line connects."""
     around = [None, *values, None]
     return [4 if around[i] is None and around[i + 2] is None else 0 for i in range(len(values))]
 
 
 def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
-    """Lower and upper end of the shaded band in each round; None if one of them does not exist."""
+    """Lower and upper end of the shaded band in each round; None if one of them is missing."""
     first, second = chart.band or ("", "")
     limits: list[tuple[float, float] | None] = []
     for metrics in rounds:
@@ -145,7 +145,7 @@ def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
 
 
 def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: str) -> JSON:
-    """One closed shape for every stretch of rounds without a gap."""
+    """One closed shape for each stretch of rounds without a gap."""
     x: list[int | None] = []
     y: list[float | None] = []
     for gap, stretch in groupby(zip(numbers, limits, strict=True), key=lambda pair: pair[1] is None):
@@ -155,10 +155,10 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: 
             x += [*(n for n, _ in outline), None]
             y += [*(value for _, value in outline), None]
     shape = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself"}
-    return shape | {"fillcolor": _see_through(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+    return shape | {"fillcolor": _translucent(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
 
 
-def _see_through(colour: str) -> str:
+def _translucent(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.16)"
 
@@ -181,7 +181,7 @@ def _layout(chart: Chart, last: int, height: int, legend: bool) -> JSON:
 
 
 def _axes(chart: Chart, last: int) -> dict[str, Any]:
-    """Both axes; up to round 8, each round has a tick."""
+    """Both axes. Up to 8 rounds, each round has a tick."""
     grid = {
         "gridcolor": "rgba(128,128,128,0.2)",
         "zerolinecolor": "rgba(128,128,128,0.45)",
@@ -196,7 +196,7 @@ def _axes(chart: Chart, last: int) -> dict[str, Any]:
 
 
 def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: str = "") -> JSON:
-    """A distribution with one bar per value.
+    """Draws a distribution with one bar per value.
 
     Args:
         x: the values.
@@ -215,7 +215,7 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
 
 
 def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
-    """Timeline of the jobs, one row per stage, in minutes since the first job began; None without jobs."""
+    """Draws a timeline of jobs, one row per stage, in minutes since the first job began; None without jobs."""
     if not jobs:
         return None
     zero = min(job.began for job in jobs)
@@ -228,7 +228,7 @@ def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
         "x": [round(job.seconds / 60, 3) for job in jobs],
         "text": [job.name for job in jobs],
         "textposition": "none",
-        # plotly leaves out bars narrower than a pixel unless they have an outline
+        # plotly omits bars narrower than a pixel unless they have an outline
         "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 1, "color": COLOURS[0]}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }

@@ -1,4 +1,4 @@
-"""A finished run, read from its folder for the comparison of runs."""
+"""Reads finished runs from their folders, to compare them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rloo_pipeline.report.run_tables import read_completions
 
 
 class FinishedRun(NamedTuple):
-    """A finished run."""
+    """The data of a finished run."""
 
     config: Config
     summary: JSON
@@ -31,13 +31,13 @@ class FinishedRun(NamedTuple):
     training_prompts: list[str]
     """prompt_id of each training prompt."""
     held_out_prompts: list[str]
-    """prompt_id of each held-out prompt that was evaluated."""
+    """prompt_id of each evaluated held-out prompt."""
     accuracy: Array
     """The final policy's share of right samples, [held-out prompts]."""
     functions: dict[str, str]
-    """Code digests, by column, of the user's reward functions that scored the final policy."""
+    """Code digests of the user's reward functions that scored the final policy, by column."""
     seconds: dict[str, float]
-    """Wall seconds of all jobs of each stage."""
+    """Wall-clock seconds of all jobs of each stage."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def deciding(self) -> str:
-        """The reward function that decides what is right."""
+        """Name of the reward function that decides what counts as right."""
         return self.config.deciding_reward.column
 
 
@@ -80,7 +80,7 @@ def read(folder: Path) -> FinishedRun:
 
 
 def _summary(config: Config, folder: Path) -> JSON:
-    """The run's summary, if it is of this configuration.
+    """Reads the run's summary, and checks that it belongs to this configuration.
 
     Raises:
         UserError: the run is not finished, or it was finished and then started again with another configuration.

@@ -1,7 +1,7 @@
-"""Parts that all pages share: the template environment, the formatting of numbers, the packed plotly.js.
+"""Parts that all pages share: the template environment, number formats, the packed plotly.js.
 
-A page is one file. It fetches nothing (a Content-Security-Policy in its head forbids it), it escapes all text from
-models, datasets and configurations, and its bytes depend on its content alone.
+A page is a single file. It fetches nothing (a Content-Security-Policy in its head forbids it), it escapes all text from
+models, datasets and configurations, and its bytes depend only on its content.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from markupsafe import Markup
 
 
 def fill(template: str, **context: Any) -> str:
-    """A page as HTML.
+    """Renders a page as HTML.
 
     Args:
         template: the template's file name.
-        context: the template's variables. `charts` are pairs of a chart and its figure, or None, which leaves the chart
-            out; `figures` are further figures by the id of their element.
+        context: the template's variables. `charts` are pairs of a chart and its figure; charts whose figure is None are
+            left out. `figures` are other figures, by element id.
     """
     context["charts"] = [(chart, figure) for chart, figure in context["charts"] if figure]
     figures = {f"plot-{number}": figure for number, (_, figure) in enumerate(context["charts"], 1)}
@@ -33,8 +33,8 @@ def fill(template: str, **context: Any) -> str:
 
 
 def folder_name(folder: Path, name: str) -> str:
-    """The folder of a run or an experiment as a command names it where Snakemake works; of one elsewhere, the folder
-    that one of this name would have.
+    """The folder of a run or experiment as written in a command, relative to Snakemake's working folder. For one that
+    is elsewhere, the folder that it would have there.
     """
     here = Path.cwd()
     return str(folder.absolute().relative_to(here)) if folder.absolute().is_relative_to(here) else f"results/{name}"
@@ -42,20 +42,20 @@ def folder_name(folder: Path, name: str) -> str:
 
 @cache
 def _packed_plotly() -> str:
-    """plotly.js as gzip in base64, which browsers unpack since 2023: 1.9 MB instead of 4.8 MB."""
+    """plotly.js, gzipped and base64-encoded: 1.9 MB instead of 4.8 MB. Browsers since 2023 can unpack it."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
 def templates_of(package: str, **options: Any) -> Environment:
-    """The templates of a package; an undefined variable is an error."""
+    """Environment for a package's templates, in which undefined variables are errors."""
     loader = PackageLoader(package, "")
     return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
 
 
 def environment() -> Environment:
-    """The templates of the pages, with their filters."""
+    """Environment for the templates of pages, with their filters."""
     environment = templates_of("rloo_pipeline.report", autoescape=True)
     environment.filters |= {"percent": percent, "points": points, "figure": format_number, "duration": duration}
     environment.filters |= {"signed": signed, "chance": chance, "plain": plain}
@@ -63,55 +63,57 @@ def environment() -> Environment:
 
 
 def percent(share: float | None) -> str:
-    """0.123 → 12.3%; a dash for None."""
+    """Formats a share: 0.123 → 12.3%; a dash for None."""
     return "–" if share is None else f"{share:.1%}"
 
 
 def points(difference: float) -> str:
-    """0.123 → +12.3, in percentage points and with a real minus sign; no sign on a 0."""
+    """Formats a difference in percentage points: 0.123 → +12.3, with a real minus sign, and no sign on 0."""
     shown = f"{100 * difference:+.1f}"
     return "0.0" if float(shown) == 0 else shown.replace("-", "−")
 
 
 def format_number(value: float | str | None) -> str:
-    """A number to three significant digits, or with thousands separators, and with a real minus sign; text unchanged, a
-    dash for None.
+    """Formats a number with three significant digits or thousands separators, and a real minus sign. Text is unchanged;
+    None is a dash.
     """
     if value is None or isinstance(value, str):
         return value or "–"
-    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value + 0.0)  # no −0
+    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value + 0.0)  # avoids −0
     return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign, using a real minus sign; a dash for None."""
+    """Formats a difference with its sign, using a real minus sign; a dash for None."""
     if value is None or value == 0:
         return "–" if value is None else "0"
     return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits; of a number that rounds to 1,000 or more all digits before the point, not 1e+03."""
+    """Formats three significant digits, or all integer digits of numbers that round to 1,000 or more, instead of
+    1e+03.
+    """
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """a, b and c."""
+    """Joins names: `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def end_best(names: Sequence[str]) -> str:
-    """`a ends best`; of several that are equally good, `a and b end best`."""
+    """`a ends best`, or `a and b end best` on a tie."""
     return f"{listed(names)} {'end' if names[1:] else 'ends'} best"
 
 
 def chance(p: float | None) -> str:
-    """A p-value with two or three decimals; a dash for None."""
+    """Formats a p-value with two or three decimals; a dash for None."""
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
 def duration(seconds: float) -> str:
-    """4000 → 1 h 7 min."""
+    """Formats seconds: 4000 → 1 h 7 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 600:
@@ -121,7 +123,7 @@ def duration(seconds: float) -> str:
 
 
 def plain(value: object) -> str:
-    """A value of the configuration as YAML on one line; a dash for None."""
+    """Formats a configuration value as YAML on one line; a dash for None."""
     if value is None or isinstance(value, str):
         return "–" if value is None else value
     whole = isinstance(value, float) and value.is_integer()

@@ -1,7 +1,7 @@
-"""Reads start, duration and machine of each job of a run from its log and Snakemake's benchmark file.
+"""Reads start, duration and hardware of each job of a run from its log and Snakemake's benchmark file.
 
-All of this depends on the clock and the machine, so it is shown and never written into a result. A stage that came from
-a cache has no log. A job that ran twice counts as it ran last.
+All of this depends on the clock and the machine, so it is only shown and never written into a result. A stage that came
+from a cache has no log. If a job ran twice, its last run counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.M
 
 
 STAGES_OF_ROUND = list(dict.fromkeys(row.log.partition("/")[0] for row in ROWS if row.next_policy_waits))
-"""Stages between a policy and the next, as their logs are named."""
+"""Stages between one policy and the next, by the names of their logs."""
 
 
 class JobRecord(NamedTuple):
-    """One job of a run, after it ended."""
+    """A job that has ended."""
 
     stage: str
     name: str
@@ -38,11 +38,11 @@ class JobRecord(NamedTuple):
     seconds: float
     gpus: int
     gpu: str | None
-    """Model of the GPU."""
+    """GPU model."""
     cpu_seconds: float | None
-    """Time on all cores; None if not measured."""
+    """CPU time on all cores; None if not measured."""
     memory_mb: float | None
-    """Peak."""
+    """Peak memory."""
 
 
 class Cost(NamedTuple):
@@ -57,14 +57,14 @@ class Cost(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Use of the time between the start of the first job and the end of the last."""
+    """How the time from the start of the first job to the end of the last was spent."""
 
     wall: float
-    """Seconds."""
+    """Total seconds."""
     working: float
     """Seconds in which at least one job of the run was running."""
     overlapping: float
-    """Seconds in which rollouts and an update were running."""
+    """Seconds in which rollouts and an update were running at the same time."""
 
     @property
     def waiting(self) -> float:
@@ -73,13 +73,13 @@ class Spent(NamedTuple):
 
 
 def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
-    """All jobs in the order in which they began, without those after round `rounds` (left by a longer run)."""
+    """All jobs in the order in which they began, without those after round `rounds`, which a longer run left behind."""
     logs = run / "logs"
     records = []
     for file in sorted(logs.rglob("*.log")):
-        if not file.exists() or (round_of(file) or 0) > rounds:  # a link to one that will be
+        if not file.exists() or (round_of(file) or 0) > rounds:  # a link to a log that does not exist yet
             continue
-        if file.parent.name == "workers":  # their work is also in the logs of the jobs that used them
+        if file.parent.name == "workers":  # the work of workers is also in the logs of the jobs that used them
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
         if times := list(TOOK.finditer(text)):
@@ -88,7 +88,7 @@ def jobs_of(run: Path, rounds: int) -> list[JobRecord]:
 
 
 def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord:
-    """A job from its log's text and the last line in it that says what the job took."""
+    """Builds a job's record from its log and the last line in it that reports resource usage."""
     seconds, gpus = float(match["seconds"]), USED.findall(text)
     ended = datetime.fromisoformat(match["ended"])
     cpu_seconds, memory_mb = _measured(match, run / "benchmarks" / name.with_suffix(".tsv"))
@@ -106,19 +106,19 @@ def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord
 
 
 def seconds_by_stage(jobs: Sequence[JobRecord]) -> dict[str, float]:
-    """Wall seconds of all jobs of each stage."""
+    """Wall-clock seconds of all jobs of each stage."""
     return {cost.stage: round(cost.seconds, 1) for cost in costs(jobs)}
 
 
 def costs(jobs: Sequence[JobRecord]) -> list[Cost]:
-    """Cost of each stage, the longest first."""
+    """Cost of each stage, longest first."""
     stages = dict.fromkeys(job.stage for job in jobs)
     by_stage = [total_cost(stage, [job for job in jobs if job.stage == stage]) for stage in stages]
     return sorted(by_stage, key=lambda cost: -cost.seconds)
 
 
 def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
-    """Cost of several jobs together, under a name."""
+    """Total cost of several jobs, under a name."""
     cpu = [job.cpu_seconds for job in jobs if job.cpu_seconds is not None]
     memory = [job.memory_mb for job in jobs if job.memory_mb is not None]
     return Cost(
@@ -132,7 +132,7 @@ def total_cost(name: str, jobs: Sequence[JobRecord]) -> Cost:
 
 
 def spent(jobs: Sequence[JobRecord]) -> Spent:
-    """Use of a run's time."""
+    """Computes how a run's time was spent."""
     wall = (max(job.ended for job in jobs) - min(job.began for job in jobs)).total_seconds() if jobs else 0.0
     rollouts = [job for job in jobs if job.stage in ("rollout", "refill")]
     updates = [job for job in jobs if job.stage == "update"]
@@ -150,9 +150,9 @@ def _covered(jobs: Sequence[JobRecord]) -> float:
 
 
 def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job: the larger of the values from its log and from Snakemake.
+    """CPU seconds and peak memory (MB) of a job: the larger of the values in its log and from Snakemake.
 
-    Snakemake counts ranks that the stage started, but not the worker that did its work.
+    Snakemake counts the ranks that a stage started, but not the worker that did its work.
     """
     pairs = zip((match["cpu"], match["memory"]), _benchmark(benchmark), strict=True)
     cpu, memory = (max((float(value) for value in pair if value is not None), default=None) for pair in pairs)
@@ -160,7 +160,7 @@ def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, floa
 
 
 def _benchmark(file: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job as Snakemake measured them."""
+    """CPU seconds and peak memory (MB) of a job, as measured by Snakemake."""
     if not file.exists():
         return None, None
     with file.open(encoding="utf-8", newline="") as lines:

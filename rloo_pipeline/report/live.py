@@ -1,7 +1,7 @@
-"""The live view of runs on a terminal, drawn with rich: for `rloo watch`, and for Snakemake while it works.
+"""Draws the live view of runs on a terminal with rich, for `rloo watch` and for Snakemake while it works.
 
-Both show how far the runs are, their latest rounds, the running jobs and progress bars. `rloo watch` adds curves,
-symptoms and a completion; curves of several runs, or of the arms of an experiment, are in one chart for each measure.
+Both show the progress of the runs, their latest rounds, running jobs and progress bars. `rloo watch` adds curves,
+symptoms and a completion. Curves of several runs, or of an experiment's arms, share one chart per measure.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ CURVES = (
 COLOURS = {"warn": "yellow", "stop": "red"}
 SAMPLE_LINES = 6
 CURVE_WIDTH = 32
-"""Width of a curve in characters: with its title and values it fits into 80 columns."""
+"""Width of a curve in characters, chosen so that it fits into 80 columns with its title and values."""
 COLOURS_OF_RUNS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 HEIGHT = 8
 LABELS = 9
-"""Width of the numbers beside a chart, in columns."""
+"""Width of the axis labels of a chart, in columns."""
 MOST_RUNS = 2
-"""Number of runs up to which every round is shown; with more, as in an experiment, only the latest round of each."""
+"""Number of runs up to which every round is shown. With more, as in an experiment, only the latest round of each is
+shown.
+"""
 ROUNDS = 4
 """Number of rounds that `rloo watch` lists."""
 
@@ -57,11 +59,11 @@ def frame(
 
     Args:
         runs: the runs.
-        stages: numbers of jobs; each stage gets a bar.
+        stages: job counts of stages; each stage gets a bar.
         jobs: a line for each running job.
-        most: largest number of lines for rounds, or for runs if there are more than MOST_RUNS.
-        state: further line about the run.
-        details: parts to show between jobs and bars.
+        most: maximum number of lines for rounds, or for runs if there are more than MOST_RUNS.
+        state: additional line about the run.
+        details: parts shown between jobs and bars.
     """
     parts: list[RenderableType] = []
     if len(runs) <= MOST_RUNS:
@@ -77,11 +79,11 @@ def frame(
 
 
 def watched(run: RunFiles, progress: Progress, now: float | None = None) -> RenderableType:
-    """Draws the state of a run from its files alone.
+    """Draws the state of a run, using only its files.
 
     Args:
-        run: its files.
-        progress: its jobs.
+        run: the run's files.
+        progress: the run's jobs.
         now: seconds since 1970; the current time if None.
     """
     state = Text()
@@ -99,7 +101,9 @@ def watched(run: RunFiles, progress: Progress, now: float | None = None) -> Rend
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The values as a line of bars; neighbours are averaged if there are more than `width` values. A gap is a space."""
+    """Draws values as a line of bars. If there are more than `width` values, neighbours are averaged. A gap is a
+    space.
+    """
     size = -(-len(values) // width) if width else 1
     cells = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
@@ -120,12 +124,12 @@ def _head(live: LiveRun, state: Text | None) -> Text:
 
 
 def _table(lines: Sequence[tuple[Sequence[RenderableType], Row]], most: int, *before: Column) -> RenderableType:
-    """A table with a line for each of the latest `most` rounds or runs; columns without values are left out.
+    """A table with a line for each of the latest `most` rounds or runs. Columns without values are left out.
 
     Args:
         lines: for each line, the cells of the columns in `before`, and the round.
-        most: largest number of lines.
-        before: columns before those of a round.
+        most: maximum number of lines.
+        before: columns to put before those of a round.
     """
     cells = [row.cells() for _, row in lines]
     shown = [place for place in range(len(COLUMNS)) if any(values[place] for values in cells)]
@@ -152,7 +156,7 @@ def _working(working: Working) -> Text:
     silent = f" (silent for {clock(working.silent)})" if working.silent > SILENT else ""
     name = working.job.log.removeprefix("logs/").removesuffix(".log")
     line = f"{name}: {working.last_line or 'starting'}{silent}"
-    # a failed job shows its whole reason, others one line
+    # failed jobs show the whole reason, others a single line
     return Text(line, style, no_wrap=not working.failed, overflow="fold" if working.failed else "ellipsis")
 
 
@@ -187,11 +191,11 @@ def _sample(sample: Sample) -> RenderableType:
 
 
 def frame_of_runs(runs: Sequence[CurvesOfRun], width: int) -> RenderableType:
-    """Draws the runs with their latest values, and a chart for each measure.
+    """Draws several runs: their latest values, and a chart for each measure.
 
     Args:
-        runs: at most as many as there are letters.
-        width: columns of the terminal.
+        runs: runs to draw, at most as many as there are letters.
+        width: width of the terminal in columns.
     """
     marks = _marks(len(runs))
     lines = [((mark, run.name, run.rounds), run.latest) for mark, run in zip(marks, runs, strict=True)]
@@ -210,13 +214,13 @@ def _marks(count: int) -> list[Text]:
 
 
 def chart(title: str, curves: Sequence[Values], form: str, width: int) -> Text:
-    """Draws curves on common axes, each with its letter; where curves meet, the later run's letter is shown.
+    """Draws curves on common axes, each with its letter. Where curves overlap, the later run's letter is shown.
 
     Args:
-        title: the measure.
-        curves: by round.
-        form: format of the numbers beside the axis.
-        width: columns.
+        title: name of the measure.
+        curves: values by round, for each run.
+        form: format of the axis labels.
+        width: width in columns.
     """
     points = [(number, value) for curve in curves for number, value in curve.items()]
     first, last = min(number for number, _ in points), max(number for number, _ in points)

@@ -1,4 +1,4 @@
-"""Reads the data of the live view of a run: a row for each round, held-out accuracy, the time left."""
+"""Reads the data for the live view of a run: a row per round, held-out accuracy, the time left."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rloo_pipeline.report import run_progress
 from rloo_pipeline.report.jobs import STAGES_OF_ROUND, TOOK
 
 Values = Mapping[int, float]
-"""By round."""
+"""Values by round."""
 COLUMNS = ("round", "reward", "held-out", "KL", "length", "tokens/s", "seconds")
 
 
 class Row(NamedTuple):
-    """One round; None for values that were not measured."""
+    """The values of one round; None if not measured."""
 
     round: int | None = None
     reward: float | None = None
@@ -35,41 +35,41 @@ class Row(NamedTuple):
     kl: float | None = None
     """KL from the reference policy, nats per token."""
     length: float | None = None
-    """Mean tokens of a completion."""
+    """Mean length of a completion in tokens."""
     tokens_per_second: float | None = None
-    """Completion tokens of the round per second."""
+    """Completion tokens per second of the round."""
     seconds: float | None = None
     """Seconds from the start of the round's first job to the end of its last."""
 
     def cells(self) -> tuple[str, ...]:
-        """The values as text; empty if not measured."""
+        """The values as text; empty strings if not measured."""
         formats = ("d", ".3f", ".1%", "z.4f", ".0f", ".0f", ".1f")
         return tuple("" if value is None else f"{value:{form}}" for value, form in zip(self, formats, strict=True))
 
 
 class LiveRun:
-    """The progress of a run. `read` adds new results of jobs, so that each file is read only once."""
+    """The progress of a run. `read` adds new results, so that each file is read only once."""
 
     def __init__(self, run: RunFiles, since: float | None = None, now: float | None = None) -> None:
         """Reads held-out accuracies.
 
         Args:
-            run: its files.
-            since: start of the current round in seconds since 1970; by default the end of the previous round.
-            now: fixed current time in seconds since 1970; by default the clock's.
+            run: the run's files.
+            since: start of the current round in seconds since 1970; None for the end of the previous round.
+            now: current time in seconds since 1970, for tests; None to read the clock.
         """
         self.run = run
         self.accuracies = run.accuracies()
-        """Held-out accuracy by policy: on the problems held out in rounds if `_by_round`, else from the evaluations."""
+        """Held-out accuracy by policy: on the problems of each round if `_by_round`, otherwise from evaluations."""
         self._by_round = bool(run.held_out())
         self._since, self._now = since, now
         self._seconds: dict[int, float | None] = {}
         self.pace = self._pace()
-        """Seconds per round; None before the first is done."""
+        """Seconds per round; None until the first round is done."""
 
     @classmethod
     def of_call(cls, config: Config, folder: Path) -> LiveRun:
-        """A run that this process works on from now on; unreadable files count as missing."""
+        """A run that this process starts to work on now. Unreadable files count as missing."""
         try:
             return cls(run_files.read(folder, config), time.time())
         except (UserError, OSError):
@@ -77,12 +77,12 @@ class LiveRun:
 
     @property
     def rounds_left(self) -> int:
-        """Number of rounds left."""
+        """Number of remaining rounds."""
         return self.run.config.rounds - len(self.run.rounds)
 
     def seconds_left(self) -> float | None:
-        """Seconds for the remaining rounds, estimated from finished ones; None before the first is finished. They fall
-        during a round, at most to the value for the next round.
+        """Estimated seconds for the remaining rounds, from finished ones; None before the first is finished. The
+        estimate counts down during a round, but not below that of the next round.
         """
         if not self.pace or not self.rounds_left:
             return None
@@ -91,12 +91,12 @@ class LiveRun:
         return self.pace * self.rounds_left - min(max(passed, 0.0), self.pace)
 
     def rows(self, most: int) -> list[Row]:
-        """The latest rounds, at most `most` of them; round 0 is policy 0, if it was evaluated."""
+        """The latest rounds, at most `most`. Round 0 is policy 0, if it was evaluated."""
         numbers = range(0 if 0 in self.accuracies else 1, len(self.run.rounds) + 1)
         return [self.row(number) for number in numbers[-most:]]
 
     def row(self, number: int) -> Row:
-        """A finished round, or policy 0."""
+        """The row of a finished round, or of policy 0."""
         if number == 0:
             return Row(0, held_out=self.accuracies[0])
         metrics = self.run.rounds[number - 1]
@@ -108,15 +108,15 @@ class LiveRun:
         return Row(number, metrics.get("reward"), self.accuracies.get(number), kl, length, speed, seconds)
 
     def read(self, rounds: Sequence[int] = (), held_out: Collection[int] | None = None) -> None:
-        """Reads these rounds, with those before them that are missing. If it reads a round, it drops later ones: those
-        rounds are made again.
+        """Reads these rounds, and earlier ones that are missing. Drops rounds after those it reads, since they are
+        being made again.
 
-        Files that are being replaced change nothing.
+        Files that are just being replaced are ignored.
 
         Args:
             rounds: numbers of rounds.
-            held_out: rounds with new held-out accuracy. If None, or if a round is made again, all accuracies are
-                read, which takes longer with each round.
+            held_out: rounds with new held-out accuracy. If None, or if a round was made again, all accuracies are read,
+                which takes longer with each round.
         """
         run, before = self.run, len(self.run.rounds)
         first = min([before + 1, *rounds])
@@ -152,11 +152,11 @@ class LiveRun:
 
 
 class CurvesOfRun(NamedTuple):
-    """A run, or the mean over the seeds of an arm."""
+    """The curves of a run, or the means over the seeds of an arm."""
 
     name: str
     rounds: str
-    """Number of rounds done and planned, over all seeds."""
+    """Numbers of rounds done and planned, over all seeds, as text."""
     reward: Values
     """Mean reward by round."""
     held_out: Values
@@ -171,10 +171,10 @@ class CurvesOfRun(NamedTuple):
 
 
 def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
-    """Reads curves of runs, and of each arm of experiments.
+    """Reads the curves of runs, and of each arm of experiments.
 
     Raises:
-        UserError: a folder has neither, or a file is damaged.
+        UserError: a folder has neither a run nor an experiment, or a file is damaged.
     """
     curves = []
     for folder in folders:
@@ -189,7 +189,7 @@ def curves_of(folders: Iterable[Path]) -> list[CurvesOfRun]:
 
 
 def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
-    """The mean of the runs, at each round that all of them have."""
+    """The mean over runs, at each round that all of them have."""
     rewards = [
         {number: value for number, metrics in enumerate(run.rounds, 1) if (value := metrics.get("reward")) is not None}
         for run in runs
@@ -201,20 +201,22 @@ def _mean(name: str, runs: Sequence[RunFiles]) -> CurvesOfRun:
 
 
 def _over(curves: Sequence[Values]) -> Values:
-    """The mean of the curves, at each round that all of them have."""
+    """The mean over curves, at each round that all of them have."""
     rounds = set(curves[0]).intersection(*curves[1:]) if curves else set[int]()
     return {number: fmean(curve[number] for curve in curves) for number in sorted(rounds)}
 
 
 def seconds_left_of(runs: Sequence[LiveRun]) -> float | None:
-    """Seconds until all of these runs have done their rounds; None if an unfinished one has done none yet."""
+    """Seconds until all these runs have finished their rounds; None if an unfinished one has not finished any yet."""
     seconds = [run.seconds_left() for run in runs if run.rounds_left]
     known = [each for each in seconds if each is not None]
     return max(known, default=None) if len(known) == len(seconds) else None
 
 
 def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
-    """Names and values: the run, its model, data, rounds, the paths of the page and of Snakemake's log."""
+    """Lines at the top of the view, as names and values: run, model, data, rounds, paths of the page and of Snakemake's
+    log.
+    """
     model, train = config.model, config.dataset.train
     rollout = config.rollout
     rounds = f"{config.rounds} of {rollout.generation_batch_size} completions, {rollout.num_generations} a prompt"
@@ -229,7 +231,7 @@ def header(config: Config, run: Path, log: str | None) -> list[tuple[str, str]]:
 
 
 def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:
-    """A round as one line of plain text."""
+    """Describes a round in one line of plain text."""
     cells = zip(COLUMNS[1:], row.cells()[1:], strict=True)
     values = ", ".join(f"{name} {cell}" for name, cell in cells if cell)
     rest = f"; about {clock(seconds_left)} until the last round is done" if seconds_left is not None else ""
@@ -237,5 +239,5 @@ def sentence(row: Row, rounds: int, seconds_left: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Formats seconds as h:mm:ss."""
     return str(timedelta(seconds=round(seconds)))

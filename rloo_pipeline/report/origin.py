@@ -1,4 +1,6 @@
-"""Origin of a run: package versions, commit, image. Pages show it; it is never part of a result."""
+"""Determines the origin of a run's code: package versions, commit, image. Pages show it, but it is never part of a
+result.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ PACKAGES = (
     "snakemake",
 )
 COMMIT = "RLOO_COMMIT"
-"""Environment variable with the commit, set by the controller: an image in which stages run has no git."""
+"""Environment variable with the commit. The controller sets it, since an image in which stages run has no git."""
 
 
 class Origin(NamedTuple):
-    """Origin of the code; None if unknown."""
+    """Origin of the code; fields are None if unknown."""
 
     commit: str | None
     changed: bool
@@ -34,7 +36,7 @@ class Origin(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that computed the run."""
+    """Versions of the packages that computed the run."""
     installed = {"rloo_pipeline": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -45,7 +47,7 @@ def versions() -> dict[str, str]:
 
 
 def origin() -> Origin:
-    """The commit and the image of the code that this process runs."""
+    """Commit and image of the code that this process runs."""
     commit, _, changed = (os.environ.get(COMMIT) or _commit()).partition(" ")
     path = os.environ.get("APPTAINER_CONTAINER")
     image = Path(path) if path else None
@@ -54,7 +56,7 @@ def origin() -> Origin:
 
 
 def note_commit() -> None:
-    """Passes the commit of the sources to the jobs that this process starts."""
+    """Passes the commit of the sources on to jobs that this process starts."""
     os.environ.setdefault(COMMIT, _commit())
 
 
@@ -65,8 +67,8 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's output in the folder of the sources; None without git or a repository. A wheel may be installed in one that
-    has another project.
+    """Git's output in the folder of the sources; None without git or a repository. A repository of another project,
+    into which a wheel may be installed, does not count.
     """
     clone = installation.clone()
     if clone is None:

@@ -1,6 +1,7 @@
-"""report.html: one self-contained page about a run, made from its files at its end or while it is in flight.
+"""Renders report.html, one self-contained page about a run, from its files, at its end or while it is in progress.
 
-Times, costs and machines on it come from logs and benchmarks; all else is the same wherever and whenever it is made.
+Times, costs and machines on the page come from logs and benchmarks. Everything else is the same wherever and whenever
+it is made.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ EACH_ROUND = BY_ROUND._replace(
 
 
 def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
         config: the section `report`.
         run: the run's folder.
-        summary: summary of a finished run, or the result of `so_far` for a run in flight.
+        summary: summary of a finished run, or the result of `so_far` for one in progress.
 
     Raises:
         UserError: a file of the run is missing or damaged.
@@ -56,8 +57,8 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     first = summary["warmstart"]
     named = {"warmstart": first, **summary["between"], "final": summary["final"]}
     evaluations = {name: evaluation for name, evaluation in named.items() if evaluation}
-    checks = _if_there(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
-    stopped = None if checks or summary["rounds"] else _if_there(run / "warmstart" / "checks.failed.json")
+    checks = _read_if_exists(run / "warmstart" / "checks.json", **({"policy": first["policy"]} if first else {}))
+    stopped = None if checks or summary["rounds"] else _read_if_exists(run / "warmstart" / "checks.failed.json")
     chosen = training_prompts(config, run)
     written = run / "config.yaml"
     begun = min(summary["rounds"] + 1 + config.rollout.lag, config.rounds)
@@ -68,6 +69,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
         folder=frame.folder_name(run, config.run),
         summary=summary,
         held_out=held_out,
+        ended_by_gate=files.ended_by_gate,
         reward_names=score_names(config.rewards),
         deciding=config.deciding_reward.column,
         evaluations=evaluations,
@@ -92,7 +94,7 @@ def render(config: Config, run: Path, summary: dict[str, Any]) -> str:
     )
 
 
-def _if_there(file: Path, **expected: object) -> JSON | None:
+def _read_if_exists(file: Path, **expected: object) -> JSON | None:
     return read_artifact(file, REMEDY, **expected) if file.exists() else None
 
 
@@ -111,7 +113,7 @@ def _costs(worked: Sequence[jobs.JobRecord]) -> dict[str, Any]:
 def drawn_charts(
     config: Config, rounds: Sequence[JSON], evaluations: Mapping[str, JSON], held_out: Sequence[JSON]
 ) -> list[tuple[Chart, JSON | None]]:
-    """The charts with their figures; accuracy by round comes first if policies in between were measured."""
+    """The charts with their figures. Accuracy by round comes first if intermediate policies were measured."""
     drawn = [(chart, figure(chart, rounds)) for chart in charts(config)]
     if held_out or len(evaluations) > 2:
         chart = EACH_ROUND if held_out else BY_ROUND
@@ -126,8 +128,9 @@ def by_round(
 
     Args:
         config: the section `report`.
-        evaluations: by name.
-        held_out: on the first problems, of the policies before each round; if there are any, the interval is theirs.
+        evaluations: evaluations by name.
+        held_out: accuracies on the first problems, of the policy before each round. If there are any, the interval is
+            theirs.
     """
     rows: dict[int, dict[str, float | None]] = {}
     for name, evaluation in evaluations.items():
@@ -146,7 +149,7 @@ def _interval(evaluation: JSON) -> dict[str, float | None]:
 
 
 def check_figures(checks: JSON) -> dict[str, JSON]:
-    """The distributions behind the checks, by the id of their element."""
+    """The distributions behind the checks, by element id."""
     figures = {}
     if lengths := checks.get("lengths"):
         edges = lengths["edges"]
@@ -161,7 +164,7 @@ def check_figures(checks: JSON) -> dict[str, JSON]:
 
 
 def prompt_figures(chosen: JSON) -> dict[str, JSON]:
-    """The distribution of the pass rates of policy 0, by the id of its element."""
+    """The distribution of policy 0's pass rates, by element id."""
     right = chosen.get("right")
     if right is None:
         return {}
@@ -171,7 +174,7 @@ def prompt_figures(chosen: JSON) -> dict[str, JSON]:
 
 
 def verdict(summary: JSON) -> str:
-    """The meaning of the gain's interval and p-value, in one sentence for readers who know neither."""
+    """Explains the gain's interval and p-value in one sentence, for readers who know neither."""
     low, high = summary["gain_ci95"]
     if not low <= 0 <= high and summary["gain_p_holm"] > 0.05:
         return (

@@ -1,7 +1,7 @@
-"""Reads a run's progress from its files: jobs done, running and to come, ends of rounds, a completion.
+"""Reads a run's progress from its files: jobs that are done, running and pending, ends of rounds, a completion.
 
-A job's log appears when it starts, and its complete output when it ends. So a log without the output belongs to a job
-that is running, that failed (its last line is the error), or that was killed (its log stays silent).
+A job's log appears when it starts, its complete output when it ends. A log without output therefore belongs to a job
+that is running, that failed (the last line is the error), or that was killed (the log stays silent).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SILENT = 300.0
 """Seconds without a new line after which a log is highlighted."""
 SHOWN = [row.rule for row in ROWS if row.watched]
 LAST_LINES = 65536
-"""Bytes at a log's end that are searched for the stage's last line; engines print there too."""
+"""Number of bytes at the end of a log in which the stage's last line is searched, since engines print there too."""
 LINE = re.compile(r"^\S+ \S+ (?P<level>[A-Z]+) rloo(?P<part>\.\w+)?: (?P<text>.*)$", re.MULTILINE)
-"""A line of the stage itself."""
+"""Pattern of a line that the stage itself logged."""
 
 
 class Working(NamedTuple):
@@ -41,7 +41,7 @@ class Working(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The jobs of a stage."""
+    """Job counts of a stage."""
 
     name: str
     done: int
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of a run."""
+    """The progress of a run."""
 
     stages: list[Stage]
     working: list[Working]
@@ -67,7 +67,7 @@ class Progress(NamedTuple):
 
 
 def progress_of(run: RunFiles, now: float | None = None) -> Progress:
-    """Progress of the run.
+    """Reads the progress of a run.
 
     Args:
         run: its files.
@@ -76,13 +76,14 @@ def progress_of(run: RunFiles, now: float | None = None) -> Progress:
     now = time.time() if now is None else now
     past, config = len(run.rounds), run.config
     before, after = _shown(jobs_before_rounds(config)), _shown(jobs_after_rounds(config))
-    if not (run.folder / "selection.json").exists():  # that of an experiment is in its own folder
+    if not (run.folder / "selection.json").exists():  # an experiment has its selection in its own folder
         after = [job for job in after if job.stage not in BY_SEED]
     in_round = Counter(job.stage for job in _shown(jobs_of_round(config, 1)))
     once = Counter(job.stage for job in [*before, *after])
     total = {**once, **{stage: config.rounds * count for stage, count in in_round.items()}}
     done = Counter({stage: past * count for stage, count in in_round.items()})
-    begun = range(past + 1, min(past + 1 + config.rollout.lag, config.rounds) + 1)  # earlier are done, later not begun
+    # earlier rounds are done, later ones have not begun
+    begun = range(past + 1, min(past + 1 + config.rollout.lag, config.rounds) + 1)
     jobs = []
     for job in [*before, *(job for number in begun for job in _shown(jobs_of_round(config, number))), *after]:
         if run.is_current(run.folder / job.output, job.policy):
@@ -99,7 +100,7 @@ def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
 
 
 def _working(run: Path, job: RunJob, now: float) -> Working | None:
-    """The job, if its log shows that it has started and not ended."""
+    """The job's state, if its log shows that it has started and not ended."""
     try:
         with (run / job.log).open("rb") as file:
             size = file.seek(0, 2)
@@ -109,15 +110,15 @@ def _working(run: Path, job: RunJob, now: float) -> Working | None:
     except OSError:
         return None
     if lines and lines[-1]["part"] == ".time" and lines[-1]["text"].startswith("took"):
-        return None  # the log of an earlier run of the job, whose output was deleted
+        return None  # a log that the job left when it ran before; its output was deleted
     own = [line for line in lines if not line["part"]]
     last = own[-1]["text"] if own else ""
     return Working(job, last, max(0.0, now - changed), bool(own) and own[-1]["level"] == "ERROR")
 
 
 def seconds_per_round(run: RunFiles) -> float | None:
-    """Median over the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0. Of two in
-    the middle it is the shorter one: a pause between two calls only makes a round longer.
+    """Median duration of the latest rounds, by the modification times of metrics.json; round 1 begins with policy 0. Of
+    two middle values it takes the shorter, since pauses between calls only make rounds longer.
     """
     times = [end_of(run, number) for number in range(max(0, len(run.rounds) - 10), len(run.rounds) + 1)]
     steps = [after - before for before, after in pairwise(times) if before and after and after > before]
@@ -125,7 +126,7 @@ def seconds_per_round(run: RunFiles) -> float | None:
 
 
 def end_of(run: RunFiles, number: int) -> float | None:
-    """End of a round in seconds since 1970; that of round 0 is policy 0. None if its file is not there."""
+    """End of a round in seconds since 1970; round 0 ends with policy 0. None if the file does not exist."""
     file = metrics_of(run.folder, number) if number else run.folder / "policies" / "00000"
     try:
         return file.stat().st_mtime
@@ -134,7 +135,7 @@ def end_of(run: RunFiles, number: int) -> float | None:
 
 
 def sample_of(run: RunFiles) -> Sample | None:
-    """A completion of the latest scored round, drawn with the seed; None without one, or without pyarrow."""
+    """A completion of the latest scored round, drawn with the seed; None if there is none or pyarrow is missing."""
     for number in (len(run.rounds) + 1, len(run.rounds)):
         try:
             if number and (sample := _sample(run, number)):

@@ -1,4 +1,4 @@
-"""Tables that the report shows: completions of an evaluation, or of two of them, and of a round."""
+"""Reads the tables that the report shows: completions of one evaluation or of two, and of a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rloo_pipeline.config import Rollout
 
 
 def read_completions(run: Path, name: str, kind: str = "completions", columns: Sequence[str] | None = None) -> pa.Table:
-    """The completions of the evaluation `name`; the greedy ones with kind `greedy`.
+    """Reads the completions of the evaluation `name`, or its greedy ones with the kind `greedy`.
 
     Raises:
         UserError: the table is missing or damaged, or belongs to another evaluation or policy than the summary.
@@ -26,10 +26,10 @@ def read_completions(run: Path, name: str, kind: str = "completions", columns: S
 
 
 def read_pair(run: Path, kind: str = "completions") -> tuple[pa.Table, pa.Table]:
-    """The warm start's completions and the final policy's.
+    """Reads the completions of the warm start and of the final policy.
 
     Raises:
-        UserError: as `read_completions`, or they are not of the same prompts.
+        UserError: as for `read_completions`, or the two have different prompts.
     """
     before, after = (read_completions(run, name, kind) for name in ("warmstart", "final"))
     others, path = (run / "evaluation" / name / f"{kind}.parquet" for name in ("warmstart", "final"))
@@ -38,14 +38,14 @@ def read_pair(run: Path, kind: str = "completions") -> tuple[pa.Table, pa.Table]
 
 
 def read_round(folder: Path, settings: Rollout) -> pa.Table:
-    """Joins the existing tables of a round, one row per completion: rollouts, scores and the values of the update.
+    """Joins the existing tables of a round, with one row per completion: rollouts, scores and values of the update.
 
     Args:
         folder: results/<run>/rounds/<round>.
         settings: the run's settings.
 
     Returns:
-        The columns of rollouts and scores, and those of train.parquet once it exists, which are null for completions
+        The columns of rollouts and scores and, once it exists, of train.parquet; the latter are null for completions
         that the update did not use.
 
     Raises:
@@ -65,8 +65,8 @@ def read_round(folder: Path, settings: Rollout) -> pa.Table:
 
 
 def _keys(table: pa.Table) -> list[tuple[str, int, int]]:
-    """Prompt and sample of each row, and the number of rows before it with the same ones: with `rollout.token_budget`,
-    groups of a prompt that began in several rounds can end in one.
+    """Prompt and sample of each row, and the number of earlier rows with the same two. With `rollout.token_budget`,
+    groups of the same prompt that began in different rounds can end in the same one.
     """
     seen = Counter[tuple[str, int]]()
     keys = []

@@ -1,10 +1,10 @@
-"""A run in Python: its configuration, metrics, completions and policies, read from its folder on access.
+"""Access to a run from Python: configuration, metrics, completions and policies, read from its folder on demand.
 
     run = rloo_pipeline.open_run("results/demo")
     run.metrics()["reward"]
     run.rollouts(10).filter(lambda row: row["advantage"] > 0)
 
-Works on finished runs and on runs in flight. It writes nothing and loads no model.
+Works for finished runs and for runs in progress. It writes nothing and loads no model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.judging.diagnosis import Symptom
 
 REWARD, ACCURACY = "reward", "eval/accuracy"
-"""Metrics that every run has, under the trackers' names."""
+"""Default metrics to plot, under the trackers' names."""
 
 
 def open_run(folder: str | Path) -> Run:
@@ -40,7 +40,7 @@ def open_run(folder: str | Path) -> Run:
 
 
 class Run:
-    """A run, finished or in flight."""
+    """A run, finished or in progress."""
 
     def __init__(self, folder: Path) -> None:
         """Reads the configuration and nothing else.
@@ -56,11 +56,11 @@ class Run:
 
     @property
     def rounds(self) -> list[int]:
-        """Numbers of the finished rounds, from 1 without a gap."""
+        """Numbers of the finished rounds, from 1 without gaps."""
         return list(range(1, len(run_files.metrics_until(self.folder, self.config.rounds)) + 1))
 
     def metrics(self) -> pd.DataFrame:
-        """metrics.json of all finished rounds: one row per round, indexed by its number; null is NaN. The column
+        """metrics.json of all finished rounds: one row per round, indexed by its number, with NaN for null. The column
         `eval/accuracy` is the held-out accuracy of the policy that the round made.
         """
         import pandas as pd
@@ -71,7 +71,7 @@ class Run:
         return pd.DataFrame(rounds, index=pd.RangeIndex(1, len(rounds) + 1, name="round"))
 
     def plot(self, *metrics: str) -> Figure:
-        """Curves by round as a plotly figure, one below the other.
+        """Plots curves by round in a plotly figure, one below the other.
 
         Args:
             metrics: columns of `metrics`; by default reward, held-out accuracy and KL.
@@ -88,7 +88,7 @@ class Run:
                 raise UserError(f"{name}: no such metric{did_you_mean(name, frame.columns)}")
         figure = make_subplots(rows=len(names) or 1, shared_xaxes=True, vertical_spacing=0.06)
         for row, name in enumerate(names, 1):
-            curve = accuracies if name == ACCURACY else dict(frame[name])  # that of policy 0 is in no row
+            curve = accuracies if name == ACCURACY else dict(frame[name])  # policy 0 has no row
             figure.add_scatter(
                 x=sorted(curve), y=[curve[number] for number in sorted(curve)], name=name, row=row, col=1
             )
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def policies(self) -> dict[int, Path]:
-        """Folders of the policies that still exist, by round; 0 is the warm start."""
+        """Folders of the policies that exist, by round; 0 is the warm start."""
         folders = sorted((self.folder / "policies").glob("[0-9]" * 5))
         return {int(folder.name): folder for folder in folders}
 
@@ -128,7 +128,8 @@ class Run:
         return run_files.read(self.folder).symptoms()
 
     def rollouts(self, number: int) -> Dataset:
-        """The completions of a round, one per row, with prompts, scores and, once the update is done, its values.
+        """The completions of a round, one per row, with prompts, scores and, once the update is done, the values that
+        it used.
 
         Columns: prompt_id, sample, prompt (its text), completion, scores/<name> of each reward function, reward,
         advantage, kl, …
@@ -184,7 +185,7 @@ class Run:
         return _dataset(_with_prompts(table, held_out_part(self.folder / "prompts")))
 
     def prompts(self, part: Literal["train", "dev", "eval"] = "train") -> Dataset:
-        """The prompts with every column of the dataset, memory-mapped."""
+        """The prompts with all columns of the dataset, memory-mapped."""
         import datasets
 
         return datasets.Dataset.load_from_disk(str(self.folder / "prompts" / part))
@@ -198,7 +199,7 @@ class Run:
         return tables.read_all(self._files(number, kind), kind)
 
     def _files(self, number: int, kind: str) -> list[Path]:
-        """The files of a round's table, once all exist."""
+        """The files of a round's table, if all exist."""
         from rloo_pipeline.artifacts.round_tables import files_of
 
         settings = self.config.rollout
@@ -218,7 +219,7 @@ class Run:
 
 
 def _with_prompts(table: pa.Table, prompts: Path) -> pa.Table:
-    """The table with the text of each row's prompt after the keys."""
+    """Adds the text of each row's prompt to a table, after the keys."""
     from rloo_pipeline.artifacts import tables
     from rloo_pipeline.artifacts.prompt_set import PromptSet
 
@@ -227,7 +228,7 @@ def _with_prompts(table: pa.Table, prompts: Path) -> pa.Table:
 
 
 def _dataset(table: pa.Table) -> Dataset:
-    """The table without its footer."""
+    """Converts a table to a dataset, without the footer."""
     import datasets
 
     return datasets.Dataset(table.replace_schema_metadata(None))

@@ -1,4 +1,4 @@
-"""The completions on the report's page, drawn with the run's seed or by what they show, never by hand."""
+"""Chooses the completions that the report shows: with the run's seed, or by what they show, never by hand."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXAMPLES = 20
-"""Held-out prompts whose completions are shown."""
+"""Number of held-out prompts whose completions are shown."""
 GROUPS = 6
-"""Prompts shown of each of the first, the middle and the last round."""
+"""Number of prompts shown from each of the first, middle and last rounds."""
 PROBED, SAMPLES_OF_PROBED = 5, 2
-"""Prompts shown of a probe whose checks failed, and completions of each."""
+"""Number of prompts shown from a probe whose checks failed, and of completions of each."""
 COMPLETIONS = 8
-"""Completions shown of a group."""
+"""Number of completions shown from a group."""
 MAX_CHARACTERS = 6000
-"""Characters shown of a prompt or a completion; of a longer one its two ends, of several messages those of each."""
+"""Number of characters shown of a prompt or completion. Longer ones are cut in the middle; if there are several
+messages, each of them is.
+"""
 
 THUMBNAIL, IMAGES = 160, 4
-"""Longest side of an image on the page in pixels, and maximum number of images shown for a prompt."""
+"""Longest side of an image on the page in pixels, and maximum number of images per prompt."""
 
 Messages = list[dict[str, Any]]
 """Role and content of each message, and `images` as data URIs."""
@@ -49,11 +51,11 @@ class ShownTurn(NamedTuple):
     role: str
     """`assistant`, or `tool` with its name."""
     text: str
-    """Content and calls."""
+    """Content and tool calls."""
 
 
 class ShownCompletion(NamedTuple):
-    """One completion as the page shows it."""
+    """A completion as the page shows it."""
 
     turns: list[ShownTurn]
     """The turns; a completion without tools is one turn."""
@@ -66,7 +68,7 @@ class ShownCompletion(NamedTuple):
 
 
 class HeldOutExample(NamedTuple):
-    """A held-out prompt and what both policies answered with the same seed."""
+    """A held-out prompt with both policies' completions for the same seed."""
 
     messages: Messages
     warmstart: ShownCompletion
@@ -84,10 +86,10 @@ class ShownGroup(NamedTuple):
 
 
 def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
-    """Some held-out prompts with the first completion of each policy.
+    """Chooses some held-out prompts, with the first completion of each policy.
 
     Raises:
-        UserError: the two evaluations are not of the same prompts.
+        UserError: the two evaluations have different prompts.
     """
     before, after = read_pair(run)
     samples = config.evaluation.num_generations
@@ -100,10 +102,10 @@ def held_out_examples(config: Config, run: Path) -> list[HeldOutExample]:
 
 
 def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
-    """Some prompts of the first, the middle and the round `last`, with rewards and advantages.
+    """Chooses some prompts of the first round, the middle one and round `last`, with rewards and advantages.
 
     Raises:
-        UserError: a table of such a round is damaged, or the tables do not belong together.
+        UserError: a table of these rounds is damaged, or tables do not belong together.
     """
     groups = list[ShownGroup]()
     for number in sorted({1, (last + 1) // 2, last} - {0}):
@@ -114,7 +116,7 @@ def groups(config: Config, run: Path, last: int) -> list[ShownGroup]:
 
 
 def probed(config: Config, run: Path) -> list[ShownGroup]:
-    """Some prompts of the probe of policy 0, as those of round 0."""
+    """Chooses some prompts of policy 0's probe, shown as those of round 0."""
     table = tables.read(run / "warmstart" / "probe.parquet", "probe")
     return _shown_groups(config, run, 0, table, PROBED, SAMPLES_OF_PROBED)
 
@@ -140,7 +142,7 @@ def _shown_groups(
 
 
 def choose_groups(right: NDArray[np.bool_], advantages: Array, drawn: Sequence[int], most: int) -> list[int]:
-    """Chooses the groups to show: half by chance, and the others where there is most to see.
+    """Chooses the groups to show: half at random, the others by how much they show.
 
     Args:
         right: True for right completions, [groups, samples].
@@ -150,7 +152,7 @@ def choose_groups(right: NDArray[np.bool_], advantages: Array, drawn: Sequence[i
 
     Returns:
         Indices in ascending order: the first half of `most` from `drawn`, then the groups with the fewest right
-        completions but at least one, then that with the lowest advantage.
+        completions but at least one, then the group with the lowest advantage.
     """
     counts = right.sum(axis=1)
     rare = sorted(np.flatnonzero(counts), key=lambda index: int(counts[index]))
@@ -161,13 +163,15 @@ def choose_groups(right: NDArray[np.bool_], advantages: Array, drawn: Sequence[i
 
 
 def _rarer_first(right: NDArray[np.bool_], most: int) -> list[int]:
-    """At most `most` places of a group in ascending order: first those of the rarer kind, right or wrong."""
+    """Chooses up to `most` completions of a group, preferring the rarer kind, right or wrong. Returns indices in
+    ascending order.
+    """
     rarer = right if right.sum() * 2 <= len(right) else ~right
     return sorted(np.argsort(~rarer, kind="stable")[:most].tolist())
 
 
 def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
-    """Rows with completions and scores, as the page shows them."""
+    """Converts rows with completions and scores to the form that the page shows."""
     correct = is_correct(config, rows, 1)
     return [
         ShownCompletion(
@@ -175,7 +179,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
             bool(correct[index, 0]),
             {name: row[tables.score_column(name)] for name in score_names(config.rewards)},
             row["finish_reason"],
-            len(row["completion_ids"]),
+            len(row["sampling_logps"]),
             row.get("advantage"),
         )
         for index, row in enumerate(rows.to_pylist())
@@ -183,7 +187,7 @@ def _completions(config: Config, rows: pa.Table) -> list[ShownCompletion]:
 
 
 def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
-    """The messages of a completion, which share MAX_CHARACTERS."""
+    """The messages of a completion, which together get MAX_CHARACTERS."""
     if row.get("messages") is None:
         return [ShownTurn("assistant", _shortened(row["completion"], MAX_CHARACTERS))]
     messages = json.loads(row["messages"])
@@ -191,18 +195,25 @@ def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
     return [
         ShownTurn(
             " ".join(filter(None, (message["role"], message.get("name")))),
-            _shortened("\n".join(filter(None, (message["content"], *_calls(message)))), most),
+            _shortened(_shown_text(message), most),
         )
         for message in messages
     ]
 
 
+def _shown_text(message: Mapping[str, Any]) -> str:
+    """The text of a message, and its tool calls."""
+    return "\n".join(filter(None, (content_text(message["content"]), *_calls(message))))
+
+
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
-    """The calls of a message, as Python writes them."""
+    """The tool calls of a message, in Python syntax."""
     for call in message.get("tool_calls") or ():
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        arguments_text = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
-        yield f"→ {name}({', '.join(arguments_text)})"
+        function = call.get("function") or call  # templates read both forms in prompts
+        arguments = function.get("arguments") or {}
+        if not isinstance(arguments, str):
+            arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        yield f"→ {function['name']}({arguments})"
 
 
 def _shortened(text: str, most: int) -> str:
@@ -213,10 +224,10 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _messages(row: Mapping[str, Any]) -> Messages:
-    """The messages of a prompt as the page shows them, which share MAX_CHARACTERS."""
+    """The messages of a prompt as the page shows them; together they get MAX_CHARACTERS."""
     messages = _whole_messages(row)
     most = MAX_CHARACTERS // max(1, len(messages))
-    return [message | {"content": _shortened(content_text(message["content"]), most)} for message in messages]
+    return [message | {"content": _shortened(_shown_text(message), most)} for message in messages]
 
 
 def _whole_messages(row: Mapping[str, Any]) -> Messages:

@@ -1,4 +1,4 @@
-"""summary.json: what a run gained, with intervals and p-values. Nothing in it depends on the clock."""
+"""Builds summary.json: what a run gained, with intervals and p-values. Nothing in it depends on the clock."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rloo_pipeline.report.run_tables import read_pair
 from rloo_pipeline.seeds import derive
 
 Pair = tuple[pa.Table, pa.Table]
-"""Completions of the warm start and of the final policy, from `read_pair`."""
+"""Completions of the warm start and the final policy, from `read_pair`."""
 
 
 def summarize_run(config: Config, run: Path) -> dict[str, Any]:
-    """The summary of a finished run, from its files alone."""
+    """Summarizes a finished run, from its files alone."""
     parts = ("distance", "harness") if config.evaluation.harness else ("distance",)
     evaluations = {name: run_files.read_evaluation(run, name, refused=parts) for name in config.evaluated}
     for name, evaluation in evaluations.items():
@@ -55,13 +55,14 @@ def summarize_run(config: Config, run: Path) -> dict[str, Any]:
 def _facts(
     config: Config, rounds: Sequence[Metrics], evaluations: Mapping[str, JSON], others: Sequence[JSON] = ()
 ) -> dict[str, Any]:
-    """The part of the summary that a run has at any time; None for an evaluation at its ends that is not done yet.
+    """The part of the summary that exists at any time. Evaluations of the warm start and final policy are None until
+    they are done.
 
     Args:
         config: the section `report`.
         rounds: metrics.json of the rounds.
-        evaluations: by name.
-        others: further evaluations whose tokens count.
+        evaluations: evaluations by name.
+        others: other evaluations whose tokens count.
     """
     evaluated = [*evaluations.values(), *others]
     parts = [part for evaluation in evaluated for part in (evaluation, evaluation["greedy"]) if part]
@@ -81,7 +82,7 @@ def _facts(
 
 
 def _choice(config: Config, run: Path) -> dict[str, Any]:
-    """The choice of a single run on dev, and its test; an experiment has both in its own folder."""
+    """The selection of a single run on dev, and its test. An experiment has both in its own folder."""
     file = run / "selection.json"
     if config.select is None or not file.exists():
         return {}
@@ -91,7 +92,7 @@ def _choice(config: Config, run: Path) -> dict[str, Any]:
 
 
 def so_far(config: Config, run: Path) -> dict[str, Any]:
-    """The part of the summary that a run in flight has; `warmstart` is None until that evaluation is done."""
+    """The summary so far of a run in progress. `warmstart` is None until that evaluation is done."""
     files = run_files.read(run, config)
     by_number = files.evaluations()
     names = list(config.evaluated.items())[:-1]
@@ -99,19 +100,19 @@ def so_far(config: Config, run: Path) -> dict[str, Any]:
 
 
 def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]:
-    """Final policy less warm start, paired by prompt.
+    """Differences between final policy and warm start, paired by prompt.
 
     Args:
         config: the section `report`.
-        run: folder of the run, for the greedy completions.
-        pair: the other completions of both.
+        run: folder of the run, from which greedy completions are read.
+        pair: sampled completions of both.
 
     Returns:
-        Gains of pass@k, greedy accuracy, every reward function, length and truncation. `p` is that of the comparison
-        alone, `p_holm` is corrected for all of them.
+        Gains in pass@k, greedy accuracy, every reward function, length and truncation. `p` is uncorrected, `p_holm` is
+        corrected for all these comparisons.
     """
     samples = config.evaluation.num_generations
-    # the independent samples behind each value, where values are shares
+    # number of independent samples behind each value, if values are shares
     drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
     for name in score_names(config.rewards):
         if is_share(*(scores_of(table, name, samples) for table in pair)):
@@ -128,7 +129,7 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
 
 
 def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]:
-    """Win rate of the final policy against the warm start, by each reward whose scores are not just 0 and 1."""
+    """Win rate of the final policy against the warm start, by each reward whose scores are not only 0 and 1."""
     samples, seed = config.evaluation.num_generations, derive(config.seed, "bootstrap")
     rates = {}
     for reward in config.rewards:
@@ -140,11 +141,11 @@ def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]
 
 
 def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
-    """Win rate of the final policy against the warm start by the judge, and the share of pairs with the same verdict in
-    both orders; pairs without two verdicts do not count.
+    """The judge's win rate of the final policy against the warm start, and the share of pairs with the same verdict in
+    both orders. Pairs without two verdicts do not count.
 
     Raises:
-        UserError: the judgements are of other completions.
+        UserError: the judgements belong to other completions.
     """
     of = {name: tables.footer(table)[tables.DIGEST] for name, table in zip(("warmstart", "final"), pair, strict=True)}
     table = tables.read(run / "judgements.parquet", "judgements", **of)
@@ -155,7 +156,7 @@ def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
-    """The compared values of a policy, one per prompt, [prompts]; NaN for a reward that none of its samples has."""
+    """The values of a policy to compare, [prompts]; NaN if no sample of the prompt has the reward."""
     values = {f"pass@{k}": passes for k, passes in pass_at_ks(is_correct(config, table, samples)).items()}
     for name in score_names(config.rewards):
         scores = scores_of(table, name, samples)
@@ -175,9 +176,9 @@ def training_prompts(config: Config, run: Path) -> JSON | None:
         run: folder of the run.
 
     Returns:
-        Keys `weights`, and where policy 0 was sampled for it also `prompts`, `kept`, `pass_rate` (the range or None),
-        `num_generations`, `right`: how many prompts have a pass rate of 0, 1/K, … 1, and `unscored`: how many have
-        none. None where the run selects nothing, or where policy 0 has not been sampled yet.
+        The key `weights` and, if policy 0 was sampled for it, `prompts`, `kept`, `pass_rate` (the range or None),
+        `num_generations`, `right` (number of prompts with a pass rate of 0, 1/K, … 1) and `unscored` (number without
+        one). None if the run does not select prompts, or policy 0 has not been sampled yet.
 
     Raises:
         UserError: a table is damaged.

@@ -1,4 +1,4 @@
-"""Exact answers: the text after the thinking, compared as a string with the answer column."""
+"""Rewards exact answers: compares the text after the thinking with the answer column as a string."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rloo_pipeline.user_code.completion_text import after_thinking, text_of
 
 
 def exact_answer_reward(completions: list[Any], answer: list[str | None]) -> list[float | None]:
-    """1 where the text after the last `</think>` equals the answer, else 0; surrounding white space is ignored. None
-    where the answer is null.
+    """1 if the text after the last `</think>` equals the answer, otherwise 0; None if the answer is null. Surrounding
+    white space is ignored.
 
     Raises:
         UserError: an answer is not text.

@@ -1,4 +1,4 @@
-"""Import path of `unscored` for the reward functions of users."""
+"""Import path of `unscored` for users' reward functions."""
 
 from rloo_pipeline.user_code.reward_call import unscored
 

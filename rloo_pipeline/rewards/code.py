@@ -1,46 +1,46 @@
-"""Programs that are run against tests, in a sandbox.
+"""Rewards programs that pass tests, which run in a sandbox.
 
-The program is the last Python code block after the thinking, or all of that text where it has no code block. The tests
-are a column of the dataset; each row has one of two kinds:
+The program is the last Python code block after the thinking, or all text after it if there is no code block. Tests are
+in a column of the dataset, and each row has one of two kinds:
 
 - `[{"input": "3 4\\n", "output": "7\\n"}, …]`: the program runs as a script once per test. Its output is compared line
   by line; blanks at line ends, and white space at the beginning and end of the output, are ignored. The exit status
   must be 0.
-- asserts on the program's functions, as in MBPP and HumanEval: a list of strings, each of them a test, or one string,
-  in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the function
-  that the column `entry_point` names. Where all that the tests name is one builtin, as in `assert sum(10, 15) == 6`,
-  it is the program's function.
+- asserts on the program's functions, as in MBPP and HumanEval: a list of strings, each of which is a test, or a single
+  string in which each asserting statement is a test. A function `check(candidate)` (HumanEval) is called with the
+  function that the column `entry_point` names. If the only name that tests use is a builtin, as in `assert sum(10, 15)
+  == 6`, it is taken to be the program's function.
 
 How programs are kept from faking success: expected outputs never enter the program's process. For scripts, this process
-compares. For asserts, the tests run in a second process with a sandbox of its own: where they call a function of the
-program, the arguments go to the program's process as plain data, and the result comes back as plain data, to be
-compared by a Python that the program cannot change. Passed tests are reported through a pipe that the program's process
+compares outputs. For asserts, the tests run in a second process with its own sandbox. When they call a function of the
+program, the arguments go to the program's process as plain data and the result comes back as plain data, to be compared
+by a Python process that the program cannot change. Passed tests are reported through a pipe that the program's process
 does not have.
 
-Covered, because it changes only the program's own process: exiting early with status 0; printing what a test harness
+Covered, because it affects only the program's own process: exiting early with status 0; printing what a test harness
 would print; patching builtins, unittest or this harness; an `__eq__` that is always true; leftover atexit handlers,
-threads or tracing; reading frames, memory or files in search of the expected values; writing to every open descriptor;
+threads or tracing; searching frames, memory or files for expected values; writing to every open file descriptor;
 killing processes; redefining `abs` or `math` for the tests.
 
 Not covered:
 
-- Expected outputs in the prompt (MBPP shows its asserts): a program can look its answer up in a table. Keep some tests
-  out of the prompt.
-- Tests that let the program decide: `assert f(x)` where any true value passes; two objects of the program's own classes
-  compared with each other; `x in` such an object; a helper that the tests take from the program, unless it is a builtin
-  or a standard module; an expected value that is computed from a list after the program had that list; `np.allclose`
-  and `(… == …).all()`, which hold for an empty array (`np.testing.assert_allclose` compares shapes).
-- Values that the pipe cannot carry. An argument of a class that the tests define: the row is None, with a reason in the
-  column `error`. A function of the tests that returns such a value to the program: the program gets a TypeError. Order
-  and arithmetic on objects of the program's classes, `isinstance` with such a class, and a context manager of the
-  program that suppresses an exception: these tests fail. A named tuple comes back as a tuple. A list, dict, set or
-  deque that a function changes in place is changed for the tests too. Coroutines run one after the other.
+- Expected outputs in the prompt (MBPP shows its asserts): a program can look up answers in a table. Keep some tests out
+  of the prompt.
+- Tests that let the program decide: `assert f(x)`, which any true value passes; comparisons between two objects of the
+  program's own classes; `x in` such an object; a helper that the tests take from the program, unless it is a builtin or
+  a standard module; an expected value computed from a list that the program has already had; `np.allclose` and `(… ==
+  …).all()`, which are true for an empty array (`np.testing.assert_allclose` compares shapes).
+- Values that the pipe cannot carry. If an argument is of a class that the tests define, the row gets None, with a
+  reason in the column `error`. If a function of the tests returns such a value to the program, the program gets a
+  TypeError. Tests fail if they use order or arithmetic on objects of the program's classes, `isinstance` with such a
+  class, or a context manager of the program that suppresses an exception. A named tuple comes back as a tuple. A list,
+  dict, set or deque that a function changes in place is changed for the tests too. Coroutines run one after another.
 
-Startup cost in CPU time on one core of an AMD EPYC: a script 39 ms under bubblewrap, 125 ms under Apptainer, 34 ms
-unconfined; all asserts of a row, which need two processes, 99, 271 and 90 ms.
+Start-up takes CPU time, measured on one core of an AMD EPYC: for a script 39 ms under bubblewrap, 125 ms under
+Apptainer, 34 ms unconfined; for all asserts of a row, which need two processes, 99, 271 and 90 ms.
 
 `user_code/sandbox` lists what the sandbox covers. With `allow_unconfined: true` and no sandbox, a program has the
-rights of the user who runs the pipeline, and nothing of this holds against a program that looks for the other process.
+rights of the user who runs the pipeline, and none of this holds against a program that looks for the other process.
 """
 
 from __future__ import annotations
@@ -80,29 +80,29 @@ def code_reward(
     allow_unconfined: bool = False,
     **columns: Any,
 ) -> list[float | None]:
-    """1 if a completion's program passes all tests of its row, else 0; None if the row has no usable tests.
+    """1 if a completion's program passes all tests of its row, otherwise 0; None if the row has no usable tests.
 
-    A program that takes too long fails. So `row_timeout` plus `timeout` must stay below the reward's `timeout` in the
-    configuration, after which a row gets no score.
+    A program that takes too long fails. `row_timeout` plus `timeout` must stay below the reward's `timeout` in the
+    configuration, since a row that exceeds that gets no score.
 
     Args:
-        completions: strings, or lists of messages; the last message counts.
-        tests_column: the column with the tests.
-        entry_point_column: the column with the name of the function for `check`, where the tests define `check`.
-        timeout: seconds of wall time and of CPU time for a run of the program: all asserts of a row, or one input.
-        row_timeout: seconds for all runs of a row; inputs that are left after it count as failed.
-        memory_mb: limit in MiB for each process.
-        file_mb: limit in MiB for a file, and for /tmp as a whole, which may have 256 files for each MiB.
+        completions: strings, or lists of messages, of which the last one counts.
+        tests_column: name of the column with the tests.
+        entry_point_column: name of the column with the function to pass to `check`, if the tests define `check`.
+        timeout: seconds of wall-clock time and of CPU time per run of the program (all asserts of a row, or one input).
+        row_timeout: seconds for all runs of a row. Remaining inputs count as failed.
+        memory_mb: memory limit of each process, in MiB.
+        file_mb: limit on the size of a file, and on the total size of /tmp, in MiB. /tmp may have 256 files per MiB.
         processes: maximum number of concurrent processes and threads.
         partial: return the share of passed tests instead of 0 or 1.
-        workers: rows that run concurrently.
-        read_only: further paths that programs may read; folders are added to Python's path.
-        image: an Apptainer image with a python3.
-        allow_unconfined: if no sandbox works, run programs with the user's rights.
+        workers: number of rows that run concurrently.
+        read_only: more paths that programs may read; folders are added to Python's path.
+        image: Apptainer image with a python3.
+        allow_unconfined: run programs with the user's rights if no sandbox works.
         columns: every column of the dataset.
 
     Raises:
-        UserError: the sandbox or a column is missing, the sandbox fails its self-test, or tests have neither form.
+        UserError: a sandbox or column is missing, the sandbox fails its self-test, or tests have neither form.
     """
     if tests_column not in columns:
         raise UserError(f"code_reward finds no column '{tests_column}': name the one with the tests in 'tests_column'")
@@ -139,7 +139,7 @@ def _score(settings: RunSettings, row: tuple[Any, Any, str | None]) -> float | U
 
 
 def program_of(text: str) -> str | None:
-    """The program in a completion; None where the thinking does not end."""
+    """The program in a completion; None if the thinking does not end."""
     thinking, _, reply = text.rpartition(THINK_END)
     if not thinking and THINK_START in reply:
         return None

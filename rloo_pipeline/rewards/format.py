@@ -1,4 +1,6 @@
-"""Format of a completion: a regular expression, `<think>…</think>` followed by an answer, GSM8K's answer mark."""
+"""Rewards the format of a completion: a regular expression, `<think>…</think>` followed by an answer, or GSM8K's answer
+mark.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ MARKED_ANSWER = re.compile(rf"(?:^|\n){ANSWER_MARK} -?\d[\d,]*(?:\.\d+)?\s*\Z")
 
 
 def format_reward(completions: list[Any], pattern: str) -> list[float]:
-    r"""1 where the whole completion matches a pattern, else 0.
+    r"""1 if the whole completion matches a pattern, otherwise 0.
 
     Args:
         completions: strings, or lists of messages; the last message counts.
-        pattern: a regular expression in the syntax of Python's `re`, whose dot matches newlines too, such as
+        pattern: regular expression in the syntax of Python's `re`, in which the dot also matches newlines, such as
             `.*\n#### -?\d+\s*`.
 
     Raises:
@@ -37,22 +39,22 @@ def format_reward(completions: list[Any], pattern: str) -> list[float]:
 
 
 def think_format_reward(completions: list[Any], opened: bool = False) -> list[float]:
-    """1 where the completion is `<think>…</think>` once and then an answer, else 0 (TRL's name).
+    """1 if the completion is `<think>…</think>` once and then an answer, otherwise 0 (TRL's name).
 
     Args:
         completions: strings, or lists of messages; the last message counts.
-        opened: the chat template ends the prompt with `<think>`, so the completion must not repeat it.
+        opened: True if the chat template ends the prompt with `<think>`, so that the completion must not repeat it.
     """
     return [float(bool((match := _match(c, opened)) and match["answer"].strip())) for c in completions]
 
 
 def shows_work(completions: list[Any], opened: bool = False) -> list[float]:
-    """1 where there is text between `<think>` and `</think>`, else 0: a monitor, to be used with weight 0."""
+    """1 if there is text between `<think>` and `</think>`, otherwise 0. Meant as a monitor, with weight 0."""
     return [float(bool((match := _match(c, opened)) and match["work"].strip())) for c in completions]
 
 
 def answer_mark_reward(completions: list[Any]) -> list[float]:
-    """1 where the completion ends with a line `#### <number>` (GSM8K's format) and has no other such mark, else 0."""
+    """1 if the completion ends with a line `#### <number>` (GSM8K's format) and has no other such mark, otherwise 0."""
     texts = [text_of(c) for c in completions]
     return [float(text.count(ANSWER_MARK) == 1 and bool(MARKED_ANSWER.search(text))) for text in texts]
 

@@ -1,6 +1,6 @@
-"""The reward from the environment of an episode: the return value of `get_reward()` at its end.
+"""Takes the reward from an episode's environment: the return value of `get_reward()` at the end of the episode.
 
-It is stored in the rollouts, so re-scoring an old table needs no environment.
+It is stored with the rollouts, so re-scoring an old table needs no environment.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from rloo_pipeline.errors import UserError
 
 
 def environment_reward(environment_reward: list[float | None], **_: Any) -> list[float | None]:
-    """Rewards of the environments.
+    """The rewards that the environments gave.
 
     Args:
-        environment_reward: column of the rollouts; None without a `get_reward`, or if the episode was lost.
+        environment_reward: column of the rollouts; None if there is no `get_reward` or the episode was lost.
 
     Returns:
-        The column.
+        That column.
     """
     return environment_reward
 
 
 def environment_part(environments: list[Any], part: str, of: str = "rewards", **_: Any) -> list[float | None]:
-    """One reward by name, for environments that give several, such as those of verifiers.
+    """One of several rewards, by name, for environments such as those of verifiers.
 
     Args:
-        environments: public attributes of each episode's environment.
+        environments: objects with the public attributes of each episode's environment.
         part: name of the reward.
-        of: attribute with a dict of numbers by name; `metrics` for the metrics of verifiers.
+        of: attribute that holds a dict of numbers by name; `metrics` for the metrics of verifiers.
 
     Returns:
-        The numbers; None where an episode was lost.
+        The numbers; None if an episode was lost.
 
     Raises:
         UserError: an environment does not have a reward of this name.

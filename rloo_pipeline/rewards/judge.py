@@ -1,21 +1,21 @@
-"""A language model as judge, behind an OpenAI-compatible endpoint.
+"""Scores completions with a language model as judge, behind an OpenAI-compatible endpoint.
 
-On a cluster, start vLLM's server in a job of its own on a GPU node, with a model that was downloaded before:
+On a cluster, start vLLM's server in a separate job on a GPU node, with a model that was downloaded before:
 
     vllm serve models/judge --served-model-name judge --host 0.0.0.0 --port 8000
 
-and name that node in the configuration (the nodes that score must be able to reach it):
+and name that node in the configuration (nodes that score must be able to reach it):
 
     - function: rloo_pipeline.rewards.judge:judge_reward
       options: {base_url: "http://node17:8000/v1", model: judge}
 
-The judge gets the prompt, with `[image]` for an image, and the answer after the thinking, at temperature 0. A reply
-without a score, with a score out of range, or cut at `max_tokens`, gives None and an entry in the column `error`, and
-so does a request that the endpoint refuses for its content. But if it answers for another completion of the same
-prompt, the refused one, which may be longer than the judge's context, gets 0. The `timeout` of the reward in the
-configuration must cover all attempts together.
+The judge gets the prompt, with `[image]` for each image, and the answer after the thinking, at temperature 0. If a
+reply has no score, has one out of range, or is cut off at `max_tokens`, the score is None, with a reason in the column
+`error`. The same goes for a request that the endpoint refuses because of its content. But if it accepts another
+completion of the same prompt, the refused one, which may be too long for the judge's context, gets 0. The reward's
+`timeout` in the configuration must cover all attempts together.
 
-As `judge` of the configuration, the function compares two completions by PAIR_TEMPLATE. A refused pair gets None.
+As the `judge` of a configuration, the function compares two completions with PAIR_TEMPLATE. A refused pair gets None.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
     extra_body: dict[str, Any] | None
     attempts: int
     shown_url: str
-    """The URL as messages show it."""
+    """The URL to show in messages."""
     key: str | None
 
 
@@ -99,30 +99,30 @@ async def judge_reward(
     other_completions: list[Any] | None = None,
     **row_columns: Any,
 ) -> list[float | None]:
-    """The judge's scores, scaled from [lowest, highest] to [0, 1]; None where it gives no score in that range.
+    """The judge's scores, scaled from [lowest, highest] to [0, 1]; None if it gives no score in that range.
 
     Args:
         prompts: messages or strings, as in the dataset.
         completions: strings, or lists of messages; the last message counts.
         base_url: URL of the endpoint, ending in `/v1`.
         model: name under which the endpoint serves the judge.
-        template: the judge's prompt, with {prompt}, {completion} and any dataset column in braces; by default TEMPLATE,
+        template: the judge's prompt, with {prompt}, {completion} and any dataset column in braces. Default: TEMPLATE,
             or PAIR_TEMPLATE if there are `other_completions`.
-        pattern: regular expression whose only group is the score; the last match in the reply counts.
-        lowest: the score that gives 0.
-        highest: the score that gives 1.
-        show_thinking: show the judge the thinking too.
-        max_tokens: most tokens of the judge's reply.
-        extra_body: further keys of the request, such as `{chat_template_kwargs: {enable_thinking: false}}`.
-        concurrency: most concurrent requests of all calls in a process.
-        timeout: seconds after which a request fails, from its start to the last byte of the answer.
-        attempts: attempts per request, including the first; the waits between them grow.
+        pattern: regular expression whose only group is the score. The last match in the reply counts.
+        lowest: score that is mapped to 0.
+        highest: score that is mapped to 1.
+        show_thinking: also show the judge the thinking.
+        max_tokens: maximum number of tokens in the judge's reply.
+        extra_body: more keys of the request, such as `{chat_template_kwargs: {enable_thinking: false}}`.
+        concurrency: maximum number of concurrent requests, over all calls in a process.
+        timeout: time limit of a request in seconds, from its start to the last byte of the answer.
+        attempts: number of attempts per request, including the first. The waits between them grow.
         api_key_env: name of the environment variable with the endpoint's key; the key is never logged.
-        other_completions: what a judge compares the completions with, which the template has too.
+        other_completions: completions to compare with, when used as a judge; the template can name them too.
         row_columns: every column of the dataset.
 
     Raises:
-        UserError: template or pattern is malformed, or the endpoint cannot be reached or refuses the request.
+        UserError: template or pattern is malformed, or the endpoint cannot be reached or refuses requests.
     """
     shown_url = http_service.checked_url(REWARD, base_url)
     key = http_service.secret_of(REWARD, "api_key_env", api_key_env)
@@ -158,7 +158,7 @@ async def judge_reward(
     client_key = (REWARD, base_url, api_key_env, timeout, attempts, concurrency)
     async with http_service.shared_client(client_key, concurrency, make) as shared:
         scores = await http_service.gather([judge(shared, *numbered) for numbered in enumerate(questions)])
-    if other_completions is not None:  # either completion may be the cause
+    if other_completions is not None:  # either completion of the pair may be the cause
         for place, why in refused.items():
             unscored(place, why)
         return scores
@@ -171,7 +171,7 @@ def _client(base_url: str, key: str | None, timeout: float, attempts: int) -> As
     client = http_service.bounded(openai.DefaultAsyncHttpxClient, timeout)
     return openai.AsyncOpenAI(
         base_url=base_url,
-        api_key=key or "none",  # OPENAI_API_KEY and the like belong to another server
+        api_key=key or "none",  # OPENAI_API_KEY and similar variables belong to another server
         organization="",
         project="",
         timeout=timeout,
@@ -196,7 +196,7 @@ async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
         if reply.choices is None:
             raise TypeError("no choices")
         if not reply.choices or getattr(reply.choices[0], "finish_reason", None) == "length":
-            return ""  # of a reply that is cut, the last score may be cut too, or not be the last one
+            return ""  # if a reply is cut off, its last score may be incomplete, or not the final one
         return reply.choices[0].message.content or ""
     except openai.APIStatusError as error:
         status = f"with status {error.status_code} ({http_service.without(key, error.message)})"
@@ -217,7 +217,7 @@ async def _reply(client: AsyncOpenAI, question: str, endpoint: Endpoint) -> str:
 
 
 def _question(template: str, prompt: Any, completion: str, row: dict[str, Any]) -> str:
-    """The judge's prompt for one completion."""
+    """Formats the judge's prompt for a completion."""
     values = row | {"prompt": _conversation(prompt), "completion": completion}
     try:
         return template.format_map(values)
@@ -238,7 +238,7 @@ def _conversation(prompt: Any) -> str:
 
 
 def _shown(completion: Any, with_thinking: bool) -> str:
-    """The part of a completion that the judge sees; empty where the thinking does not end."""
+    """The part of a completion that the judge sees; empty if the thinking does not end."""
     text = text_of(completion)
     if with_thinking:
         return text
@@ -258,7 +258,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _score_in(reply: str, pattern: re.Pattern[str]) -> float | None:
-    """The last score in a reply, outside of its thinking."""
+    """The last score in a reply, ignoring its thinking."""
     matches = pattern.findall(after_thinking(reply).partition(THINK_START)[0])
     try:
         return float(matches[-1]) if matches else None

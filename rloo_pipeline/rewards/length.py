@@ -1,6 +1,6 @@
-"""Length of completions in tokens: a soft limit, a target length.
+"""Rewards the length of completions in tokens: a soft limit, or a target length.
 
-`algorithm.response_length` applies both within the update; as rewards they have a column, a weight and a place in the
+`algorithm.response_length` applies both within the update. As rewards, they have a column, a weight and a place in the
 report.
 """
 
@@ -12,12 +12,12 @@ from rloo_pipeline.errors import UserError
 
 
 def overlong_reward(completion_ids: list[list[int]], longest: int, cache: int) -> list[float]:
-    """0 up to longest − cache tokens, then linear down to −1 at `longest` tokens and beyond.
+    """0 up to longest − cache tokens, then falling linearly to −1 at `longest` tokens and beyond.
 
     Yu et al. 2025 (DAPO, arXiv 2503.14476), equation 13.
 
     Raises:
-        UserError: `cache` is not from 1 to `longest`.
+        UserError: `cache` is not between 1 and `longest`.
     """
     if not 0 < cache <= longest:
         raise UserError(
@@ -33,7 +33,7 @@ def target_length_reward(completion_ids: list[list[int]], target: int | Sequence
 
     Args:
         completion_ids: token ids of each completion.
-        target: target length in tokens: an option, or a dataset column of that name.
+        target: target length in tokens, as an option or as a dataset column of that name.
 
     Raises:
         UserError: a target is below 1.

@@ -2,14 +2,14 @@
 
 The answer is in the completion's last `\\boxed{…}` (boxes that only a comma, `and` or `or` separates form a list), in
 its last `<answer>…</answer>`, or after its last `####`, whichever comes last. Without such a mark, it is the text after
-the last `A: `, `Answer: ` or `the answer is `; otherwise the last number. A completion without a readable answer
-scores 0. Only the text after the thinking counts; thinking that does not end has no answer.
+the last `A: `, `Answer: ` or `the answer is `; failing that, the last number. A completion without a readable answer
+scores 0. Only text after the thinking counts; if the thinking does not end, there is no answer.
 
 Numbers may have currency, thousands separators, units, a percent sign (50% equals 50 and 0.5) or a word such as
 million, and may be mixed (`2 1/2`). `x = 5` and `2 + 3 = 5` are 5; other equations stay equations. If the gold answer
-is a letter, the answer is the letter with which the text begins: `B`, `(B)` or `B) Paris`, but not `A or B`. Words,
-times (`3:30`) and numbers with a base (`101_2`) are compared as text. For the rest, math-verify judges the LaTeX,
-within limits of time and size.
+is a letter, the answer is the letter that the text begins with: `B`, `(B)` or `B) Paris`, but not `A or B`. Words,
+times (`3:30`) and numbers with a base (`101_2`) are compared as text. For everything else, math-verify judges the
+LaTeX, within limits on time and size.
 
 The gold answer is read in the same way, so it may be a bare expression, a `\\boxed{…}` or a whole GSM8K solution that
 ends with `#### 42`. A gold answer that cannot be read gives None; `rloo check` counts these before a run.
@@ -28,13 +28,15 @@ from rloo_pipeline.user_code.completion_text import THINK_END, THINK_START, text
 from rloo_pipeline.user_code.number_parsing import Number
 
 _HEADING = r"[^\S\n]*[*_]*[A-Za-z]{2}[^\n]*\n\s*\S"
-"""Text after the `####` of a Markdown heading. A heading that begins with a number looks like an answer."""
+"""Text after `####` that is a Markdown heading and not an answer. A heading that begins with a number looks like an
+answer.
+"""
 _MARK = re.compile(rf"\\(?:boxed|fbox)\s*(?=\{{)|(?<=[^\n#])#{{4,}}+|(?<![^\n])#{{4,}}+(?!{_HEADING})|<answer>")
 _SEPARATOR = re.compile(r"[\s$]*(?:,|;|\\text\{\s*(?:and|or)\s*\}|\band\b|\bor\b)[\s$]*(?:[A-Za-z]\w{0,3}\s?=\s?)?")
-"""Text between two boxes that are one list."""
+"""Text between two boxes that form one list."""
 _MINUS = re.compile(r"(?:[$(=]\s?-\s?|(?:\s|\A)-)\Z")
 _POWER = re.compile(r"\s*\\?%|\^\{?\w{1,9}\}?|\s*\\pi\b")
-"""Text after a box that belongs to its value."""
+"""Text after a box that still belongs to its value."""
 _ANSWER_IS = re.compile(
     r"^[^\S\n]*A:|\banswer\W{0,4}(?:\s+is)?\W{0,3}:"
     r"|\banswer(?:\s+(?:to|in)\b[^\n.:]{0,80}?)?\s+(?:is|(?:w|sh)ould be|(?:will|must) be)\b",
@@ -46,7 +48,7 @@ _GOES_ON = re.compile(
     r"|!|\s*[α-ω](?<!μ)(?![ά-ώ])|[A-Za-z](?![A-Za-z])(?<![mglLhs])"
     r"|\s+[a-z](?<![mglhs])(?![A-Za-z]|\s+[A-Za-z]{2}|\.[A-Za-z])"
 )
-"""Matches after a first number where the text is a longer expression, a list, or several guesses."""
+"""Matches after a first number if the text is a longer expression, a list, or several guesses."""
 _WORDS = re.compile(
     r"(?<![A-Za-z\\])(?!sin|cos|tan|log|exp|and\b|[pbv]?matrix|array|cases|align)[A-Za-z]{3,}|\b[Nn][Oo]\b|[^\W\d_](?<![\0-ͯα-ω])"
 )
@@ -54,33 +56,33 @@ _NEGATED = re.compile(
     r"(?:\bnot|\bnever|n't|\bneither|\bexcept|\b(?:more|less|greater|fewer) than|[<>])\D{0,15}[\d.,/]+\D*\Z",
     re.IGNORECASE,
 )
-"""A last number that is not the answer."""
+"""Matches a last number that is not the answer."""
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?")
 _CHOICE = re.compile(
     r"(?:(?i:option|choice)\s+)?[\s(\[\"“]*([A-Za-z])(?!\w)"
     r"(?![\s,;:/&|)\]\"”]*(?:(?:or|and)\b\W*)?(?!a\s+\w|I\b)[A-Za-z](?!\w))"
     r"(?:\s*(?:[.,:;)\]\"”]|\Z)|(?<=[A-Z])\s+(?:[-–—]\s+)?[A-Za-z]{2})"
 )
-"""A text that begins with one letter, alone or with words after it, and goes on with no second letter."""
+"""Matches a text that begins with a single letter, alone or followed by words, but not by a second letter."""
 _EQUALS = re.compile(r"(?<![<>!\\])=|\\approx\b|≈|\\Rightarrow\b|⇒")
 _NAME = re.compile(r"[\s$]*((?:\\?[A-Za-z]+(?:_\{?\w{1,9}\}?)?)(?:\([\w, ]{1,9}\))?|\([A-Za-z](?:, ?[A-Za-z])+\))\s*")
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?!(?<=\d)\s?[xX]\s?\d|(?<=\d\s)[xX]\s?\d|[mgLlhs])[A-Za-z](?![A-Za-z])")
-"""A letter that stands for a number, but not the `x` of `3 x 4` or the unit of `5 m`."""
+"""Matches a letter that stands for a number, but not the `x` in `3 x 4` or the unit in `5 m`."""
 _VERBATIM = re.compile(r"\d{1,2}:\d\d(?!\d).*|\w+_\{?\d+\}?", re.DOTALL)
-"""A time, or a number with its base: math-verify reads them as a quotient and as a number of base 10."""
+"""Matches a time, or a number with its base, which math-verify would read as a quotient and as a base-10 number."""
 
 
 class MathAnswer(NamedTuple):
-    """The answer in a text."""
+    """An answer found in a text."""
 
     text: str
-    """The answer without LaTeX around its words and numbers."""
+    """The answer, without LaTeX around its words and numbers."""
     latex: str
-    """The answer as math-verify gets it."""
+    """The answer in the form passed to math-verify."""
     number: Number | None = None
-    """The answer as a number, if it is a single plain one."""
+    """The answer as a number, if it is a single plain number."""
     only: bool = False
-    """True if only units and punctuation stand beside the number."""
+    """True if there is nothing but units and punctuation around the number."""
     name: str = ""
     """`x` if the answer is `x = 5`; `text` and `latex` then hold `5`."""
     sentence: bool = False
@@ -88,7 +90,7 @@ class MathAnswer(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key that is equal for two answers that are written alike."""
+        """A key that is equal for answers that are written alike."""
         letter = _LETTER.fullmatch(self.text)
         return letter[1].casefold() if letter else re.sub(r"[\s{}]", "", self.text.casefold())
 
@@ -109,15 +111,15 @@ def math_reward(
     solution: list[Any] | None = None,
     after_thinking: bool = False,
 ) -> list[float | None]:
-    """1 where the completion's answer equals the gold answer, 0 where not, None where the gold answer is unreadable.
+    """1 if the completion's answer equals the gold answer, otherwise 0; None if the gold answer is unreadable.
 
-    The metric `rewards/<name>/none` in metrics.json is the number of None.
+    The metric `rewards/<name>/none` in metrics.json counts the Nones.
 
     Args:
         completions: strings, or lists of messages; the last message counts.
-        answer: the gold answers.
-        solution: the gold answers, if the column `answer` is missing (TRL's name).
-        after_thinking: a completion without `</think>` has no answer; for chat templates that write `<think>`.
+        answer: gold answers.
+        solution: gold answers, if there is no column `answer` (TRL's name).
+        after_thinking: True if a completion without `</think>` has no answer, for chat templates that write `<think>`.
 
     Raises:
         UserError: there is neither a column `answer` nor a column `solution`.
@@ -153,13 +155,13 @@ def _equal(gold: MathAnswer, answer: MathAnswer) -> bool:
     return symbolic.equal(expected, symbolic.parsed(answer.latex, answer.sentence))
 
 
-@lru_cache(maxsize=1024)  # the completions of a prompt share a gold answer
+@lru_cache(maxsize=1024)  # cached, since the completions of a prompt share a gold answer
 def _gold(text: str) -> MathAnswer | None:
-    """The gold answer; it has a number only where the text contains no other mathematics."""
+    """Parses a gold answer. It has a number only if the text contains no other mathematics."""
     answer = find(text)
     if answer is None or (answer.number and (answer.only or answer.has_words)):
         return answer
-    if not _MARK.search(text):  # as if it were in a box, where completions have it
+    if not _MARK.search(text):  # as if it were in a box, where completions have theirs
         answer = _read(number_parsing.ascii_mathematics(text), prose=False) or answer
     return (
         answer._replace(number=None) if re.search(r"\w", answer.text) and len(answer.text) <= symbolic.LONGEST else None
@@ -167,7 +169,7 @@ def _gold(text: str) -> MathAnswer | None:
 
 
 def find(text: str, gold: MathAnswer | None = None) -> MathAnswer | None:
-    """The answer in a text, or None. `gold` is the gold answer, if the text is a completion."""
+    """Finds the answer in a text, or None. `gold` is the gold answer if the text is a completion."""
     text = number_parsing.ascii_mathematics(text)
     wanted = None if gold is None or gold.number else gold
     letter = wanted is not None and bool(_LETTER.fullmatch(wanted.text))
@@ -198,8 +200,8 @@ def find(text: str, gold: MathAnswer | None = None) -> MathAnswer | None:
 
 
 def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
-    """The text of the last mark, and True if the mark is a box. The text is the content of the box (with the boxes of
-    its list), the content of the element, or the rest of the line.
+    """The text of the last mark, and True if the mark is a box. The text is the content of the box (with the other
+    boxes of its list), the content of the element, or the rest of the line.
     """
     mark = marks[-1]
     if mark[0] == "<answer>":
@@ -222,7 +224,7 @@ def _marked(text: str, marks: list[re.Match[str]]) -> tuple[str, bool]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Index of the brace that closes the one at `start`; -1 if it is missing."""
+    """Index of the brace that closes the one at `start`; -1 if there is none."""
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
@@ -232,7 +234,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def _read(span: str, prose: bool = True) -> MathAnswer | None:
-    """The answer in a short text: its leading number or expression, else its last number. In prose, `18!` is 18."""
+    """Reads the answer in a short text: its leading number or expression, otherwise its last number. In prose, `18!` is
+    18.
+    """
     name, latex = _sides(span)
     text = number_parsing.plain(latex).strip().rstrip(".,;:! " if prose else ".,;: ")
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
@@ -240,7 +244,8 @@ def _read(span: str, prose: bool = True) -> MathAnswer | None:
     if not text:
         return None
     end = len(latex.rstrip(".,;: \t\n"))
-    answer = MathAnswer(text, latex[: end + latex.endswith("\\", 0, end)], name=name)  # `\,` and the like stay whole
+    # keeps `\,` and similar commands whole
+    answer = MathAnswer(text, latex[: end + latex.endswith("\\", 0, end)], name=name)
     if number := number_parsing.first(text):
         rest = text[number.end :]
         return answer if _GOES_ON.match(rest) else answer._replace(number=number, only=bool(_UNIT.match(rest)))
@@ -251,7 +256,7 @@ def _read(span: str, prose: bool = True) -> MathAnswer | None:
 
 
 def _sides(text: str) -> tuple[str, str]:
-    """Splits `x = 5`, `2 + 3 = 5` or `x = 2 + 3 = 5` into name and value; other texts are a value without a name."""
+    """Splits `x = 5`, `2 + 3 = 5` or `x = 2 + 3 = 5` into name and value. Other texts are a value without a name."""
     *left, value = _EQUALS.split(text)
     names = [name[1] for side in left if (name := _NAME.fullmatch(side))]
     if all(_NAME.fullmatch(side) or _WORDS.search(side) or not _UNKNOWN.search(side) for side in left):

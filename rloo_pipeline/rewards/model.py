@@ -1,9 +1,10 @@
-"""A learned reward: any Hugging Face model for sequence classification. It scores the whole conversation in its own
-chat template, as in TRL.
+"""Scores with a reward model: any Hugging Face model for sequence classification. It reads the whole conversation in
+its own chat template, as in TRL.
 
-The model is loaded once per process, from a folder or the Hub's cache and never from the network. Conversations of
-similar length share a batch, padded on the right; padding does not change a score. Special tokens that a prompt or
-completion spells are encoded as plain text. Weights are bfloat16 on a GPU and float32 on a CPU. In the configuration:
+The model is loaded once per process, from a folder or the Hub's cache, never from the network. Conversations of similar
+length share a batch, padded on the right; padding does not change scores. Special tokens that occur in the text of a
+prompt or completion are encoded as plain text. Weights are bfloat16 on a GPU and float32 on a CPU. In the
+configuration:
 
     - function: rloo_pipeline.rewards.model:reward_model
       batch: all      # one process, one model, batches from the whole table
@@ -40,7 +41,7 @@ class LoadedModel(NamedTuple):
     limit: int
     """Maximum length of a conversation in tokens."""
     pad: int | None
-    """The padding token; a model without one gets one conversation at a time."""
+    """Id of the padding token. A model without one gets one conversation at a time."""
 
 
 def reward_model(
@@ -58,27 +59,27 @@ def reward_model(
     device: str | None = None,
     trust_remote_code: bool = False,
 ) -> list[float | None]:
-    """The model's score of each completion.
+    """The model's score for each completion.
 
-    The model cannot read a conversation that exceeds its context, or that spells a special token which its tokenizer
-    cannot write as plain text. Such a completion gets 0, or the lowest score of the same prompt's completions if that
-    is below 0, and None if the model can read no completion of its prompt.
+    The model cannot read a conversation that exceeds its context, or whose text contains a special token that its
+    tokenizer cannot encode as plain text. Such a completion gets 0, or the lowest score among the same prompt's
+    completions if that is below 0; it gets None if the model can read no completion of the prompt.
 
     Args:
         prompts: messages, or strings that the completion continues without a chat template or special tokens.
         completions: strings, or lists of the messages that follow the prompt.
-        model: folder of the model, or the Hub id of a model in the cache; by default the one that the run trains from
+        model: folder of the model, or Hub id of a model in the cache. Default: the one that the run trains from
             preferences (`reward_model` in the configuration).
         revision: commit, tag or branch of a Hub model.
-        output: index of the output that is the score; may be omitted where the model has one output.
+        output: index of the output that is the score; may be omitted if the model has only one output.
         probability: return the sigmoid (one output) or the softmax (several) instead of the logit.
-        strip_thinking: show the model of the last message only the text after `</think>`.
+        strip_thinking: show the model only the text after `</think>` in the last message.
         chat_template_kwargs: passed to the model's chat template.
-        max_length: longest conversation in tokens; by default from the model's configuration.
-        max_tokens_per_batch: tokens of a batch, padding included; a longer conversation is a batch of its own.
-        dtype: number format of the weights; by default bfloat16 on a GPU and float32 on a CPU.
-        device: `cuda`, `cuda:1`, `cpu`; by default a GPU where there is one.
-        trust_remote_code: run the Python code that comes with the model. Leave it off unless you have read that code.
+        max_length: maximum length of a conversation in tokens. Default: from the model's configuration.
+        max_tokens_per_batch: maximum tokens in a batch, including padding. A longer conversation is a batch by itself.
+        dtype: number format of the weights. Default: bfloat16 on a GPU and float32 on a CPU.
+        device: `cuda`, `cuda:1`, `cpu`. Default: a GPU if there is one.
+        trust_remote_code: run the Python code that comes with the model. Leave this off unless you have read that code.
 
     Raises:
         UserError: the model cannot be loaded, is not a reward model, or cannot read these conversations.
@@ -141,7 +142,7 @@ def _load(
             dtype=getattr(torch, number_format),
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in loading_info, by name
+            ignore_mismatched_sizes=True,  # loading_info lists them by name
             **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -176,7 +177,9 @@ def _column(model: PreTrainedModel, path: str, output: int | None) -> int:
 
 
 def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
-    """Prompt and completion as the model reads them: a text, or messages, with `[image]` for an image of the prompt."""
+    """Prompt and completion in the form that the model reads: a text, or messages, with `[image]` for each image of the
+    prompt.
+    """
     text = text_of(completion)
     if strip_thinking:
         text = after_thinking(text).strip()
@@ -188,8 +191,8 @@ def shown(prompt: Any, completion: Any, strip_thinking: bool) -> Any:
 
 
 def ids_of(tokenizer: Any, read: Any, path: str, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Token ids of a text, or of messages in the model's chat template. Special tokens that they spell are encoded as
-    plain text; otherwise a policy could end its turn and write the user's.
+    """Tokenizes a text, or messages in the model's chat template. Special tokens in their text are encoded as plain
+    text; otherwise a policy could end its turn and write the user's.
     """
 
     def rendered(messages: Any) -> str:
@@ -206,7 +209,7 @@ def ids_of(tokenizer: Any, read: Any, path: str, template_kwargs: Mapping[str, A
 
 
 def _batches(ids: Mapping[int, list[int]], most: int) -> Iterator[list[int]]:
-    """Batches of rows of `ids` of similar length with at most `most` padded tokens; the longest come first, so that a
+    """Yields batches of rows of similar length, with at most `most` padded tokens. The longest come first, so that a
     lack of memory shows at once.
     """
     batch: list[int] = []
@@ -220,7 +223,7 @@ def _batches(ids: Mapping[int, list[int]], most: int) -> Iterator[list[int]]:
 
 
 def _logits(loaded: LoadedModel, ids: list[list[int]]) -> torch.Tensor:
-    """Runs the model on token ids of conversations. Returns logits, shape (conversations, outputs)."""
+    """Runs the model on conversations. Returns logits [conversations, outputs]."""
     import torch
 
     longest = max(len(row) for row in ids)

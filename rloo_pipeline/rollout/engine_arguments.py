@@ -1,6 +1,6 @@
-"""The arguments of a vLLM engine for a policy on this device, or a refusal of what vLLM cannot sample there.
+"""The arguments of a vLLM engine for a policy on this device; refuses what vLLM cannot sample there.
 
-vLLM itself fails deep inside an engine, or not at all. Sizes of context, KV cache and batches are computed before the
+vLLM itself would fail deep inside an engine, or not notice. Sizes of context, KV cache and batches are computed before
 engine starts.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head that vLLM's kernel for CPUs is compiled for."""
+"""Sizes of attention heads for which vLLM's CPU kernel is compiled."""
 LATENT = 576
-"""The size of latent attention (kv_lora_rank and qk_rope_head_dim together) that it is compiled for."""
+"""Size of latent attention (kv_lora_rank plus qk_rope_head_dim) for which it is compiled."""
 QUANTIZATION = "fp8_per_channel"
-"""The scheme of `rollout.quantization` that it has layers for, which are those of PyTorch."""
+"""The only `rollout.quantization` for which vLLM has layers on CPUs, through PyTorch."""
 DELTA_HEADS = (64, 128)
-"""Sizes of a head of DeltaNet that it is compiled for."""
+"""Sizes of DeltaNet heads for which it is compiled."""
 MULTIPLE = 32
 """The hidden size of a model with experts must be a multiple of this. vLLM pads the width of experts, except in
 gpt-oss.
@@ -50,25 +50,25 @@ LOGPROBS_MODE = "processed_logprobs"
 
 
 class EngineSettings(NamedTuple):
-    """Options of the configuration that vLLM is started with."""
+    """Settings of the configuration with which vLLM is started."""
 
     dtype: Dtype
     gpu_memory_utilization: float
     kv_cache_gib: int
     tensor_parallel_size: int
     most_images: int = 0
-    """Images that a prompt may have."""
+    """Maximum number of images in a prompt."""
     router_replay: bool = False
-    """True if completions get the experts that vLLM chose."""
+    """True if vLLM also returns the experts that it chose."""
     quantization: str | None = None
-    """vLLM's name of the scheme by which it quantizes weights as it loads them."""
+    """vLLM's name for the scheme that quantizes weights as they are loaded."""
     decode_context_parallel_size: int = 1
 
     @classmethod
     def of(
         cls, model: Model, vllm: Vllm, rollout: Rollout, most_images: int = 0, for_rollouts: bool = True
     ) -> EngineSettings:
-        """The settings of rollouts, or of an evaluation, which `rollout.quantization` does not act on."""
+        """The settings for rollouts, or for an evaluation, which `rollout.quantization` does not affect."""
         return cls(
             model.dtype,
             vllm.gpu_memory_utilization,
@@ -91,13 +91,8 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     on_gpu = devices.device_type() == "cuda"
     if on_gpu and policy.is_adapter:
         model_support.check_dtype_on_gpu(engine.dtype)
-    if not on_gpu and engine.router_replay:
-        raise UserError(
-            "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "
-            "a GPU"
-        )
     if not on_gpu:
-        check_on_cpu(policy, engine.dtype, engine.quantization)
+        check_on_cpu(policy, engine.dtype, engine.quantization, engine.router_replay)
     longest = context_length(policy, needed)
     given: dict[str, Any] = {
         "model": str(policy.base),
@@ -114,11 +109,11 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     if engine.quantization is not None:
         given["quantization"] = engine.quantization
     if engine.router_replay:
-        # With a step ahead of its outputs in the queue, vLLM will not empty its cache for the next rollout.
+        # With a step queued ahead of its outputs, vLLM would refuse to empty its cache before the next rollout.
         given |= {"enable_return_routed_experts": True, "async_scheduling": False}
     if policy.image_kind is not None:
         videos = {} if policy.image_kind.video is None else {"video": 0}
-        # The processor normalizes pixels, as for the trainer: vLLM would take mean and deviation from files that may
+        # The processor normalizes pixels, as for the trainer: vLLM would read mean and deviation from files that may
         # lack them.
         given |= {"limit_mm_per_prompt": {"image": engine.most_images, **videos}, "mm_device_do_normalize": False}
     if policy.is_adapter:
@@ -130,20 +125,26 @@ def arguments(policy: Policy, engine: EngineSettings, needed: int, seed: int) ->
     return given | gpu_arguments(policy, engine, visible_gpu(engine.tensor_parallel_size), longest)
 
 
-def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None) -> None:
-    """Checks a policy by its config.json for a sampler on CPUs.
+def check_on_cpu(policy: Policy, dtype: Dtype, quantization: str | None, router_replay: bool) -> None:
+    """Checks from config.json that a sampler on CPUs can hold a policy.
 
     Args:
         policy: the policy.
         dtype: number format of the sampler.
         quantization: the scheme of `rollout.quantization`, if any.
+        router_replay: `rollout.router_replay`.
 
     Raises:
         UserError: vLLM cannot sample it.
     """
+    if router_replay:
+        raise UserError(
+            "rollout.router_replay: vLLM returns the experts of its tokens on GPUs only; set it to false, or sample on "
+            "a GPU"
+        )
     if quantization not in (None, QUANTIZATION):
         raise UserError(
-            f"rollout.quantization: {quantization} needs a GPU; vLLM on CPUs has {QUANTIZATION}, or leave it out"
+            f"rollout.quantization: {quantization} needs a GPU; on CPUs set {QUANTIZATION}, or leave it out"
         )
     text = policy.text_config
     if text.get("linear_num_value_heads"):
@@ -176,10 +177,10 @@ def _check_experts(file: Path, text: Mapping[str, Any]) -> None:
 
 
 def check_heads(policy: Policy, model: ModelConfig) -> None:
-    """Checks the attention of a model as a started engine has read it.
+    """Checks the attention heads of a model, as read by a started engine.
 
     Raises:
-        UserError: vLLM cannot compute it on a CPU.
+        UserError: vLLM cannot compute them on a CPU.
     """
     if model.use_mla or not model.is_attention_free:
         _check_head(policy.config_file, model.get_head_size(), model.use_mla)
@@ -201,8 +202,8 @@ def check_configured_heads(policy: Policy) -> None:
 def _check_head(file: Path, size: int, latent: bool) -> None:
     if latent and size != LATENT:
         raise UserError(
-            f"{file}: vLLM on CPUs computes latent attention in which kv_lora_rank and qk_rope_head_dim make {LATENT} "
-            f"together, not {size}; use another model, or sample on a GPU"
+            f"{file}: vLLM on CPUs computes latent attention whose kv_lora_rank and qk_rope_head_dim add up to "
+            f"{LATENT}, not {size}; use another model, or sample on a GPU"
         )
     if not latent and size not in HEADS:
         raise UserError(
@@ -220,8 +221,8 @@ def context_length(policy: Policy, needed: int) -> int:
     longest = policy.context
     if longest is not None and needed > longest:
         raise UserError(
-            f"{policy.base}: the longest prompt and max_completion_length make {needed} tokens, the model's context is "
-            f"{longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
+            f"{policy.base}: the longest prompt and max_completion_length add up to {needed} tokens, but the model's "
+            f"context is {longest}; lower dataset.max_prompt_length or rollout.max_completion_length"
         )
     rounded = -(-needed // 64) * 64
     return rounded if longest is None else min(rounded, longest)
@@ -230,9 +231,9 @@ def context_length(policy: Policy, needed: int) -> int:
 def adapter_arguments(policy: Policy) -> dict[str, Any]:
     """Arguments for a policy's adapter.
 
-    They name the modules that the adapter changes. Otherwise vLLM would also prepare layers of experts for adapters,
-    which fails on CPUs. The names are last parts: PEFT writes whole paths for `all-linear`, from which vLLM would find
-    only the unfused layers.
+    They name the modules that the adapter changes; otherwise vLLM would also prepare expert layers for adapters, which
+    fails on CPUs. Only the last part of each name is given: PEFT writes full paths for `all-linear`, from which vLLM
+    would find only the unfused layers.
     """
     names = sorted({module.rpartition(".")[2] for module in policy.adapter_modules})
     rank = vllm_lora_rank(policy.adapter["r"])
@@ -245,7 +246,7 @@ def vllm_lora_rank(rank: int) -> int:
 
 
 def cpu_arguments(policy: Policy, engine: EngineSettings, longest: int) -> dict[str, Any]:
-    """Arguments that an engine has on CPUs alone, for sequences of at most `longest` tokens."""
+    """Arguments for engines on CPUs only, for sequences of at most `longest` tokens."""
     given: dict[str, Any] = {
         "enforce_eager": True,
         # For a prompt split over two steps vLLM resets the random generator, which it cannot do on CPUs.
@@ -253,7 +254,7 @@ def cpu_arguments(policy: Policy, engine: EngineSettings, longest: int) -> dict[
         "max_num_seqs": CPU_MAX_SEQS,
         "kv_cache_memory_bytes": cache_bytes(policy.dimensions, engine, longest),
     }
-    if policy.is_recurrent:  # without chunks vLLM keeps no states for prompts that begin alike
+    if policy.is_recurrent:  # without chunked prefill, vLLM cannot keep states for shared prefixes
         given["enable_prefix_caching"] = False
     return given
 
@@ -261,8 +262,8 @@ def cpu_arguments(policy: Policy, engine: EngineSettings, longest: int) -> dict[
 def cache_bytes(dims: ModelDims | None, engine: EngineSettings, longest: int) -> int:
     """Size of the KV cache on CPUs in bytes.
 
-    vLLM fills all of the cache with zeros when it starts, so it gets what a full batch of the longest sequences takes,
-    and a quarter more for prompts that several sequences share. Its limit, `vllm.kv_cache_gib`, is also the size for a
+    vLLM fills the whole cache with zeros when it starts, so it is as large as a full batch of the longest sequences,
+    plus a quarter for prompts that several sequences share. Its limit, `vllm.kv_cache_gib`, is also the size for a
     model whose dimensions are unknown.
     """
     most = engine.kv_cache_gib * 2**30
@@ -276,7 +277,7 @@ class VisibleGpu(NamedTuple):
     """A GPU as vLLM sees it."""
 
     memory: float
-    """Bytes."""
+    """GPU memory in bytes."""
     name: str
 
     @property
@@ -320,7 +321,7 @@ def visible_gpu(parallel: int) -> VisibleGpu:
         return VisibleGpu(current_platform.get_device_total_memory(), current_platform.get_device_name())
     import torch
 
-    facts = torch.cuda.get_device_properties(0)  # also right for a slice of a GPU in MIG mode
+    facts = torch.cuda.get_device_properties(0)  # correct for a MIG slice, too
     return VisibleGpu(facts.total_memory, facts.name)
 
 
@@ -329,15 +330,15 @@ def gpu_budget(
 ) -> GpuBudget:
     """Divides vLLM's share of a GPU.
 
-    The cache gets 1.25 times the size of a full batch of the longest sequences, as far as there is room. So vLLM need
-    not measure memory, which would go wrong if other processes on the GPU start or end meanwhile.
+    The cache gets 1.25 times the size of a full batch of the longest sequences, if there is room. So vLLM need not
+    measure memory, which would go wrong if other processes on the GPU start or end meanwhile.
 
     Args:
         dims: the model's dimensions.
         engine: settings; `gpu_memory_utilization` is an upper limit.
         card: the GPU.
         longest: maximum number of tokens of a prompt with its completion.
-        recurrent: True if layers have recurrent states, whose blocks have other sizes; the cache then gets all room.
+        recurrent: True if layers have recurrent states, whose blocks differ in size; the cache then gets all the room.
 
     Returns:
         The budget; its cache is 0 or less if there is no room for one.
@@ -359,11 +360,11 @@ def gpu_budget(
 
 
 def gpu_arguments(policy: Policy, engine: EngineSettings, card: VisibleGpu, longest: int) -> dict[str, Any]:
-    """Arguments that an engine has on GPUs alone; takes the arguments of `gpu_budget`.
+    """Arguments for engines on GPUs only; takes those of `gpu_budget`.
 
     With `kv_cache_memory_bytes`, vLLM does not measure memory, which fails while other processes on the GPU start or
-    end. vLLM then only requires that `gpu_memory_utilization` is free at its start. If config.json lacks sizes that we
-    know, vLLM measures.
+    end; it then only requires that `gpu_memory_utilization` is free when it starts. If config.json lacks the sizes that
+    the budget needs, vLLM measures after all.
 
     Raises:
         UserError: the cache cannot hold a sequence.

@@ -1,9 +1,9 @@
-"""The process of vLLM's engine: one of its own on GPUs, this one on CPUs.
+"""The process that runs vLLM's engine: one of its own on GPUs, this one on CPUs.
 
-In a process of its own the engine starts its next step while this process prepares requests and reads completions. By
-itself, vLLM sends each sampled token to this process, with three arrays for its log-prob, and most of the CPU time goes
-into that. So the scheduler keeps the tokens of a request until it is finished: one output per completion. It still
-answers after each step, so that the answers of tools are not kept waiting.
+In its own process the engine starts its next step while this process prepares requests and reads completions. By
+default, vLLM sends each sampled token to this process, with three arrays for its log-prob, which takes most of the CPU
+time. So our scheduler keeps the tokens of a request until it is finished: one output per completion. It still answers
+after each step, so that the answers of tools are not kept waiting.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
 
 SEPARATE_ON_CPUS = False
-"""For tests and measurements only: other processes do not have the replacements of `vllm_internals`."""
+"""Gives the engine a process of its own on CPUs too, without the replacements of `vllm_internals`; only for tests."""
 _folder: Path | None = None
 """Folder of the sockets to the engine's process, and of LAST_WORDS."""
 LAST_WORDS = "error"
 """File with the error that ended the engine's process."""
 LONGEST = 50
-"""Longest path, in characters, in which to make the folder of the sockets; Linux allows 107 for a socket's path."""
+"""Longest path, in characters, for the folder of the sockets; Linux allows 107 for the path of a socket."""
 SECONDS = 10.0
 """Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
 
@@ -59,7 +59,7 @@ def prepare() -> dict[str, Any]:
         top = tempfile.gettempdir()
         _folder = Path(tempfile.mkdtemp(prefix="rloo-", dir=top if len(top) < LONGEST else "/tmp"))
         scratch.claim(_folder)
-        # a fork would hold the sockets of `gpu_claims`, and could not use CUDA if this process has
+        # a forked process would hold the sockets of `gpu_claims`, and could not use CUDA if this one already does
         os.environ |= {"VLLM_RPC_BASE_PATH": str(_folder), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
         os.environ |= {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
@@ -69,7 +69,7 @@ def prepare() -> dict[str, Any]:
 
 
 def run(*arguments: Any, **options: Any) -> None:
-    """Runs vLLM's engine process, which here ends with its parent, and writes an error that ends it to LAST_WORDS."""
+    """Runs vLLM's engine process so that it ends with its parent and writes an error that ends it to LAST_WORDS."""
     end_with_parent()
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
     vllm_internals.replace_ranks()
@@ -82,13 +82,13 @@ def run(*arguments: Any, **options: Any) -> None:
 
 
 def _accept_scheduler() -> None:
-    """Keeps vLLM from warning of the scheduler in this process."""
+    """Keeps vLLM from warning about the scheduler in this process."""
     logging.getLogger("vllm.config.scheduler").setLevel(logging.ERROR)
 
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """Runs a block that uses an engine. An error that ended the engine's process is raised here with its own message.
+    """Runs a block that uses an engine. If an error ended the engine's process, raises one with that error's message.
 
     Raises:
         RuntimeError: the engine's process has ended with an error.
@@ -108,9 +108,9 @@ def errors_told() -> Iterator[None]:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Runs a block in which the garbage collector ignores all present objects, since it took half of the CPU time.
+    """Runs a block in which the garbage collector ignores all existing objects: scanning them took half the CPU time.
 
-    If the engine is in this process, vLLM does so itself.
+    If the engine is in this process, vLLM does this itself.
     """
     if not is_separate():
         yield
@@ -123,18 +123,18 @@ def frozen() -> Iterator[None]:
 
 
 def scheduler(*arguments: Any, vllm_config: Any, **options: Any) -> Any:
-    """vLLM's scheduler for a configuration, with whole completions as outputs. Called in the engine's process."""
+    """Creates vLLM's scheduler, changed to output whole completions. Called in the engine's process."""
     plain = copy(vllm_config.scheduler_config)
     plain.scheduler_cls = None
     kind: Any = plain.get_scheduler_cls()
 
-    class WholeCompletions(kind):  # type: ignore[misc]  # chosen by vLLM
+    class WholeCompletions(kind):  # type: ignore[misc]  # a class that vLLM chooses
         """Returns the outputs of a request when it is finished."""
 
         kept: dict[str, KeptTokens]
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-            """As vLLM's, but without outputs of unfinished requests whose tokens nobody reads one by one."""
+            """As vLLM's, but withholds outputs of unfinished requests whose tokens nobody reads one by one."""
             of_clients = super().update_from_output(scheduler_output, model_runner_output)
             for outputs in of_clients.values():
                 outputs.outputs = [each for each in outputs.outputs if self._is_whole(each)]
@@ -182,7 +182,7 @@ class KeptTokens:
             self.experts.append(output.routed_experts)
 
     def join(self, last: EngineCoreOutput) -> None:
-        """Puts everything into the last output."""
+        """Merges everything kept so far into the last output."""
         import numpy as np
         from vllm.v1.outputs import LogprobsLists
 

@@ -1,14 +1,14 @@
 """Episodes: completions of several turns, between which tools and environments answer.
 
-An episode is one request after the other: the prompt of a turn is the prompt of the first one and all tokens since, as
-ids. What the model sampled is appended as it came, answers as the template continues (`data.tool_template`). Each
-episode advances by itself, so the engine goes on with the others while a tool works. The seed of a turn depends on its
-episode and its number only, so that the result is the same in whatever order answers arrive. What is in one step of
-vLLM depends on that order, and with it the last digits of log-probs.
+An episode is a chain of requests: the prompt of a turn is the first prompt with all tokens since, as ids. Sampled
+tokens are appended as they came, answers as the template continues (`data.tool_template`). Each episode advances by
+itself, so the engine continues with the others while a tool works. The seed of a turn depends only on its episode and
+its number, so the result is the same in whatever order answers arrive. That order decides which requests share a step
+of vLLM, and with it the last digits of log-probs.
 
-An episode ends when the model calls no tool (`stop`), when a call would be one too many for `max_turns` or
-`max_tool_calling_iterations` and is not made (`stop`), or when the next answer or the model itself needs more than
-`max_completion_length` tokens, and the answer is left out (`length`). So its last message is always the model's.
+An episode ends with `stop` when the model calls no tool, or when a call would exceed `max_turns` or
+`max_tool_calling_iterations` and is not made. It ends with `length` when the next answer or the model itself needs more
+than `max_completion_length` tokens; the answer is then left out. So its last message is always the model's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNREADABLE = "call"
 
 @dataclass
 class EpisodeRecord:
-    """One episode; `ids`, `mask` and `turns` are of all tokens after the prompt, `logps` of those that were sampled."""
+    """One episode; `ids`, `mask` and `turns` cover all tokens after the prompt, `logps` only sampled ones."""
 
     row: dict[str, Any]
     request: Request
@@ -51,16 +51,16 @@ class EpisodeRecord:
     messages: list[Message] = field(default_factory=list)
     text: str = ""
     called: tuple[str, ...] = ()
-    """Names of the tools that were called last."""
+    """Names of the tools that were called in the last turn."""
     finish_reason: str = ""
     reward: float | None = None
     state: str | None = None
     calls: int = 0
-    """Calls of tools that were answered, also where the answer had no room."""
+    """Tool calls that were answered, even if there was no room for the answer."""
     failures: int = 0
-    """Calls that an error answered."""
+    """Tool calls that were answered by an error."""
     lost: str | None = None
-    """Why its environment could not go on."""
+    """The reason its environment could not go on."""
 
     @property
     def model_turns(self) -> int:
@@ -69,11 +69,11 @@ class EpisodeRecord:
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens that are left."""
+        """Number of tokens that the episode may still add."""
         return self.request.sampling.max_completion_length - len(self.ids)
 
     def extend(self, role: str, ids: Sequence[int]) -> None:
-        """Appends the tokens of one side."""
+        """Appends the tokens of one role, as a turn."""
         self.turns.append({"start": len(self.ids), "end": len(self.ids) + len(ids), "role": role})
         self.ids += ids
         self.mask += [role == "assistant"] * len(ids)
@@ -88,7 +88,7 @@ class EpisodeRecord:
         )
 
     def columns(self) -> dict[str, Any]:
-        """The episode's columns in the rollouts table, except the keys and the prompt."""
+        """The episode's columns in the rollouts table, without those of its prompt and its index."""
         return {
             "completion_ids": self.ids,
             "completion": self.text,
@@ -105,7 +105,7 @@ class EpisodeRecord:
 
 
 class Episodes:
-    """Episodes that are sampled together; `requests.Turns` of the sampler."""
+    """Episodes that are sampled together; implements `requests.Turns`."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Episodes:
         return [(index, self.episodes[index].next_request()) for index in indices]
 
     def take(self, index: int, completion: Completion) -> bool:
-        """Takes the turn that was sampled for an episode; returns whether it was the last one."""
+        """Takes the turn that was sampled for an episode; returns True if it was the last one."""
         episode = self.episodes[index]
         episode.extend("assistant", completion.ids)
         episode.text += completion.text
@@ -206,14 +206,14 @@ class Episodes:
 
 
 def check_reset(row: dict[str, Any], answer: Answer) -> None:
-    """Checks that a `reset` gave the text that the prompt ends with.
+    """Checks that `reset` returned the text that the prompt ends with.
 
     Raises:
-        UserError: it failed, or gave another text than in the stage `prompts`.
+        UserError: `reset` failed, or returned a different text than in the stage `prompts`.
     """
     text = resets.observation(answer, row["prompt_id"])
     if text != row.get(OBSERVATION, ""):
         raise UserError(
-            f"rollout.environment: reset gave {text!r:.80} for prompt {row['prompt_id']}, and another text in the "
-            "stage `prompts`; let it depend on the row and on `random` alone, which is seeded for each row"
+            f"rollout.environment: reset returned {text!r:.80} for prompt {row['prompt_id']}, but a different text in "
+            "the stage `prompts`; let it depend only on the row and on `random`, which is seeded for each row"
         )

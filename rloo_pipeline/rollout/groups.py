@@ -16,10 +16,11 @@ from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import JSON, Config, Dataset, Model, Rollout
 from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.engine_arguments import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
-from rloo_pipeline.rollout.sampler import Sampler
+from rloo_pipeline.rollout.sampler import Sampler, params_of, refusals_told
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
     from rloo_pipeline.rollout.tool_calls import CallReader
 
 EVALUATION = ("evaluation",)
-"""Names of the seeds of held-out samples, which do not depend on the policy."""
+"""Seed names of held-out samples: they do not depend on the policy."""
 
 
 def load_sampler(
     policy: Policy, config: Config, prompts: PromptSet, max_completion_length: int, for_rollouts: bool = True
 ) -> Sampler | ParallelSampler:
-    """A sampler with the weights of a policy: the one that this worker keeps, else a new one.
+    """A sampler with the weights of a policy: the one that this worker keeps, or a new one.
 
     Args:
         policy: the policy.
         config: the stage's configuration.
         prompts: prompts to sample from.
-        max_completion_length: tokens that the context must have room for beside the longest prompt.
-        for_rollouts: False for an evaluation, which `rollout.quantization` does not act on.
+        max_completion_length: tokens that the context must hold beside the longest prompt.
+        for_rollouts: False for an evaluation, which `rollout.quantization` does not affect.
 
     Raises:
-        UserError: the policy is damaged or not complete, its model or the CPU does not fit the configuration, or no
-            parser reads the calls of tools as its chat template writes them.
+        UserError: the policy is damaged or incomplete, its model or this CPU does not fit the configuration, or no
+            parser reads tool calls as its chat template writes them.
         IncompatibleEngine: this worker keeps a sampler that cannot take this policy.
     """
     most_images = prompts.about_images.most if prompts.about_images else 0
@@ -55,7 +56,7 @@ def load_sampler(
     policy.digest  # noqa: B018, verifies its files before anything else reads them
     plain_model.check_tensors(policy)
     if config.rollout.uses_tools:
-        call_reader(policy, config.dataset, config.rollout.tool_parser)  # fails before an engine is started
+        call_reader(policy, config.dataset, config.rollout.tool_parser)  # to fail before an engine is started
     count = config.vllm.data_parallel_size
     key = (settings, count, config.seed)
     sampler: Sampler | ParallelSampler | None = engine_cache.take("sampler", key)
@@ -77,11 +78,11 @@ def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
 
     Args:
         policy: the policy.
-        dataset: the section, for the chat template.
+        dataset: the section `dataset`, for its chat template.
         parser: `rollout.tool_parser`.
 
     Raises:
-        UserError: rollout.tool_parser is not a parser of vLLM, or none reads a call as the chat template writes it.
+        UserError: vLLM has no parser `rollout.tool_parser`, or none reads a call as the chat template writes it.
     """
     from rloo_pipeline.rollout.tool_calls import CallReader
 
@@ -102,6 +103,18 @@ def evaluation_sampling(temperature: float, max_completion_length: int, rollout:
     return SamplingConfig(temperature, 1.0, 0, None, max_completion_length, _kwargs_of(rollout))
 
 
+def check_kwargs(policy: Policy, rollout: Rollout) -> None:
+    """Checks `rollout.generation_kwargs` as vLLM does when it gets a request, without an engine.
+
+    Raises:
+        UserError: vLLM refuses a value, such as a token id that the model does not have.
+    """
+    vllm_internals.import_vllm()
+    with refusals_told(of_kwargs=True):
+        params = params_of(Request([], 0, sampling_config_of(rollout)), policy.stop_ids, policy.placeholder_ids)
+        vllm_internals.check_parameters(params, policy.tokenizer, policy.vocabulary)
+
+
 def _kwargs_of(rollout: Rollout) -> JSON:
     """vLLM's further parameters for rollouts and evaluations."""
     return {} if rollout.generation_kwargs is None else rollout.generation_kwargs.for_vllm
@@ -119,8 +132,14 @@ def sampling_facts(model: Model, sampling: SamplingConfig) -> dict[str, object]:
 def rollout_facts(
     config: Config, round_: int, shard: int, policy_digest: str, tools: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Facts for the footer of a table of rollouts; `policy_digest` is the digest of the policy that samples, and
-    `tools` are the names of all tools.
+    """Facts for the footer of a table of rollouts.
+
+    Args:
+        config: the stage's configuration.
+        round_: number of the round, from 1.
+        shard: number of the shard, from 0.
+        policy_digest: digest of the policy that samples.
+        tools: names of all tools.
     """
     return {
         "run": config.run,
@@ -139,13 +158,13 @@ class Samples(Protocol):
     """Completions to sample, which become one table."""
 
     def prompts_of_requests(self) -> list[JSON]:
-        """The row of the prompt of each request."""
+        """The row of each request's prompt."""
 
     def requests(self) -> list[Request]:
         """The requests, in the order of the rows."""
 
     def table(self, columns: Sequence[JSON], schema: pa.Schema) -> pa.Table:
-        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` are those of the requests."""
+        """The table of rollouts without a footer, ordered by (prompt, sample); `columns` has a row per request."""
 
 
 class Draw(NamedTuple):
@@ -159,9 +178,9 @@ class Draw(NamedTuple):
     seed: int
     """The run's seed."""
     names: tuple[str | int, ...]
-    """The seed of each sample is derived from `seed`, these, its prompt_id and its index (`seeds.derive`)."""
+    """The seed of each sample is derived from `seed`, these names, its prompt_id and its index (`seeds.derive`)."""
     expected: Mapping[str, float] = {}
-    """Tokens that a completion is likely to have, by prompt_id, as far as they are known."""
+    """Likely number of tokens of a completion, by prompt_id, where known."""
 
     def prompts_of_requests(self) -> list[JSON]:
         """Each prompt, K times."""
@@ -209,10 +228,10 @@ def _images_of(row: dict[str, Any]) -> ShownImages | None:
 def sample_groups(
     sampler: Sampler | ParallelSampler, dataset: Dataset, rollout: Rollout, *draws: Samples
 ) -> list[pa.Table]:
-    """Samples all draws at once: the engine mixes them in its batches.
+    """Samples all draws at once, so that the engine batches them together.
 
     Args:
-        sampler: with the policy.
+        sampler: a sampler that holds the policy.
         dataset, rollout: sections of the configuration.
         draws: draws to sample.
 
@@ -230,8 +249,8 @@ def sample_groups(
         columns = [completion.columns() for completion in sampler.sample([*chain(*requests)], "completions")]
     if not all(isfinite(logp) for completion in columns for logp in completion["sampling_logps"]):
         raise UserError(
-            f"{sampler.policy}: the policy samples with log-probs that are not finite, as weights with NaN cause; find "
-            "the round whose update wrote such weights"
+            f"{sampler.policy}: the policy's log-probs are not finite, as happens with NaN in its weights; find the "
+            "round whose update wrote such weights"
         )
     sampled, columns_of_tables = iter(columns), schema(dataset, rollout)
     return [
@@ -251,7 +270,7 @@ def schema(dataset: Dataset, rollout: Rollout) -> pa.Schema:
 def _play_episodes(
     sampler: Sampler, dataset: Dataset, rollout: Rollout, rows: Sequence[JSON], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
-    """The columns of completions with tools."""
+    """Plays the episodes of a run with tools; returns the columns of their completions."""
     from rloo_pipeline.rollout.episode_loop import Episodes
     from rloo_pipeline.rollout.resets import pool_of
 

@@ -1,4 +1,4 @@
-"""vLLM for lm-eval, which starts its own engine; it gets the settings of rollouts where they apply."""
+"""vLLM for lm-eval, which starts its own engine, with the settings of rollouts where they apply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rloo_pipeline.runtime import devices
 
 
 def prepare(settings: Vllm) -> None:
-    """Imports vLLM, and lm-eval's backend for it."""
+    """Imports vLLM and lm-eval's backend for it."""
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     os.environ.setdefault(vllm_internals.SWITCH, "0")
     vllm_internals.import_vllm()
@@ -28,8 +28,8 @@ def prepare(settings: Vllm) -> None:
 
 @contextmanager
 def by_either_name() -> Iterator[None]:
-    """A block in which the version of `vllm` is that of `vllm-cpu`: lm-eval looks it up on import, but the CPU build of
-    vLLM is the distribution `vllm-cpu`.
+    """A block in which `vllm` appears to have the version of `vllm-cpu`: lm-eval looks it up on import, but the CPU
+    build of vLLM is the distribution `vllm-cpu`.
     """
     from vllm.platforms import current_platform
 
@@ -52,7 +52,7 @@ def by_either_name() -> Iterator[None]:
 
 
 def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any]:
-    """vLLM's options in the form of lm-eval's backend."""
+    """vLLM's options, in the form that lm-eval's backend takes."""
     on_gpu = devices.device_type() == "cuda"
     settings: dict[str, Any] = {
         "pretrained": str(policy.base),

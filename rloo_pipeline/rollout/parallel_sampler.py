@@ -1,7 +1,7 @@
 """Several vLLM engines of one job, each in a process with GPUs of its own (`vllm.data_parallel_size`).
 
-Which engine samples a completion does not change it, but for rounding on GPUs. So groups are dealt out by the lengths
-that earlier rounds make likely: the longest first, each to the engine with the fewest tokens so far (Graham 1969,
+Which engine samples a completion makes no difference, except for rounding on GPUs. So groups are dealt out by the
+lengths expected from earlier rounds: the longest first, each to the engine with the fewest tokens so far (Graham 1969,
 "Bounds on multiprocessing timing anomalies").
 """
 
@@ -28,21 +28,21 @@ from rloo_pipeline.workers import engine_cache
 
 
 class ParallelSampler:
-    """As `Sampler`, for completions of one turn."""
+    """Like `Sampler`, but for single-turn completions, on several engines."""
 
     def __init__(self, policy: Policy, engine: EngineSettings, max_model_len: int, seed: int, count: int) -> None:
-        """Starts `count` engines at once, each with the policy; other arguments as for `Sampler`.
+        """Starts `count` engines at once, each with the policy; the other arguments are the same as for `Sampler`.
 
         Raises:
-            UserError: this job has too few GPUs, or as `Sampler`.
+            UserError: this job has too few GPUs; or see `Sampler`.
         """
         self.policy, self.digest = policy, policy.digest
         self.engine_seconds = [0.0] * count
-        """Wall seconds of the last call of `sample`, of each engine."""
-        context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process has
+        """Wall seconds that each engine took in the last call of `sample`."""
+        context = multiprocessing.get_context("spawn")  # a fork could not use CUDA if this process already does
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        atexit.register(self.close)  # before multiprocessing waits for its processes
+        atexit.register(self.close)  # runs before multiprocessing waits for its processes
         for gpus in _gpus(count, engine.tensor_parallel_size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, gpus, engine_cache.is_enabled()))
@@ -55,7 +55,7 @@ class ParallelSampler:
         devices.hold_gpu(self)
 
     def sample(self, requests: Sequence[Request], label: str) -> list[Completion]:
-        """Samples one completion per request, in their order. `label` is that of the progress lines."""
+        """Samples one completion per request, in their order; `label` is the label of the progress lines."""
         parts = dict(zip(self._connections, deal(requests, len(self._connections)), strict=True))
         for connection, part in parts.items():
             _send(connection, "sample", [requests[index] for index in part])
@@ -81,17 +81,17 @@ class ParallelSampler:
         return max(self.engine_seconds)
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
-        """Loads another policy into all engines, as `Sampler.swap`."""
+        """Loads another policy into all engines; see `Sampler.swap`."""
         with announcing(f"loading {policy} into {len(self._connections)} vLLM engines"):
             self._call("swap", policy, max_model_len)
         self.policy, self.digest = policy, policy.digest
 
     def leave_gpu(self) -> None:
-        """Takes all engines off their GPUs, as `Sampler.leave_gpu`."""
+        """Takes all engines off their GPUs; see `Sampler.leave_gpu`."""
         self._call("leave_gpu")
 
     def close(self) -> None:
-        """Ends the engines, also one that samples: the processes of vLLM end with its process."""
+        """Ends the engines, even while they sample: vLLM's processes end with their parent."""
         while self._processes:
             process = self._processes.pop()
             process.kill()
@@ -107,7 +107,7 @@ class ParallelSampler:
 
 
 def deal(requests: Sequence[Request], count: int) -> list[list[int]]:
-    """Indices of the requests of each of `count` engines. Neighbours with the same prompt stay together."""
+    """Deals the requests to `count` engines; returns their indices. Neighbours with the same prompt stay together."""
     groups = [list(group) for _, group in groupby(range(len(requests)), lambda index: id(requests[index].prompt_ids))]
     known = [length for request in requests if (length := request.expected) is not None]
     usual = sum(known) / len(known) if known else 1.0
@@ -130,17 +130,17 @@ def _gpus(count: int, parallel: int) -> Iterator[list[str]]:
     visible = devices.visible_gpus() if devices.has_gpu() else []
     if visible and len(visible) < count * parallel:
         raise UserError(
-            f"vllm.data_parallel_size: {count} engines of {parallel} GPUs each, and this job has {len(visible)} in "
+            f"vllm.data_parallel_size: {count} engines need {parallel} GPUs each, but this job has {len(visible)} in "
             "all; ask for more (gres in the profile), or lower it"
         )
     return (visible[engine * parallel : (engine + 1) * parallel] for engine in range(count))
 
 
-KILLED = "the process of an engine was killed, as where memory runs out"
+KILLED = "an engine's process was killed, probably because memory ran out"
 
 
 def _send(connection: Connection, name: str, *arguments: Any) -> None:
-    """Asks an engine to do something."""
+    """Sends a call to an engine's process."""
     try:
         connection.send((name, *arguments))
     except OSError:
@@ -151,7 +151,7 @@ def _receive(connection: Connection) -> Any:
     """An engine's answer; raises its error."""
     try:
         answer = connection.recv()
-    except (EOFError, OSError):  # OSError: it has died with a request unread
+    except (EOFError, OSError):  # OSError: the process has died with a request unread
         raise RuntimeError(KILLED) from None
     if isinstance(answer, BaseException):
         raise answer
@@ -159,7 +159,7 @@ def _receive(connection: Connection) -> Any:
 
 
 class _Sent(SingleTurns):
-    """Requests whose completions are sent as soon as they are sampled."""
+    """Requests whose completions are sent back as soon as they are sampled."""
 
     def __init__(self, requests: Sequence[Request], connection: Connection) -> None:
         super().__init__(requests)
@@ -172,7 +172,7 @@ class _Sent(SingleTurns):
 
 
 def _serve(connection: Connection, gpus: list[str], warm: bool) -> None:
-    """Runs an engine for the process that has the other end of the connection, and ends with it."""
+    """Runs an engine for the process at the other end of the connection, and ends with it."""
     engine_process.end_with_parent()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

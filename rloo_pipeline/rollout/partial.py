@@ -1,12 +1,12 @@
-"""Partial rollouts (`rollout.token_budget`): a round cuts completions after N tokens; the next goes on with them.
+"""Partial rollouts (`rollout.token_budget`): a round cuts completions after N tokens; the next round continues them.
 
-Each round begins as many prompts as always, and goes on with the groups that the round before carried over (Kimi k1.5,
-arXiv 2501.12599; slime buffers whole groups, too). In a round, a completion grows by at most N tokens. A group is whole
-when its K completions have ended; until then it is carried, with those that have. A cut depends on tokens alone, so a
-round is a function of the configuration, whatever the number of shards and the time that anything takes.
+Each round begins as many prompts as without a budget, and continues the groups that the round before carried over (Kimi
+k1.5, arXiv 2501.12599; slime also buffers whole groups). In a round, a completion grows by at most N tokens. A group is
+whole when its K completions have ended; until then all of it is carried over. A cut depends on tokens alone, so a round
+is a function of the configuration, independent of the number of shards and of timing.
 
-A segment is what one policy sampled of a completion. A completion has at most S = ⌈max_completion_length / N⌉, and the
-K of a group begin together, so no token is older than S − 1 rounds when its group trains.
+A segment is the part of a completion that one policy sampled. A completion has at most S = ⌈max_completion_length / N⌉
+segments, and the K of a group begin together, so no token is older than S − 1 rounds when its group trains.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from rloo_pipeline.seeds import derive, shard_range
 
 
 class PartialGroups:
-    """The completions of one shard of a round; `groups.Samples`."""
+    """The completions of one shard of a round; implements `groups.Samples`."""
 
     def __init__(self, settings: Rollout, round_: int, rows: Sequence[JSON]) -> None:
-        """Takes the rows of the shard, by (group, sample), as far as earlier rounds have sampled them."""
+        """Takes the rows of the shard, by (group, sample), with the tokens that earlier rounds have sampled."""
         self.settings, self.round, self.rows = settings, round_, rows
         self.tokens = sum(len(row["completion_ids"]) for row in rows)
-        """Tokens that earlier rounds have sampled."""
+        """Number of tokens that earlier rounds have sampled."""
 
     def prompts_of_requests(self) -> list[JSON]:
         """The rows that have not ended."""
         return [row for row in self.rows if row["finish_reason"] == tables.BUDGET]
 
     def requests(self) -> list[Request]:
-        """A request for each row that has not ended. The seed of a first segment is that of a run without a budget."""
+        """A request for each row that has not ended. The first segment has the seed that it would have without a
+        budget.
+        """
         settings, requests = self.settings, []
         assert settings.token_budget is not None
         for row in self.prompts_of_requests():
@@ -70,7 +72,7 @@ class PartialGroups:
 def groups_of_shard(
     config: Config, train: PromptSet, begins: Sequence[int], round_: int, shard: int, before: Sequence[Path]
 ) -> PartialGroups:
-    """The groups of a shard: of all groups that were carried over, and then all that begin, its share.
+    """The groups of one shard: its share of all groups that were carried over, followed by all that begin.
 
     Args:
         config: the stage's configuration.
@@ -81,12 +83,12 @@ def groups_of_shard(
         before: all shards of the round before; none for the first round.
 
     Raises:
-        UserError: a shard of the round before is missing, damaged or of another round.
+        UserError: a shard of the round before is missing, damaged or from a different round.
     """
     settings, samples = config.rollout, config.rollout.num_generations
     if len(before) != (settings.shards if round_ > 1 else 0):
         raise UserError(
-            f"--before: {len(before)} tables, and rollout.token_budget needs all {settings.shards} rollouts of round "
+            f"--before: {len(before)} tables, but rollout.token_budget needs all {settings.shards} rollouts of round "
             f"{round_ - 1}; name them"
         )
     expected = {"round": round_ - 1, "seed": config.seed}

@@ -1,4 +1,4 @@
-"""The prompts of a run from the rows of its data: templated, within their limit, and none of them twice."""
+"""Makes the prompts of a run from the rows of its data: templated, within their limit, without duplicates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PromptParts:
 
     @property
     def order(self) -> list[str]:
-        """Names of the parts in the order to add them; training rows come last."""
+        """Names of the parts, in the order in which to add them; training rows come last."""
         return [*reversed(self.dataset.parts)]
 
     @property
@@ -54,7 +54,7 @@ class PromptParts:
         Args:
             name: name of the part.
             rows: rows of its data.
-            path: path of its data, for messages.
+            path: path of the data, for messages.
 
         Raises:
             UserError: a column is missing, a prompt cannot be made, or no prompt is left.
@@ -101,7 +101,7 @@ def _nothing_left(name: str, counts: Mapping[str, int], path: str, limit: int, s
         advice = f"raise dataset.max_prompt_length ({limit}): the shortest prompt has {shortest} tokens"
     else:
         others = " and ".join(reason.removeprefix("also in ") for reason in why)
-        advice = f"training prompts must not be held-out ones, so give {name} other rows than {others}"
+        advice = f"training prompts must not be held-out ones, so give {name} rows that are not in {others}"
     return f"{path}: no prompt is left in dataset.{name} ({shown(why)}); {advice}"
 
 

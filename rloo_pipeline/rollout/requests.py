@@ -22,11 +22,11 @@ class Request(NamedTuple):
     begun: Begun | None = None
     """Tokens of the completion that earlier rounds have sampled."""
     expected: float | None = None
-    """Tokens that the completion is likely to have; None if nothing is known."""
+    """Likely number of tokens of the completion; None if unknown."""
 
     @property
     def for_vllm(self) -> TokensPrompt:
-        """The prompt as vLLM takes it, with placeholders that it expands itself."""
+        """The prompt in vLLM's form, with placeholders that vLLM expands itself."""
         from vllm import TokensPrompt
 
         if self.shown is None:
@@ -51,7 +51,7 @@ class ShownImages(NamedTuple):
     images: list[Any]
     """PIL images."""
     ids: list[str]
-    """Digests, by which vLLM recognizes them."""
+    """Digests, which identify the images to vLLM."""
     placeholder_ids: list[int]
     """Token ids of the prompt with one placeholder for each image."""
 
@@ -60,17 +60,17 @@ class Completion(NamedTuple):
     """One sampled completion."""
 
     ids: list[int]
-    """Token ids, including the end token where it stopped by itself."""
+    """Token ids, including the end token if it stopped by itself."""
     text: str
     logps: list[float]
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
     """`stop` or `length`."""
     experts: list[int] | None = None
-    """Experts, layer by layer, of every token of prompt and completion but the last; None unless requested."""
+    """Experts, layer by layer, of every token of prompt and completion except the last; None unless requested."""
 
     def columns(self) -> dict[str, Any]:
-        """The completion's columns in the rollouts table, except the keys and the prompt."""
+        """The completion's columns in the rollouts table, without those of its prompt and its index."""
         return {
             "completion_ids": self.ids,
             "completion": self.text,
@@ -81,16 +81,16 @@ class Completion(NamedTuple):
 
 
 class Turns(Protocol):
-    """Requests that follow from each other: what the sampler plays until nothing is left."""
+    """Requests that may follow from each other; the sampler plays them until none is left."""
 
     total: int
-    """Number of completions in the end."""
+    """Total number of completions."""
 
     def requests(self, wait: bool) -> Iterable[tuple[int, Request]]:
         """Requests that can be sampled now, each with its index; with `wait` at least one, if there will be any."""
 
     def take(self, index: int, completion: Completion) -> bool:
-        """Takes what was sampled for a index; returns whether its completion is whole."""
+        """Takes what was sampled for an index; returns True if its completion is whole."""
 
 
 class SingleTurns:
@@ -121,4 +121,4 @@ class SamplingConfig(NamedTuple):
     min_p: float | None
     max_completion_length: int
     kwargs: Mapping[str, Any] | None = None
-    """Further parameters of vLLM, from `rollout.generation_kwargs`; None for none."""
+    """Further parameters of vLLM, from `rollout.generation_kwargs`; None if there are none."""

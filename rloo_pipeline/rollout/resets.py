@@ -1,6 +1,6 @@
-"""Resets of environments, with which episodes begin; the observation of a `reset` ends the prompt.
+"""Resets of environments, which begin episodes; a prompt ends with the observation that its `reset` returns.
 
-The seed of a `reset` is that of the row, so all episodes of a prompt begin alike, in every round and in every stage.
+`reset` is seeded by its row, so all episodes of a prompt begin alike, in every round and in every stage.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from rloo_pipeline.user_code.connection import Answer
 
 OWN = ("prompt_id", "prompt_ids", OBSERVATION)
-"""Columns of the prompt sets that `reset` does not get."""
+"""The package's own columns of prompt sets, which `reset` does not get."""
 POLL_SECONDS = 1.0
-"""Longest wait for an answer before looking for dead processes."""
+"""Seconds to wait for an answer before looking for dead processes."""
 
 
 def pool_of(settings: Rollout) -> EnvironmentPool:
     """The processes for tools and environments of a configuration; a context manager.
 
     Raises:
-        UserError: they cannot run in the sandbox or in the image that it names.
+        UserError: the processes cannot run in the configured sandbox or image.
     """
     where = Confinement(
         settings.environment_sandbox,
@@ -57,7 +57,7 @@ def observation(answer: Answer, prompt_id: str) -> str:
     """The observation that a `reset` returned; empty if it returned None.
 
     Raises:
-        UserError: it failed.
+        UserError: the reset failed.
     """
     text = "".join(answer.texts)
     if any(answer.errors) or answer.lost:
@@ -70,7 +70,7 @@ def observations(pool: EnvironmentPool, rows: Sequence[dict[str, Any]]) -> list[
 
     Args:
         pool: the processes.
-        rows: with all columns and a prompt_id.
+        rows: rows with all columns and a prompt_id.
 
     Raises:
         UserError: a reset failed.

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 NEVER = -100.0
-"""Logit bias of a token that is never sampled: vLLM's smallest, and in float32 a probability of 0."""
+"""Logit bias of a token that is never sampled: the smallest that vLLM allows, for a probability of 0 in float32."""
 BROKEN = "\ufffd"
-"""Replaces bytes that are not a whole character."""
+"""Character that replaces bytes that are not a whole character."""
 
 
 class Sampler:
@@ -46,7 +46,7 @@ class Sampler:
         """Loads the policy: a full model, or an adapter with its base.
 
         Raises:
-            UserError: as `engine_arguments.arguments`, or vLLM does not apply all modules of the adapter.
+            UserError: see `engine_arguments.arguments`; or vLLM does not apply all modules of the adapter.
         """
         self.policy = policy
         self.digest = policy.digest
@@ -59,7 +59,7 @@ class Sampler:
         self.sleeping = False
         """True if vLLM has moved the weights to host memory and dropped the KV cache."""
         self.swap_checked = False
-        """True if a swap of this engine's weights has passed `swap_check`."""
+        """True after a swap of this engine's weights has passed `swap_check`."""
         self.lora: LoRARequest | None = None
         self.seconds = 0.0
         """Wall seconds of the last call of `sample`."""
@@ -77,7 +77,7 @@ class Sampler:
             engine: LLM = vllm.LLM(**self.settings)
         if not on_gpu:
             engine_arguments.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
-            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # else it warns once for each image
+            logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # otherwise it warns for each image
         if self.policy.is_adapter:
             self.lora = vllm_internals.request_of(self.policy, 1)
             try:
@@ -90,14 +90,17 @@ class Sampler:
     def _compiling(self, version: str) -> contextlib.AbstractContextManager[None]:
         """A block in which vLLM may fill its compile cache. vLLM writes some of these files in place."""
         settings = {key: value for key, value in self.settings.items() if key != "model"}
-        facts = json.dumps([version, devices.card(), settings, self.policy.config], sort_keys=True, default=str)
+        invariant = os.environ.get("VLLM_BATCH_INVARIANT")  # makes vLLM compile different code
+        facts = json.dumps(
+            [version, devices.card(), invariant, settings, self.policy.config], sort_keys=True, default=str
+        )
         folder = Path(os.environ.get("VLLM_CACHE_ROOT", caches.cache_folder() / "vllm"))
         return caches.compiling(folder / "torch_compile_cache", hashlib.sha256(facts.encode()).hexdigest()[:16])
 
     def swap(self, policy: Policy, max_model_len: int) -> None:
-        """Loads another policy; completions equal those of a new engine.
+        """Loads another policy; completions are the same as from a new engine.
 
-        If its digest is the current policy's, nothing is read again.
+        If its digest equals the current policy's, nothing is loaded.
 
         Args:
             policy: the policy.
@@ -105,8 +108,8 @@ class Sampler:
 
         Raises:
             IncompatibleEngine: the engine cannot hold the policy, its context is shorter, its cache cannot be emptied,
-                or it does not compute with the new weights.
-            UserError: it does not compute with the new adapter; a new engine would not either.
+                or it computes with weights other than the new ones.
+            UserError: the engine does not apply the new adapter, and neither would a new engine.
         """
         if policy.engine_key != self.engine_key:
             raise IncompatibleEngine("another model")
@@ -123,7 +126,7 @@ class Sampler:
         self.digest = policy.digest
 
     def _load(self, llm: LLM, policy: Policy) -> None:
-        """Loads a policy into the engine and checks that it did."""
+        """Loads a policy into the engine and checks that the engine uses it."""
         before = swap_check.ask(llm, self.probe, self.lora)
         self.lora = vllm_internals.replace_weights(llm, policy, self.lora)
         vllm_internals.reset_cache(llm)
@@ -199,20 +202,13 @@ class Sampler:
     def _enqueue(
         self, llm: LLM, requests: Iterable[tuple[int, Request]]
     ) -> dict[str, tuple[int, Request, SamplingParams]]:
-        """Gives requests to the engine; returns them with index and parameters by the names that its outputs have."""
+        """Queues requests in the engine; returns their indices and parameters, by the names of the outputs."""
         if not (indexed_requests := list(requests)):
             return {}
-        from vllm.exceptions import VLLMClientError
-
         prompts = [request.for_vllm for _, request in indexed_requests]
-        try:
+        with refusals_told(any(request.sampling.kwargs for _, request in indexed_requests)):
             params = [params_of(request, self.stop_ids, self.never) for _, request in indexed_requests]
             names = llm.enqueue(prompts, params, lora_request=self.lora, use_tqdm=False)
-        except (ValueError, VLLMClientError) as error:
-            if not any(request.sampling.kwargs for _, request in indexed_requests):
-                raise
-            message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
-            raise UserError(message) from error
         return {
             name.partition("-")[0]: (*indexed, each)
             for name, indexed, each in zip(names, indexed_requests, params, strict=True)
@@ -226,6 +222,20 @@ class Sampler:
 
 def _on_gpu() -> bool:
     return devices.device_type() == "cuda"
+
+
+@contextlib.contextmanager
+def refusals_told(of_kwargs: bool) -> Iterator[None]:
+    """A block in which vLLM may refuse parameters; with `of_kwargs` such an error is a UserError."""
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        yield
+    except (ValueError, VLLMClientError) as error:
+        if not of_kwargs:
+            raise
+        message = f"rollout.generation_kwargs: vLLM refuses a value ({one_line(error)}); correct it"
+        raise UserError(message) from error
 
 
 def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) -> SamplingParams:
@@ -245,7 +255,7 @@ def params_of(request: Request, stop_ids: list[int], never: Sequence[int] = ()) 
         max_tokens=sampling.max_completion_length,
         seed=request.seed,
         logprobs=0,
-        # These two avoid one object per token, and the text of each single token, which only stop strings need.
+        # These two avoid an object per token, and the text of each token, which only stop strings need.
         flat_logprobs=True,
         detokenize="stop" in further,
         skip_special_tokens=False,  # a stop string may be one
@@ -261,24 +271,28 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     """Converts vLLM's output; with logprobs=0, each position holds exactly the sampled token.
 
     Args:
-        tokenizer: vLLM's.
+        tokenizer: vLLM's tokenizer.
         request: the request.
         params: parameters of the request; its seed is not read.
         output: a finished RequestOutput with one completion.
 
     Raises:
-        UserError: vLLM has made another prompt of the images than the model's processor.
-        RuntimeError: vLLM has given the completion up, such as one whose grammar it could not compile.
+        UserError: vLLM and the model's processor disagree on the prompt's image tokens, or vLLM gave up on a completion
+            with structured outputs.
+        RuntimeError: vLLM gave up on any other completion.
     """
     if request.shown is not None and output.prompt_token_ids != request.prompt_ids:
         raise UserError(
-            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images and the model's processor "
-            f"{len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
+            f"vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with images, but the model's processor "
+            f"makes {len(request.prompt_ids)}: look at preprocessor_config.json of the model, which both read, and at "
             "newlines beside images"
         )
     (sampled,) = output.outputs
     if sampled.finish_reason not in ("stop", "length", "repetition"):
-        raise RuntimeError(f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause")
+        cause = f"vLLM ended a completion with '{sampled.finish_reason}'; its log has the cause"
+        if params.structured_outputs is None:
+            raise RuntimeError(cause)
+        raise UserError(f"rollout.generation_kwargs: {cause}, such as masks that leave no token; correct them")
     new_ids = list(sampled.token_ids)
     assert sampled.logprobs.token_ids == new_ids
     begun = request.begun or Begun([], [])
@@ -300,7 +314,7 @@ def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:
-    """The text of `policy.shown_ids`; without special tokens, identical to vLLM's own text (detokenize=True)."""
+    """The text of `policy.shown_ids`; if special tokens are left out, equal to vLLM's own text (detokenize=True)."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     shown = shown_ids(tokenizer, params.stop_token_ids or (), ids)
@@ -319,8 +333,8 @@ def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: li
 def _byte_text(tokenizer: Any, prompt_ids: list[int], ids: list[int], skip_special: bool) -> str | None:
     """The text that vLLM's detokenizer would make token by token, from one call of a tokenizer whose tokens are bytes.
 
-    Like vLLM, it leaves out the last tokens if the text ends within a character. None for other tokenizers, and after
-    a prompt that ends within a character.
+    Like vLLM, it leaves out the last tokens if the text ends within a character. Returns None for other tokenizers, and
+    after a prompt that ends within a character.
     """
     from tokenizers.decoders import ByteLevel
 

@@ -1,9 +1,9 @@
-"""Checks an engine after a swap of weights: its log-probs of a few fixed prompts against those of transformers.
+"""Checks an engine after a weight swap, by comparing its log-probs of a few fixed prompts with those of transformers.
 
-vLLM's layers may keep copies of their weights in other layouts, all of which a reload must renew. If one copy is stale,
-the engine samples from no policy at all, and nothing else would show it. transformers read the policy's files
-independently. The longest prompt fills more than one block of the KV cache and is sent before the swap as well, so a
-cache that was not emptied shows too.
+vLLM's layers may keep copies of their weights in other layouts, and a reload must renew all of them. If one copy is
+stale, the engine samples from a mixture of two policies, and nothing else would show it. transformers reads the
+policy's files independently. The longest prompt fills more than one block of the KV cache and is also sent before the
+swap, so that a cache that was not emptied shows too.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LIMITS: Mapping[str, float] = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05
 difference between two models.
 """
 ALWAYS_CHECKED_BYTES = 2**30
-"""Bytes of weights up to which every swap is checked. Above, only the first swap of an engine is, since transformers
-take seconds to load them.
+"""Bytes of weights up to which every swap is checked. For larger models, only the first swap of an engine is checked,
+since transformers takes seconds to load them.
 """
 SHORT_PROMPT = 16
 """Tokens of the short prompts."""
 TOKENS_AFTER_BLOCK = 8
-"""Tokens of the long prompt beyond one block of the KV cache."""
+"""Tokens by which the long prompt exceeds one block of the KV cache."""
 TOP_LOGPROBS = 20
 
 
@@ -53,7 +53,7 @@ class Probe(NamedTuple):
     never: Sequence[int]
     """Ids that no text has, such as placeholders of images."""
     placeholder: int | None
-    """Id of the token that stands for an image in a prompt; None where prompts have none."""
+    """Id of the token that stands for an image in a prompt; None if prompts have none."""
 
 
 class EngineReply(NamedTuple):
@@ -66,17 +66,17 @@ class EngineReply(NamedTuple):
     engine: VllmConfig | None = None
     """Configuration of the engine."""
     prompts: Prompts = ()
-    """The prompts as the engine has read them: with a placeholder for each part of an image."""
+    """The prompts as read by the engine: with a placeholder for each part of an image."""
 
 
 def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int] = ()) -> list[list[int]]:
-    """The fixed prompts: two short ones, and one longer than a block of the KV cache, where the context allows that.
+    """The fixed prompts: two short ones, and one longer than a block of the KV cache if the context allows it.
 
     Args:
         vocabulary: number of tokens.
         block: tokens per block of the KV cache.
         longest: context length of the engine in tokens.
-        never: ids that no text has, such as placeholders of images; 0 stands in their place.
+        never: ids that no text has, such as placeholders of images; replaced by 0.
     """
     lengths = (SHORT_PROMPT, SHORT_PROMPT, block + TOKENS_AFTER_BLOCK)
     prompts = [
@@ -87,14 +87,14 @@ def fixed_prompts(vocabulary: int, block: int, longest: int, never: Sequence[int
 
 
 def fixed_image() -> Image:
-    """The image of the last prompt of an engine that takes images: a gradient."""
+    """A gradient, as the image of the last prompt for engines that take images."""
     from PIL import Image
 
     return Image.linear_gradient("L").resize((60, 80)).convert("RGB")
 
 
 def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
-    """Sends the fixed prompts to an idle engine, and one with an image if prompts can have images."""
+    """Sends the fixed prompts to an idle engine, and another one with an image if prompts can have images."""
     from vllm import SamplingParams, TokensPrompt
 
     config = llm.llm_engine.vllm_config
@@ -118,11 +118,11 @@ def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
 def transformers_logps(
     policy: Policy, dtype: Dtype, prompts: Prompts, engine: VllmConfig | None = None
 ) -> torch.Tensor:
-    """Log-probs of all next tokens under the policy as transformers load it.
+    """Log-probs of all possible next tokens under the policy, as loaded by transformers.
 
     Args:
         policy: the policy.
-        dtype: to compute in.
+        dtype: number format to compute in.
         prompts: token ids to continue.
         engine: configuration of the vLLM engine in this process, if there is one.
 
@@ -133,7 +133,7 @@ def transformers_logps(
 
     from rloo_pipeline.training import plain_model
 
-    with _uncompiled(engine):  # eager: SDPA leaves soft caps out
+    with _uncompiled(engine):  # eager attention, since SDPA ignores soft caps
         model: Any = plain_model.load_plain(policy, dtype, attn_implementation="eager")
     if policy.is_adapter:
         model = plain_model.load_adapter(model, policy)
@@ -145,7 +145,7 @@ def transformers_logps(
 
 
 def _image_of(policy: Policy, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Arguments of the model's forward for the fixed image in a prompt; none for a prompt without it."""
+    """Arguments of the model's forward for the fixed image in a prompt; empty for a prompt without it."""
     if policy.image_kind is None or policy.image_tokens.part not in ids:
         return {}
     return policy.pixels(fixed_image()) | policy.image_tokens.marked(ids)
@@ -169,15 +169,15 @@ def _uncompiled(engine: VllmConfig | None) -> Iterator[None]:
 
 
 def check_change(before: EngineReply, reply: EngineReply, policy: Policy) -> None:
-    """Checks that a swap to `policy` has changed what the engine answers, however coarse its number format is.
+    """Checks that loading `policy` has changed the engine's answers, however coarse its number format is.
 
     Raises:
-        IncompatibleEngine: its answers are as before, or come from its cache.
+        IncompatibleEngine: the answers have not changed, or come from the engine's cache.
     """
     if reply.cached:
         raise IncompatibleEngine("a cache of another policy's prompts")
     if reply.logps == before.logps:
-        say(f"vLLM answers as before it loaded {policy}, so the policy gets a new engine")
+        say(f"vLLM's answers did not change when it loaded {policy}, so the policy gets a new engine")
         raise IncompatibleEngine("the weights of another policy")
 
 
@@ -192,12 +192,12 @@ def check_weights(reply: EngineReply, policy: Policy, dtype: Dtype, number_forma
     Args:
         reply: the engine's reply to the prompts.
         policy: the policy that the engine was given.
-        dtype: that of the policy.
-        number_format: that of the engine's weights, if it is another one.
+        dtype: number format of the policy.
+        number_format: number format of the engine's weights, if it differs.
 
     Raises:
-        IncompatibleEngine: it does not, or transformers cannot load the policy.
-        UserError: it does not compute with an adapter; a new engine would not either.
+        IncompatibleEngine: the engine does not, or transformers cannot load the policy.
+        UserError: the engine does not apply the adapter, and neither would a new engine.
     """
     try:
         expected = transformers_logps(policy, dtype, reply.prompts, reply.engine)

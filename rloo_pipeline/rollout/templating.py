@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Templater:
-    """Makes the rows of prompt sets."""
+    """Turns rows of a dataset into rows of a prompt set."""
 
     def __init__(self, dataset: Dataset, model: Policy, pool: EnvironmentPool | None = None) -> None:
         """Loads the tokenizer, and in a run with images the processor.
@@ -41,14 +41,14 @@ class Templater:
         """True if the rows have one image each, not lists of images."""
         self.template = ToolTemplate(model.tokenizer, dataset, model.stop_ids)
         self.tools: dict[str, list[JSON]] = {}
-        """Schemas of the tools by the environment of a row, which is empty where all rows have the same."""
+        """Schemas of the tools, by the environment of a row (empty if all rows have the same)."""
 
     def prompt_rows(self, rows: Sequence[Row], path: str) -> Iterator[Row]:
-        """The rows with all their columns and prompt, prompt_ids and prompt_id.
+        """Yields the rows with all their columns and prompt, prompt_ids and prompt_id.
 
         Args:
             rows: rows of the dataset.
-            path: of their file, for messages.
+            path: file of the rows, for messages.
 
         Raises:
             UserError: a prompt cannot be made, or the chat template cannot be used with tools.
@@ -71,7 +71,7 @@ class Templater:
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
 
     def _with_images(self, row: Row, location: str, column: str) -> Row:
-        """A row whose images are digests; prompt_ids has an id for each part of an image, as the model reads it."""
+        """Replaces the images of a row by digests; prompt_ids get an id for each part of an image, as for the model."""
         files = images.images_of(row[column], f"{location}, column '{column}'")
         digests = [image_store.digest(file) for file in files]
         self.files |= dict(zip(digests, files, strict=True))
@@ -93,7 +93,7 @@ class Templater:
         return {**columns, "prompt_id": identity[:16], "prompt": prompt}
 
     def _tools(self, pool: EnvironmentPool, row: Row) -> list[JSON]:
-        """The schemas of the tools that a row's prompt lists; checks the template for each environment once."""
+        """The schemas of the tools in a row's prompt; checks the template once per environment."""
         name = pool.environment_of(row) or ""
         if name not in self.tools:
             self.tools[name] = pool.schemas(row)
@@ -102,7 +102,7 @@ class Templater:
 
 
 def _with_observation(prompt: Any, text: str, location: str) -> Any:
-    """A prompt of messages whose last one ends with the observation of `reset`."""
+    """Appends the observation of `reset` to the last message of a prompt."""
     if isinstance(prompt, str) or not isinstance(prompt[-1].get("content"), str):
         raise UserError(
             f"{location}: rollout.tools and rollout.environment need a prompt of messages with a text at the end; set "

@@ -1,7 +1,7 @@
-"""Reads the calls of tools in a turn of the model, with vLLM's parsers.
+"""Reads the tool calls in a turn of the model, with vLLM's parsers.
 
-vLLM's parsers take a call that they cannot read for text. Here the model gets an error as its answer instead: a turn
-has a malformed call if the word with which the chat template begins every call is in the turn, and no call is.
+vLLM's parsers treat a call that they cannot read as text. Here the model gets an error as its answer instead: a turn
+has a malformed call if it contains the text with which the chat template begins every call, but no call can be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AUTO = ("hermes", "qwen3_coder", "llama3_json", "mistral", "glm45", "deepseek_v3", "granite", "pythonic")
 """Parsers that `rollout.tool_parser: auto` tries, in this order."""
 EXAMPLES = (("first", {"key": "value"}), ("other", {"word": "text"}))
-"""Calls that a parser must read as the template writes them."""
+"""Example calls that a parser must read as the template writes them."""
 MALFORMED = "error: this call cannot be read"
 TOO_MANY = "error: one call at a time"
 
@@ -31,31 +31,31 @@ class ToolCalls(NamedTuple):
     """The tool calls in a turn of the model."""
 
     content: str
-    """Text before the calls; all of it without calls."""
+    """Text before the calls, or all of it if there are none."""
     calls: tuple[tuple[str, dict[str, Any]], ...]
-    """Name and arguments of each."""
+    """Name and arguments of each call."""
     malformed: bool = False
-    """The turn has a call that cannot be read."""
+    """True if the turn has a call that cannot be read."""
 
 
 class CallReader:
-    """Reads calls of one model, with one of vLLM's parsers."""
+    """Reads the calls of one model with one of vLLM's parsers."""
 
     def __init__(self, template: ToolTemplate, parser: str) -> None:
         """Chooses the parser.
 
         Args:
             template: the model's template.
-            parser: a name of vLLM, or `auto`.
+            parser: vLLM's name of a parser, or `auto`.
 
         Raises:
-            UserError: the parser does not exist, or it does not read calls as the template writes them, or the template
+            UserError: the parser does not exist, does not read calls as the template writes them, or the template
                 writes none.
         """
         vllm_internals.import_vllm()
         from vllm.tool_parsers import ToolParserManager
 
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not the program's error
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are not errors of ours
         self.template = template
         self.readers: dict[str, tuple[ToolParser, Any]] = {}
         names = sorted(ToolParserManager.list_registered())
@@ -66,9 +66,9 @@ class CallReader:
             )
         self.texts = [template.turn_text(call_message([example])) for example in EXAMPLES]
         candidates = AUTO if parser == "auto" else (parser,)
-        self.name = next((name for name in candidates if self._reads(name)), "")
+        self.name = next((name for name in candidates if self._reads_examples(name)), "")
         if not self.name:
-            template.check([])  # a template that writes no calls is the cause, not the parser
+            template.check([])  # raises if the cause is the template, which writes no calls
             subject = "none of these parsers" if parser == "auto" else "it"
             raise UserError(
                 f"rollout.tool_parser: {parser} ({', '.join(candidates)}): {subject} reads a call as the chat template "
@@ -91,7 +91,7 @@ class CallReader:
         extracted = parser.extract_tool_calls(answer, request)
         try:
             calls = tuple((call.function.name, json.loads(call.function.arguments)) for call in extracted.tool_calls)
-            json.dumps(calls, ensure_ascii=False).encode()  # a lone surrogate can be neither sent nor stored
+            json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()  # JSON has no NaN, UTF-8 no lone surrogate
         except (ValueError, RecursionError):
             return ToolCalls(text, (), True)
         if not calls:
@@ -101,7 +101,7 @@ class CallReader:
         return ToolCalls(thinking + (extracted.content or ""), calls)
 
     def _parser(self, name: str, schemas: Sequence[dict[str, Any]]) -> tuple[ToolParser, Any]:
-        """vLLM's parser and request for these tools."""
+        """vLLM's parser for these tools, and a request that lists them."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
@@ -114,7 +114,7 @@ class CallReader:
             self.readers[key] = make(self.template.tokenizer, request.tools or None), request
         return self.readers[key]
 
-    def _reads(self, name: str) -> bool:
+    def _reads_examples(self, name: str) -> bool:
         """True if a parser reads the examples as the template writes them."""
         properties = {key: {"type": "string"} for _, arguments in EXAMPLES for key in arguments}
         parameters = {"type": "object", "properties": properties}

@@ -1,11 +1,11 @@
-"""vLLM with the parts of it that are replaced here, the weights of its engine, and its caches.
+"""Everything that replaces parts of vLLM, or reaches into the weights and caches of its engine.
 
-vLLM ranks each sampled token within the vocabulary, which nothing here reads, and compiles that code with PyTorch. This
-takes 3 s at each engine start, and needs a C++ compiler on every node. `import_vllm` replaces the ranks with zeros.
+vLLM computes the rank of each sampled token within the vocabulary, which nothing here reads, and compiles that code
+with PyTorch: 3 s at each engine start, and a C++ compiler on every node. `import_vllm` replaces the ranks with zeros.
 
-vLLM imports modules that import torchvision: for one function on sizes (Qwen-VL), or for the name of a class (Gemma 3).
-If torchvision is missing, `register` imports them with empty modules in its place. Kernels for CPUs that are wrong
-or missing are replaced by `rotate_heads`, `leave_experts_to_cpus` and `attend_within_images`.
+Some of vLLM's modules import torchvision, for one function on sizes (Qwen-VL) or for the name of a class (Gemma 3). If
+it is missing, `register` imports them with empty modules in its place. CPU kernels that are wrong or missing are
+replaced by `rotate_heads`, `leave_experts_to_cpus` and `attend_within_images`.
 
 vLLM's reload leaves copies of some weights stale; `reload_weights` renews them. For adapters, vLLM finds layers by the
 last part of their names, fuses some (`q_proj`, `k_proj` and `v_proj` into `qkv_proj`), and silently drops modules that
@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts.model_files import module_counts
@@ -34,11 +34,12 @@ from rloo_pipeline.transformers_internals import optional_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from vllm import LLM
+    from transformers import PreTrainedTokenizerBase
+    from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
 SWITCH = "VLLM_ENABLE_V1_MULTIPROCESSING"
-"""Variable that is 1 where vLLM's engine has a process of its own."""
+"""Variable that is 1 if vLLM's engine has a process of its own."""
 IMAGE_MODULES = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
@@ -50,10 +51,10 @@ ADVICE = "leave these modules out of update.lora.target_modules, or train all we
 
 
 def import_vllm() -> ModuleType:
-    """Imports vLLM so that an engine in this process reports 0 for the rank of each token.
+    """Imports vLLM with a sampler that, for an engine in this process, reports 0 as the rank of each token.
 
     Raises:
-        UserError: vLLM is not the version whose internals are used in this package.
+        UserError: the installed vLLM is not the version whose internals this package uses.
     """
     guard.require("vllm")
     with announcing("importing vLLM"):
@@ -63,7 +64,7 @@ def import_vllm() -> ModuleType:
 
 
 def prepare(policy: Policy) -> None:
-    """Replaces what an engine in this process needs for a policy."""
+    """Makes the replacements that a policy needs, for an engine in this process."""
     on_cpu, shows_images = devices.device_type() == "cpu", policy.image_kind is not None
     if shows_images:
         register(policy.config["architectures"][0])
@@ -83,12 +84,14 @@ def replace_ranks() -> None:
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
-    """Zeros [tokens], in place of the ranks of the sampled log-probs [tokens, 1] among `logps` [tokens, vocabulary]."""
+    """Zeros [tokens], in place of the ranks that the sampled log-probs [tokens, 1] have in `logps` [tokens,
+    vocabulary].
+    """
     return logps.new_zeros(logps.shape[0]).long()
 
 
 def register(architecture: str) -> None:
-    """Makes vLLM use an architecture of IMAGE_MODULES from this process; else it would import it in another one."""
+    """Registers an architecture of IMAGE_MODULES from this process; vLLM would otherwise import it in another one."""
     if architecture not in IMAGE_MODULES or not optional_parts.lacks_torchvision():
         return
     optional_parts.prepare_processors()
@@ -115,14 +118,14 @@ def _empty_modules() -> Iterator[None]:
 
 
 def import_engine() -> None:
-    """Imports in advance what an engine needs."""
+    """Imports everything that an engine needs, in advance."""
     import_vllm()
     import_module("vllm.entrypoints.llm")
 
 
 def rotate_heads() -> None:
-    """Makes vLLM on CPUs rotate queries [tokens, heads, size] in PyTorch: its kernel is right for queries
-    [tokens, heads · size] and wrong for these, which latent attention (MLA) has.
+    """Makes vLLM on CPUs rotate queries in PyTorch: its kernel is right for queries [tokens, heads · size], but wrong
+    for [tokens, heads, size], which latent attention (MLA) has.
     """
     base: Any = import_module("vllm.model_executor.layers.rotary_embedding.base").RotaryEmbedding
     kernel = base.forward_cpu
@@ -136,8 +139,8 @@ def rotate_heads() -> None:
 
 
 def leave_experts_to_cpus() -> None:
-    """Makes vLLM choose its kernel of experts for CPUs under LoRA too, where it would choose that of Triton; an adapter
-    must not be on the experts themselves.
+    """Makes vLLM choose its CPU kernel for experts under LoRA too, where it would choose Triton's. An adapter must not
+    be on the experts themselves.
     """
     module: Any = import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
     select = module.select_unquantized_moe_backend
@@ -155,8 +158,8 @@ def attend_within_images() -> None:
     """Makes vLLM on CPUs attend in both directions within an image, for models that do (Gemma 3): its kernel attends
     causally everywhere.
 
-    The kernel can attend in both directions to the end of a sequence. So a prompt becomes several sequences for it,
-    with the same cache: each image one that ends with the image, and the text between images.
+    The kernel can attend in both directions to the end of a sequence. So a prompt is passed as several sequences that
+    share a cache: one that ends with each image, and one for each text between images.
     """
     builder: Any = import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionMetadataBuilder
     build = builder.build
@@ -170,8 +173,8 @@ def attend_within_images() -> None:
 
 
 def split_at_images(batch: Any) -> Any:
-    """vLLM's description of a batch (CommonAttentionMetadata) in which each part of a sequence that attends in one way
-    is a sequence; unchanged where no new token is in an image.
+    """Splits the sequences in vLLM's description of a batch (CommonAttentionMetadata) into parts that attend in one
+    way. Returns it unchanged if no new token is in an image.
     """
     import torch
 
@@ -197,12 +200,12 @@ def split_at_images(batch: Any) -> Any:
 
 
 def _parts(first: int, length: int, images: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """The parts of the new tokens of a sequence: start, end, and whether they attend causally.
+    """Splits the new tokens of a sequence into parts: start, end, and True if the part attends causally.
 
     Args:
         first: position of the first new token; those before are in the cache.
         length: length of the sequence.
-        images: positions of the first and the last token of each.
+        images: positions of the first and the last token of each image.
     """
     for start, last in sorted(images):
         end = min(last + 1, length)
@@ -228,7 +231,7 @@ def load_adapter(llm: LLM, request: LoRARequest) -> None:
     """Loads an adapter into an engine.
 
     Raises:
-        UserError: vLLM refuses it, or does not apply all of its modules.
+        UserError: vLLM refuses the adapter, or does not apply all of its modules.
     """
     guard.require("vllm")
     folder = Path(request.lora_path)
@@ -253,32 +256,33 @@ def _not_applied(model: Any, number: int) -> list[str]:
 
 
 def replace_weights(llm: LLM, policy: Policy, lora: LoRARequest | None) -> LoRARequest | None:
-    """Loads a policy in place of another one; returns the request for its adapter, if `lora` is that of the other one.
+    """Loads a policy in place of another one. If `lora` is the other one's adapter, returns the request for the new
+    one.
 
     Raises:
-        IncompatibleEngine: as `reload_weights`.
-        UserError: as `load_adapter`.
+        IncompatibleEngine: see `reload_weights`.
+        UserError: see `load_adapter`.
     """
     if lora is None:
         reload_weights(llm, policy.folder)
         return None
     llm.llm_engine.remove_lora(lora.lora_int_id)
-    request = request_of(policy, lora.lora_int_id + 1)  # under an id that it has seen, vLLM serves the old adapter
+    request = request_of(policy, lora.lora_int_id + 1)  # under an id that it knows, vLLM serves the old adapter
     load_adapter(llm, request)
     return request
 
 
 def reload_weights(llm: LLM, folder: Path) -> None:
-    """Loads the full model in `folder` into an engine that holds another one of the same configuration.
+    """Loads the full model in `folder` into an engine that holds a different one with the same configuration.
 
     Raises:
-        IncompatibleEngine: vLLM fails, or leaves experts out, as it does with those of gpt-oss.
+        IncompatibleEngine: vLLM fails, or leaves experts out, as it does for gpt-oss.
     """
     llm.apply_model(_reset_packed_experts)
     try:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         llm.apply_model(_repack_lm_head)
-    except Exception as error:  # of any kind: a new engine loads the policy in another way
+    except Exception as error:  # of any kind: a new engine loads the policy differently
         raise _refusal(f"vLLM fails to load other weights into an engine ({error or type(error).__name__})") from error
     if not_loaded := [name for names in llm.apply_model(_experts_left_out) for name in names]:
         raise _refusal(f"vLLM does not load experts such as {not_loaded[0]} into a running engine")
@@ -290,8 +294,8 @@ def _refusal(why: str) -> IncompatibleEngine:
 
 
 def _reset_packed_experts(model: Any) -> None:
-    """Makes a reload pack the weights of all experts: on CPUs vLLM packs only the first ones again, and would compute
-    with the others as if they were packed.
+    """Makes a reload pack the weights of all experts again. On CPUs vLLM packs only the first ones again, and would use
+    the others as if they were packed.
     """
     if devices.device_type() == "cuda":
         return
@@ -302,14 +306,14 @@ def _reset_packed_experts(model: Any) -> None:
 
 
 def _experts_left_out(model: Any) -> list[str]:
-    """Names of the layers of experts that `_reset_packed_experts` has reset and no reload has packed again."""
+    """Names of the expert layers that `_reset_packed_experts` has reset and no reload has packed again."""
     methods = {name: getattr(module, "quant_method", None) for name, module in model.named_modules()}
     return [name for name, method in methods.items() if method and getattr(method, "moe_kernel", method) is None]
 
 
 def _repack_lm_head(model: Any) -> None:
-    """Renews the packed copy of the LM head, which may be the embedding itself; where it is tied, a reload leaves the
-    old copy.
+    """Renews the packed copy of the LM head, which may be the embedding itself: if it is tied, a reload leaves the old
+    copy.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -325,7 +329,7 @@ def is_separate() -> bool:
 
 @contextmanager
 def queued_together(llm: LLM, idle: bool) -> Iterator[None]:
-    """Runs a block that gives requests to an engine. An `idle` engine starts none of them before the block ends.
+    """Runs a block that queues requests in an engine. An `idle` engine starts none of them before the block ends.
 
     Otherwise timing would decide which requests are in its first steps.
     """
@@ -341,7 +345,7 @@ def reset_cache(llm: LLM) -> None:
     """Empties the caches of prefixes and of encoded images.
 
     Raises:
-        IncompatibleEngine: vLLM refuses.
+        IncompatibleEngine: vLLM refuses to empty them.
     """
     llm.llm_engine.reset_encoder_cache()
     if not llm.reset_prefix_cache():
@@ -349,11 +353,28 @@ def reset_cache(llm: LLM) -> None:
 
 
 def sleeps(llm: LLM) -> bool:
-    """Puts an engine to sleep. False if it fails because vLLM counts memory that another process took meanwhile."""
+    """Puts an engine to sleep. Returns False if vLLM fails because it counts memory that another process has taken."""
     try:
         llm.sleep(level=1)
-    except Exception as error:  # AssertionError or RuntimeError; from another process Exception
+    except Exception as error:  # AssertionError or RuntimeError; a plain Exception from another process
         if "Memory usage increased after sleeping" not in str(error):
             raise
         return False
     return True
+
+
+def check_parameters(params: SamplingParams, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
+    """Checks a request's parameters, as the engine of a model with this vocabulary does.
+
+    Raises:
+        ValueError: vLLM refuses one of them.
+        VLLMClientError: likewise.
+    """
+    from vllm.config import StructuredOutputsConfig
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    uncached: Any = tokenizer
+    cached: Any = get_cached_tokenizer(uncached)
+    model: Any = SimpleNamespace(max_logprobs=0, get_vocab_size=lambda: vocabulary, is_diffusion=False)
+    params.update_from_tokenizer(cached)
+    params.verify(model, None, StructuredOutputsConfig(), cached)

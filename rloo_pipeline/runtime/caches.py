@@ -20,11 +20,11 @@ PATIENCE = 1800.0
 
 
 def cache_folder() -> Path:
-    """XDG_CACHE_HOME or ~/.cache; a folder in the temporary directory where this node cannot write there."""
+    """XDG_CACHE_HOME or ~/.cache; if this node cannot write there, a folder in the temporary directory."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # Path.home() of a user that has none
+    except (OSError, RuntimeError):  # Path.home() fails for a user without one
         pass
     else:
         if os.access(folder, os.W_OK):
@@ -33,18 +33,18 @@ def cache_folder() -> Path:
 
 
 def for_snakemake() -> dict[str, str]:
-    """The environment of a Snakemake process, which fails where it cannot write to its own cache."""
+    """The environment of a Snakemake process, which would fail if it could not write to its own cache."""
     return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}
 
 
 @contextlib.contextmanager
 def compiling(folder: Path, key: str) -> Iterator[None]:
-    """Lets only one process on all nodes compile into `folder` at a time; the others wait before their block.
+    """Lets one process at a time, over all nodes, compile into `folder`; the others wait before their block.
 
-    For libraries that write files in place, since another process could read a half-written one. Once a block with
-    this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its block,
-    the next one removes its files. If the lock cannot be taken, as on a file system without locks, or after PATIENCE,
-    nobody waits and nothing is removed.
+    This is for libraries that write files in place, where another process could read a half-written one. Once a block
+    with this key has succeeded, later ones have nothing to compile and do not wait. If a process was killed in its
+    block, the next one removes its files. If the lock cannot be taken, because the file system has none or PATIENCE
+    has run out, nobody waits and nothing is removed.
 
     Args:
         folder: a folder that only these libraries write into.
@@ -55,7 +55,7 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
     with contextlib.ExitStack() as until_compiled:
         alone = False
         if not complete.exists():
-            with contextlib.suppress(OSError):  # the lock of another user, who shares the folder
+            with contextlib.suppress(OSError):  # the lock of another user of the same folder
                 alone = _locks(until_compiled.enter_context((folder / f"{OWN}lock").open("a")).fileno())
         if complete.exists() or not alone:
             until_compiled.close()
@@ -67,12 +67,12 @@ def compiling(folder: Path, key: str) -> Iterator[None]:
         temporary.write_text(json.dumps(sorted(entry.name for entry in folder.iterdir())))
         temporary.replace(begun)
         yield
-        begun.unlink()  # first: were both there after a kill, the next job would remove what is complete
+        begun.unlink()  # first: if a kill left both files, the next job would remove what is complete
         complete.touch()
 
 
 def _locks(file: int) -> bool:
-    """Locks a file for this process; the kernel unlocks it when the process ends. Works on NFS too. Returns False if
+    """Locks a file for this process, on NFS too; the kernel unlocks it when the process ends. Returns False if
     the file cannot be locked.
     """
     end = time.monotonic() + PATIENCE
@@ -90,7 +90,7 @@ def _locks(file: int) -> bool:
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Removes all entries but these and our own."""
+    """Removes all entries except these and our own."""
     for entry in folder.iterdir():
         if entry.name not in names and not entry.name.startswith(OWN):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -12,16 +12,16 @@ from rloo_pipeline.errors import printable
 
 
 class Terminal(Console):
-    """A rich console on which text from models, data sets and functions is only text.
+    """A rich console that shows text from models, data sets and functions as plain text.
 
-    Neither markup nor control characters in it take effect; `rich.text.Text` and styles give colours.
+    Markup and control characters in it have no effect; `rich.text.Text` and styles give colours.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Args: options of rich's Console."""
+        """Takes the options of rich's Console."""
         super().__init__(markup=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Renders an object to segments; all that is printed passes here."""
+        """Renders an object to segments; everything that is printed passes through here."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

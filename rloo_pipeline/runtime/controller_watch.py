@@ -1,6 +1,6 @@
 """Ends a stage when the Snakemake that started it has ended, since nobody would read its result.
 
-After kill -9 of Snakemake its stages would otherwise go on beside those of the next one, on the same GPU.
+After a kill -9, Snakemake's stages would otherwise keep running beside those of the next Snakemake, on the same GPU.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 from rloo_pipeline.runtime import process_end
 
 VARIABLE = "RLOO_CONTROLLER"
-"""Environment variable of jobs on Snakemake's machine: its process id and its PID namespace, as `name` gives them."""
+"""Environment variable of jobs on Snakemake's machine: Snakemake's process id and PID namespace, as from `name`."""
 _watched: set[int] = set()
 
 
 def name() -> str:
-    """This process, as VARIABLE holds it."""
+    """Identifies this process in the form that VARIABLE has."""
     return f"{os.getpid()} {_namespace()}"
 
 
 def watch() -> None:
-    """Ends this process when that of VARIABLE ends.
+    """Ends this process when the process that VARIABLE names ends.
 
-    Does nothing where VARIABLE is not set or is of another container, and in workers, which watch it already.
+    Does nothing if VARIABLE is not set or names a process of another container, or in workers, which watch it already.
     """
     pid, _, namespace = os.environ.get(VARIABLE, "").partition(" ")
     if pid and namespace == _namespace() and int(pid) not in _watched:
@@ -50,6 +50,6 @@ def end_with(pid: int, action: Callable[[], object]) -> None:
 
 
 def _namespace() -> str:
-    """Identifies a boot of a machine, and a PID namespace on it."""
+    """Identifies this boot of the machine, and the PID namespace."""
     proc = Path("/proc")
     return (proc / "sys/kernel/random/boot_id").read_text().strip() + f" {(proc / 'self/ns/pid').readlink()}"

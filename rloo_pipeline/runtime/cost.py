@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import psutil
 
 LOGGER = "rloo.time"
-"""Logger of the cost, which goes to the log file and not to the terminal."""
+"""Logger for the cost, which goes to the log file but not to the terminal."""
 
 _began: float | None = None
 _cpu_before = 0.0
 _others: Sequence[psutil.Process] = ()
-"""Running processes whose CPU seconds belong to this one: the ranks of a worker."""
+"""Running processes whose CPU seconds count as this process's: the ranks of a worker."""
 
 
 def begin(start: float) -> None:
-    """Counts the cost of a stage in a worker from now on.
+    """Starts to count the cost of a stage in a worker.
 
     Args:
         start: when the stage was requested, in seconds since 1970.
@@ -45,16 +45,16 @@ def count_processes(processes: Sequence[psutil.Process]) -> None:
 
 
 def seconds_since_start() -> float:
-    """Wall seconds since the stage began; outside a worker since this process began, including its imports."""
+    """Wall seconds since the stage began; outside a worker, since this process began, including its imports."""
     import psutil
 
     return float(time.time() - (psutil.Process().create_time() if _began is None else _began))
 
 
 def end() -> None:
-    """Logs the cost of a stage that succeeded. A rank only names its GPUs, and exits at once if no worker keeps it.
+    """Logs the cost of a stage that succeeded. A rank only names its GPUs, and exits at once unless a worker keeps it.
 
-    The threads of gloo now and then abort the process during interpreter shutdown, after all files are written.
+    gloo's threads sometimes abort the process during interpreter shutdown, after all files are written.
     """
     if os.environ.get("RANK") in (None, "0") and (used := gpu_claims.gpus_used()):
         logging.getLogger(LOGGER).info("used %s", used)
@@ -80,7 +80,7 @@ def _cpu_of(process: psutil.Process) -> float:
     import psutil
 
     try:
-        return float(sum(process.cpu_times()[:4]))  # user and system, and those of children
+        return float(sum(process.cpu_times()[:4]))  # user and system time, its own and its children's
     except psutil.NoSuchProcess:
         return 0.0
 

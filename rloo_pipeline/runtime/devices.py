@@ -1,4 +1,4 @@
-"""GPUs of this machine: whether there are any, which objects hold one, and their names."""
+"""The GPUs of this machine: their names and memory, and the objects that hold some of it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def has_gpu() -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; SLURM sets that variable too.
+    """Names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES, which SLURM also sets.
 
-    Without the variable, returns all that the driver shows: indices, or UUIDs of MIG slices, since CUDA would otherwise
-    use only the first slice.
+    Without the variable, returns all GPUs that the driver shows: indices, or UUIDs of MIG slices, since CUDA would
+    otherwise use only the first slice.
     """
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         # CUDA ignores everything after a name that it does not know
         return [*takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, names.split(",")))]
-    return _listed(nvidia_smi("-L")) if has_gpu() else []
+    return _gpus_in(nvidia_smi("-L")) if has_gpu() else []
 
 
-def _listed(lines: list[str]) -> list[str]:
+def _gpus_in(lines: list[str]) -> list[str]:
     """The GPUs in the output of `nvidia-smi -L`, which lists the MIG slices of a GPU after it."""
     names: dict[str, list[str]] = {}
     for line in lines:
@@ -51,7 +51,7 @@ def device_type() -> str:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor on a device, without waiting for that device: to a GPU it goes from pinned memory."""
+    """Moves a tensor to a device without waiting for the device; copies to a GPU start from pinned memory."""
     source = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return source.to(device, non_blocking=True)
 
@@ -65,7 +65,7 @@ WARM = "RLOO_WARM"
 
 
 def idle_bytes(role: str) -> float:
-    """GPU bytes that the other warm workers keep while a worker of this role has its turn."""
+    """GPU bytes that the other warm workers hold on to while a worker of this role has its turn."""
     return sum(IDLE[other] for other in os.environ.get(WARM, "").split() if other != role)
 
 
@@ -80,12 +80,12 @@ def training_bytes() -> float:
 
 
 def left_for_training(total: float) -> float:
-    """Bytes of a GPU that warm workers would leave to an update, which does the same without them."""
+    """Bytes of a GPU that warm workers leave to an update; an update without workers uses no more."""
     return total - sum(size for role, size in IDLE.items() if role != "trainer")
 
 
 def machine_bytes() -> float:
-    """Memory of this machine, or what SLURM or a container gives this process of it; needs no torch."""
+    """Memory of this machine, or the part that SLURM or a container gives this process; needs no torch."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     job = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
     return float(min(machine, job or machine, *_cgroup_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))))
@@ -95,8 +95,8 @@ def _cgroup_limits(root: Path, own: Path) -> Iterator[int]:
     """Limits of the cgroups that a process is in, in bytes; a container may show its own as the root.
 
     Args:
-        root: where cgroups are mounted.
-        own: lists those of the process.
+        root: folder in which cgroups are mounted.
+        own: file that lists the cgroups of the process.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -112,10 +112,10 @@ class HoldsGpu(Protocol):
     """An object that holds memory of a GPU and can free it."""
 
     def leave_gpu(self) -> None:
-        """Frees the memory until the object is used again; does nothing where it holds none.
+        """Frees the memory until the object is used again; does nothing if it holds none.
 
         Raises:
-            IncompatibleEngine: only the end of the process frees the memory.
+            IncompatibleEngine: the memory is only freed when the process ends.
         """
 
 
@@ -138,7 +138,7 @@ class GpuProcess(NamedTuple):
 
     pid: int
     name: str
-    """The process in words for the user."""
+    """Description of the process, for messages."""
     used: float
     """GPU memory in bytes."""
 
@@ -161,7 +161,7 @@ def _process_name(pid: int) -> str:
         return "this process"
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:  # of another container
+    except OSError:  # the process is in another container
         return f"process {pid}"
     program, *arguments = words
     ours = next((place for place, word in enumerate(words) if re.search(r"(^|/)rloo(_pipeline)?$", word)), None)
@@ -171,12 +171,12 @@ def _process_name(pid: int) -> str:
 
 
 def gpu_facts(facts: str) -> list[str]:
-    """Facts about each GPU of the machine, such as `name` or `name,memory.total`: a line for each GPU."""
+    """Facts about the machine's GPUs, such as `name` or `name,memory.total`, one line per GPU."""
     return nvidia_smi(f"--query-gpu={facts}", "--format=csv,noheader,nounits")
 
 
 def card() -> str:
-    """Model of this machine's GPUs, or of its CPU if it has none; a slice of a GPU is named with its profile."""
+    """Model of this machine's GPUs, or of its CPU if it has none; for a MIG slice, with its profile."""
     if not has_gpu():
         models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         return str(next(iter(models), os.uname().machine))

@@ -22,7 +22,7 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Triton multiplies float32 matrices in TF32 unless told otherwise: vLLM was 0.015 nats from the trainer on an H200.
+    # By default, Triton multiplies float32 matrices in TF32: vLLM was 0.015 nats from the trainer on an H200.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     # torch.cuda.is_available() must not create a CUDA context, since vLLM forks its processes for several GPUs.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -43,7 +43,7 @@ def use_threads(count: int) -> None:
 
 
 def set_until_end(name: str, value: str) -> None:
-    """Sets a variable for the processes that this one starts, until its exit handlers run."""
+    """Sets a variable for child processes, until this process runs its exit handlers."""
     os.environ[name] = value
     atexit.register(os.environ.pop, name, None)
 
@@ -52,7 +52,7 @@ JOBS = {
     progress.STYLE: "lines",  # the progress bars of parallel jobs would overwrite each other on one terminal
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages, since engines allocate and free memory all the time
 }
-"""Environment variables of Snakemake's jobs, unless the user has set them."""
+"""Environment variables for Snakemake's jobs; those that the user has set win."""
 
 
 def prepare_jobs() -> None:

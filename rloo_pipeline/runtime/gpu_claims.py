@@ -1,9 +1,9 @@
-"""Claims GPUs of a machine for a stage, so that concurrent stages have different ones.
+"""Claims GPUs of a machine for a stage, so that concurrent stages use different ones.
 
 Snakemake counts the GPUs of running stages (`gpu_stages`) but does not assign them, so each stage would take the first
 GPU. Therefore a stage binds an abstract Unix socket per GPU and puts these GPUs in CUDA_VISIBLE_DEVICES. The kernel
 releases the sockets however the stage ends, and they leave no file. A SLURM job sees only its own GPUs, and different
-jobs may give them the same numbers, so the socket names contain the job's id.
+jobs may number theirs alike, so the socket names contain the job's id.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, ranks
 
 _taken: list[str] = []
-"""GPUs of this process: a worker whose CUDA has started cannot change them."""
+"""GPUs of this process; a worker cannot change them once CUDA has started."""
 _sockets: list[socket.socket] = []
 _set_aside: tuple[str, ...] = ()
-"""GPUs of this process that its engine does not see: those of environments."""
+"""GPUs of this process that are hidden from its engine, for environments."""
 _subprocess_gpus = 0
 
 
 def claim(needed: int, from_the_end: bool = False) -> None:
-    """Takes GPUs for this process, and waits until so many are free. Does nothing if no more are visible than needed.
+    """Takes GPUs for this process; waits until enough are free. Does nothing if no more are visible than needed.
 
     Args:
         needed: number of GPUs.
-        from_the_end: take the last ones rather than the first: trainers, so that a warm sampler has others for good.
+        from_the_end: takes the last ones. Trainers do, so that a warm sampler always has other GPUs.
 
     Raises:
-        IncompatibleEngine: this process has had fewer before, so that a worker restarts.
+        IncompatibleEngine: this process has claimed fewer before; the worker then restarts.
     """
     global _taken
     if not needed:
@@ -56,20 +56,20 @@ def set_aside(count: int) -> None:
     without GPUs.
 
     Args:
-        count: number of GPUs.
+        count: number of GPUs to take out.
 
     Raises:
         UserError: no GPU would be left.
-        IncompatibleEngine: this process has set aside another number before, so that a worker restarts.
+        IncompatibleEngine: this process has set aside a different number before; the worker then restarts.
     """
     global _set_aside
     if len(_set_aside) == count or not (visible := devices.visible_gpus()):
         return
     if _set_aside:
-        raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside, and now {count} are")
+        raise IncompatibleEngine(f"{len(_set_aside)} GPUs set aside instead of {count}")
     if len(visible) <= count:
         raise UserError(
-            f"rollout.environment_gpus: {count} beside those of the engine, and this job has {len(visible)} in all; "
+            f"rollout.environment_gpus: {count} beside the engine's GPUs, but this job has only {len(visible)} in all; "
             "ask for more (gres in the profile), or lower it"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:-count])
@@ -77,24 +77,26 @@ def set_aside(count: int) -> None:
 
 
 def names_set_aside(count: int) -> tuple[str, ...]:
-    """Names of the GPUs that were set aside, as CUDA_VISIBLE_DEVICES has them; without an engine the first `count`."""
+    """Names of the GPUs that were set aside, as in CUDA_VISIBLE_DEVICES; in a stage without an engine, the first
+    `count`.
+    """
     return _set_aside or tuple(devices.visible_gpus()[:count] if count else ())
 
 
 def release() -> None:
-    """Gives the GPUs to other stages until the next `claim`, for workers; other processes end."""
+    """Gives the GPUs to other stages until the next `claim`. Only workers need it, since other processes end."""
     while _sockets:
         _sockets.pop().close()
 
 
 def note_subprocess_gpus(gpus: int) -> None:
-    """Records the GPUs that the stage has for its child processes (reward functions) and does not use itself."""
+    """Records GPUs that the stage does not use itself but passes to child processes (reward functions)."""
     global _subprocess_gpus
     _subprocess_gpus = gpus
 
 
 def gpus_used() -> str | None:
-    """The GPUs of the stage as `2 x NAME`; None where it had none."""
+    """The GPUs of the stage as `2 x NAME`; None if it had none."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{_job_gpus(torch.cuda.device_count()) + len(_set_aside)} x {torch.cuda.get_device_name(0)}"
@@ -109,7 +111,7 @@ def _job_gpus(visible: int) -> int:
 
 
 def _take(candidates: list[str], needed: int) -> list[str]:
-    """Takes the first free ones; none at all where too few are free."""
+    """Takes the first free ones, or none at all if too few are free."""
     free: list[str] = []
     for name in candidates:
         claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

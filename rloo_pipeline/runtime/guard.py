@@ -1,8 +1,8 @@
-"""Checks that a library whose internals this package replaces or calls is one that the code was written for.
+"""Checks that a library whose internals this package replaces or calls is a release that the code was written for.
 
-Replacing an attribute that a later version has renamed succeeds and does nothing. So whatever uses internals of a
-library first checks its version. A patch release of the pinned version is accepted if everything in `used_internals`
-exists there and takes the same parameters. tools/internals.csv lists every case.
+Replacing an attribute that a later version has renamed succeeds and does nothing. So code that uses internals of a
+library first checks the library's version. A patch release of the pinned version is accepted if everything in
+`used_internals` exists there and takes the same parameters. tools/internals.csv lists every case.
 
 `python -m rloo_pipeline.runtime.guard`, the end of `make upgrade`, prints what the installed versions have changed.
 """
@@ -26,7 +26,7 @@ STAGES = "requirements/cpu.txt (on GPUs cuda.txt)"
 
 PACKAGE = __name__.partition(".")[0]
 REPLACED = "replaced"
-"""Stands for the parameters of a function of this package that took the place of the library's."""
+"""Stands in for the parameters of a function of this package that has replaced the library's."""
 
 
 class Pin(NamedTuple):
@@ -51,10 +51,11 @@ PINS = {
 
 
 def require(distribution: str) -> None:
-    """Checks the version of a library in PINS; call it before anything of the library is replaced.
+    """Checks the version of a library in PINS; call it before replacing any part of the library.
 
     Raises:
-        UserError: another version is installed, and it is not a patch release in which all that is used is the same.
+        UserError: a different version is installed, and it is not a patch release in which all internals we use are the
+            same.
     """
     pin = PINS[distribution]
     installed = _installed(distribution, pin.alternative).partition("+")[0]
@@ -65,13 +66,13 @@ def require(distribution: str) -> None:
         return
     change = f", where {changes(distribution)[0]}" if is_patch else ""
     raise UserError(
-        f"{distribution} {installed} is installed{change}, and rloo_pipeline uses internals of {pin.version} "
+        f"{distribution} {installed} is installed{change}, but rloo_pipeline uses internals of {pin.version} "
         f"(docs/internals.md): install {distribution}=={pin.version}, as in {pin.requirements}"
     )
 
 
 def is_installed(distribution: str) -> bool:
-    """True if a library in PINS is installed; Liger's kernels are only for GPUs."""
+    """True if a library in PINS is installed; Liger's kernels, for example, are installed only for GPUs."""
     try:
         _installed(distribution, PINS[distribution].alternative)
     except PackageNotFoundError:
@@ -90,7 +91,7 @@ def _installed(distribution: str, alternative: str | None) -> str:
 
 @cache
 def changes(distribution: str) -> tuple[str, ...]:
-    """The internals in `used_internals` that differ in the installed version, a clause each."""
+    """The internals in `used_internals` that differ in the installed version, one clause each."""
     return tuple(_changes(distribution))
 
 
@@ -106,7 +107,7 @@ def _changes(distribution: str) -> Iterator[str]:
         for path, signature in signatures.items():
             actual = _signature(module, path)
             if actual not in (signature, REPLACED):
-                difference = f"takes {actual} and not {signature}" if actual else "does not exist"
+                difference = f"takes {actual} instead of {signature}" if actual else "does not exist"
                 yield f"{module_name}.{path} {difference}"
 
 
@@ -124,7 +125,7 @@ def _signature(module: object, path: str) -> str | None:
 
 
 def main() -> None:
-    """Prints what the installed versions have changed, and fails if they have changed something."""
+    """Prints what the installed versions have changed; exits with an error if there is anything."""
     changed = False
     for distribution, pin in PINS.items():
         if not is_installed(distribution):

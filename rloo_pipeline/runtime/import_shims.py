@@ -1,8 +1,8 @@
 """Imports libraries without their slow optional dependencies, which no stage needs.
 
-pyarrow imports pandas before its first array, DeepSpeed and transformers import packages for parts that are not used
-here: seconds at the start of every stage. Each of them works without the package, so it is hidden during the import.
-User code and later imports find it as usual.
+pyarrow imports pandas before its first array; DeepSpeed and transformers import packages for parts that are not used
+here. This takes seconds at the start of every stage. All three work without these packages, which are therefore hidden
+during the import. User code and later imports find them as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def prepare_arrow() -> None:
     import pyarrow
 
     class Hides:
-        """An import hook, since compiled code would take the None that `hidden_packages` puts into sys.modules."""
+        """An import hook: compiled code would accept the None that `hidden_packages` puts into sys.modules."""
 
         @staticmethod
         def find_spec(name: str, *_: object) -> None:
@@ -38,7 +38,7 @@ def hidden_packages(*names: str) -> Iterator[None]:
     hidden: dict[str, ModuleType] = {}
     for name in names:
         if name not in sys.modules:
-            sys.modules[name] = hidden[name] = None  # type: ignore[assignment]  # the import system: not to be found
+            sys.modules[name] = hidden[name] = None  # type: ignore[assignment]  # makes an import of it fail
     try:
         yield
     finally:

@@ -8,14 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 
 DEFAULT_CONFIG = Path("config/config.yaml")
-"""The configuration of a project, relative to its folder, where none is named: Snakemake's usual place."""
+"""The default configuration of a project, relative to its folder: Snakemake's usual place."""
 NO_PROJECT = " in this folder; name one, go to the folder of a project, or make one with `rloo init`"
-"""End of the error message if there is none."""
+"""End of the error message if a folder has no project."""
 PACKAGE = Path(str(files("rloo_pipeline")))
 
 
 def clone() -> Path | None:
-    """The clone that this package is used from; None where it was installed from a wheel."""
+    """The clone that this package is used from; None if it was installed from a wheel."""
     return None if (PACKAGE / "project").is_dir() else PACKAGE.parent
 
 
@@ -25,7 +25,7 @@ def root() -> Path:
 
 
 def snakefile(project: Path) -> Path:
-    """The Snakefile that a project runs: its own, else that of the workflow.
+    """The Snakefile that a project runs: its own, or else the workflow's.
 
     Args:
         project: the working folder.
@@ -35,14 +35,14 @@ def snakefile(project: Path) -> Path:
 
 
 def snakefile_option(project: Path) -> list[str]:
-    """Arguments that tell Snakemake the Snakefile of a project; none where it finds the project's own."""
+    """Arguments that point Snakemake to the Snakefile of a project; none if it finds the project's own."""
     file = snakefile(project)
     return [] if file.is_relative_to(project) else ["--snakefile", str(file)]
 
 
 def profile(name: str) -> str:
-    """The folder of a profile: in profiles/ of this folder, in this folder, else of the workflow. Any other name stays
-    as it is: Snakemake looks for it among the user's profiles.
+    """The folder of a profile: in profiles/ of this folder, in this folder, or else in the workflow. Any other name is
+    returned as it is, since Snakemake looks for it among the user's profiles.
     """
     folders = (Path("profiles") / name, Path(name), root() / "profiles" / name)
     return next((str(folder) for folder in folders if folder.is_dir()), name)

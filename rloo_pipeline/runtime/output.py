@@ -27,8 +27,8 @@ class _PrintableFormatter(logging.Formatter):
 def standard_output_to(descriptor: int) -> Iterator[None]:
     """Redirects standard output and error to a descriptor during the block, and closes the descriptor.
 
-    `route_output` may redirect them again inside the block; its copy of the terminal is closed too, since srun waits
-    until no process has the output of a step open.
+    `route_output` may redirect them again inside the block; its copy of the terminal is also closed, since srun waits
+    until no process holds the output of a step open.
     """
     saved, console = [os.dup(1), os.dup(2)], progress.console
     for number in (1, 2):

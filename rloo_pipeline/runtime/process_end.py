@@ -1,6 +1,6 @@
-"""A file that tells when a process has ended: the kernel's own, or one that a thread writes to.
+"""A file that tells when a process has ended: the kernel's own (a pidfd), or one that a thread writes to.
 
-Linux before 5.3, as on RHEL 8, has no such files (pidfd_open), and a Python that was built there does not know them.
+Linux before 5.3, as on RHEL 8, has no pidfd_open, and a Python that was built there does not know it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 POLL = 0.1
-"""Seconds between two looks at a process, where the kernel has no such files."""
+"""Seconds between two checks of a process, if the kernel has no pidfds."""
 
 
 def readable_after(pid: int) -> int:
-    """A file descriptor that can be read from once a process has ended, whether or not its parent has waited for it.
+    """A file descriptor that becomes readable when a process has ended, whether or not its parent has waited for it.
 
     Raises:
         ProcessLookupError: the process does not exist.
@@ -33,7 +33,7 @@ def readable_after(pid: int) -> int:
 def _watch(pid: int, writer: int) -> None:
     while _is_alive(pid):
         time.sleep(POLL)
-    os.write(writer, b"\0")  # not only closed, since forked processes have it open too
+    os.write(writer, b"\0")  # closing it is not enough, since forked processes have it open too
     os.close(writer)
 
 

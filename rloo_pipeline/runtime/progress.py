@@ -98,7 +98,7 @@ def say(message: str) -> None:
 
 
 def warn(message: str, error: BaseException) -> None:
-    """Shows one line about an error that ends nothing; its traceback goes to the log."""
+    """Shows one line about an error that does not end the stage; its traceback goes to the log."""
     logging.getLogger("traceback").warning("traceback of the error below:", exc_info=error)
     say(f"warn: {message}")
 

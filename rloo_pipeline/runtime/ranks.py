@@ -24,12 +24,12 @@ STEP = "RLOO_STEP"
 
 FAILED = "RLOO_FAILED"
 """Environment variable: path of the file to which the first rank that fails writes its error. The errors of later
-ranks are dropped: they only say that the first one is gone.
+ranks are dropped: they only report that the first one is gone.
 """
 
 
 class Rank(NamedTuple):
-    """The place of this process in its job."""
+    """The rank of this process in its job."""
 
     number: int
     world: int
@@ -42,13 +42,13 @@ class Rank(NamedTuple):
 
 
 def current() -> Rank:
-    """The rank of this process, from RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 where they are not set."""
+    """The rank of this process, from RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 if they are not set."""
     env = os.environ
     return Rank(int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")), int(env.get("LOCAL_RANK", "0")))
 
 
 def on_node() -> tuple[int, int]:
-    """The number of this process among the ranks on its node, and their number."""
+    """The index of this process among the ranks on its node, and their number."""
     return current().local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
@@ -78,7 +78,7 @@ def refuse_failed(ranks: str, failed: Path, code: int) -> None:
     """Checks the exit code of a launcher.
 
     Args:
-        ranks: the ranks in words.
+        ranks: description of the ranks, for the message.
         failed: file to which the first rank that fails writes its error.
         code: the exit code.
 
@@ -112,5 +112,5 @@ def torchrun_command(processes: int, arguments: Sequence[str]) -> list[str]:
 
 
 def torchrun_environment(folder: Path) -> dict[str, str]:
-    """Variables for `torchrun_command`: torchrun leaves folders in TMPDIR, and the first rank that fails its error."""
+    """Variables for `torchrun_command`: temporary files and the first failing rank's error go to `folder`."""
     return {"TMPDIR": str(folder), FAILED: str(folder / "failed")}

@@ -1,6 +1,7 @@
-"""The key `reproducible`: kernels whose sums depend neither on the batch nor on which thread comes first.
+"""The key `reproducible`: kernels whose sums depend neither on the batch nor on the order of threads.
 
-On CPUs, engines always compute so. On GPUs, vLLM has slower kernels for it, and torch chooses them among its own.
+On CPUs, engines always compute this way. On GPUs, vLLM has slower kernels for it, and torch switches to some of its
+own.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ VARIABLES = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_COLLNET_ENABLE": "0",
 }
-"""Environment variables on GPUs; those of NCCL are among the ones that vLLM sets for its batch invariance."""
+"""Environment variables on GPUs; vLLM's batch invariance sets the NCCL ones, too."""
 
 CARD = "_card"
-"""End of the facts `sampler_card`, `logprobs_card` and `trainer_card`, in tables and policies of a run with the key."""
+"""Suffix of the facts `sampler_card`, `logprobs_card` and `trainer_card`, in tables and policies of runs with the key.
+"""
 
 _asked: bool | None = None
-"""The key in the stages that this process has run."""
+"""Value of the key in the stages that this process has run."""
 
 
 def prepare(asked: bool) -> None:
     """Sets the environment variables of the key; call it before an engine is imported.
 
     Raises:
-        IncompatibleEngine: this process has run stages with the other value, so that a worker restarts.
+        IncompatibleEngine: this process has run stages with the other value; the worker then restarts.
     """
     global _asked
     if _asked not in (None, asked):
@@ -43,14 +45,14 @@ def prepare(asked: bool) -> None:
 
 
 def card(asked: bool, role: str) -> dict[str, str]:
-    """The fact about the card of a role's engine on this machine; empty without the key."""
+    """The fact that names the card of a role's engine on this machine; empty without the key."""
     return {role + CARD: devices.card()} if asked else {}
 
 
 def use_torch(threads: int, asked: bool) -> None:
     """Sets torch's number of threads, and with the key its deterministic kernels.
 
-    An operation that has none then ends the stage with an error of torch that names it.
+    An operation without such a kernel then ends the stage, with torch's error that names it.
     """
     import torch
     import torch.utils.deterministic

@@ -1,11 +1,11 @@
 """The folder for temporary files of a process and its children, which is removed however they end.
 
 Libraries leave files in TMPDIR (vLLM's `vllm_dist_*`, torchrun's folders), and a killed process leaves all of its own.
-So TMPDIR is set to a folder with a lock file beside it. Each process that uses the folder has a shared lock, which the
-kernel releases when the process ends; the next process on this host that takes such a folder removes those that nobody
-has locked. Other hosts may share TMPDIR, and their locks need not be seen here, so the lock file names its host. Where
-the file system has no locks, folders of killed processes stay.
-While a process that outlives a killed owner can still write into the folder, or make it anew, it stays.
+So TMPDIR is set to a folder with a lock file beside it. Each process that uses the folder holds a shared lock, which
+the kernel releases when the process ends. The next process on this host that makes such a folder removes those that
+nobody has locked. Other hosts may share TMPDIR without seeing these locks, so the lock file names its host. On a file
+system without locks, folders of killed processes stay. A folder also stays while a process that outlives its killed
+owner can still write into it or recreate it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 LOCK = ".rloo-lock-"
-"""Prefix of the names of locked files; the name of the folder follows."""
+"""Prefix of the names of lock files, followed by the name of the folder."""
 EXCHANGE = "RLOO_EXCHANGE"
 """Environment variable with the controller's folder for policies on each node (artifacts/node_files.py)."""
 _locks: list[int] = []
@@ -28,13 +28,13 @@ _own: list[tuple[int, Path]] = []
 
 
 def use(folder: Path | None = None) -> None:
-    """Sets TMPDIR of this process and its children to a folder that ends with it; inside of such a folder it stays.
+    """Sets TMPDIR, also for child processes, to a folder that is removed when they end; keeps an existing such folder.
 
     Args:
         folder: a new folder in TMPDIR; None makes one.
     """
     if around := _folder_around(Path(tempfile.gettempdir())):
-        _share(around)
+        _share_lock(around)
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
@@ -43,9 +43,9 @@ def use(folder: Path | None = None) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Removes a folder at the end of this process, or after it; also those beside it whose processes have ended.
+    """Has a folder removed when this process ends, or later; also removes those beside it whose processes have ended.
 
-    Does nothing inside of such a folder, which is removed as a whole.
+    Does nothing inside such a folder, which is removed as a whole.
     """
     if _folder_around(folder):
         return
@@ -54,7 +54,7 @@ def claim(folder: Path) -> None:
     lock = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o600)
     os.write(lock, socket.gethostname().encode())
     _lock(lock)
-    temporary.rename(_lock_of(folder))  # locked before anyone can see it
+    temporary.rename(_lock_of(folder))  # the lock exists before anyone can see the file
     _locks.append(lock)
     _own.append((os.getpid(), folder))
     atexit.register(remove)
@@ -68,8 +68,8 @@ def remove() -> None:
 
 
 def leave() -> None:
-    """Before this process ends after the owner of the folder: removes it, if no other process uses it, and the owner's
-    folder of `exchange`.
+    """For a process that may outlive the owner of the folder: removes the folder, if no other process uses it, and the
+    owner's folder of `exchange`. Call it before the process ends.
     """
     tops = [user_folder(), *(Path(store).parent for store in [os.environ.get(EXCHANGE)] if store)]
     while _locks:
@@ -79,7 +79,7 @@ def leave() -> None:
 
 
 def user_folder() -> Path:
-    """The folder for temporary files as the user has set it, in which those of `use` are."""
+    """The user's folder for temporary files, which contains those of `use`."""
     around = _folder_around(Path(tempfile.gettempdir()))
     return around.parent if around else Path(tempfile.gettempdir())
 
@@ -99,11 +99,11 @@ def remove_abandoned(top: Path) -> None:
 
 
 def _folder_around(folder: Path) -> Path | None:
-    """The folder of `use` or `claim` that a folder is, or is in."""
+    """The folder of `use` or `claim` that contains this folder, or is it."""
     return next((parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), None)
 
 
-def _share(folder: Path) -> None:
+def _share_lock(folder: Path) -> None:
     if not _locks:
         lock = os.open(_lock_of(folder), os.O_RDONLY)
         _lock(lock)
@@ -111,7 +111,7 @@ def _share(folder: Path) -> None:
 
 
 def _lock(handle: int) -> None:
-    """Shares the lock of a file, if the file system has locks."""
+    """Takes a shared lock on a file, if the file system has locks."""
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_SH)
 
@@ -121,7 +121,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder, then its lock: where something still writes into the folder, the next process tries again."""
+    """Removes a folder, then its lock. If something still writes into the folder, the next process tries again."""
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
         _lock_of(folder).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Internals of other libraries that the package replaces, overrides or calls.
 
-By distribution and module: the name, and its parameters without annotations and defaults. `guard` compares them where a
-patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
+For each distribution and module: names, with their parameters without annotations and defaults. `guard` compares them
+if a patch release of the pinned version is installed. tools/internals.csv says where each is used, and why.
 """
 
 from __future__ import annotations
@@ -105,6 +105,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         "vllm.model_executor.layers.vocab_parallel_embedding": {
             "UnquantizedEmbeddingMethod.process_weights_after_loading": "(self, layer)"
         },
+        "vllm.sampling_params": {
+            "SamplingParams.update_from_tokenizer": "(self, tokenizer)",
+            "SamplingParams.verify": "(self, model_config, speculative_config, structured_outputs_config, tokenizer)",
+        },
+        "vllm.tokenizers.hf": {"get_cached_tokenizer": "(tokenizer)"},
         "vllm.v1.attention.backends.cpu_attn": {
             "CPUAttentionMetadataBuilder.build": "(self, common_prefix_len, common_attn_metadata, fast_build)"
         },

@@ -1,4 +1,4 @@
-"""Every line that touches the insides of Snakemake or of one of its plugins."""
+"""All code that touches the internals of Snakemake or its plugins."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _controllers: list[Controller] = []
 
 
 def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
-    """Prepares a Snakemake process for a run, or for those of an experiment.
+    """Prepares a Snakemake process for a run, or for the runs of an experiment.
 
     Args:
-        workflow: Snakemake's, as a Snakefile has it.
+        workflow: Snakemake's `workflow` object, as seen in a Snakefile.
         runs: runs to work on.
 
     Returns:
-        The runs, of an experiment without the rounds that a gate has spared; and the process's controller.
+        The runs and the process's controller. In an experiment, runs that a gate has ended have only the rounds up to
+        there.
 
     Raises:
-        UserError: something that the run needs is not there.
+        UserError: something that the run needs is missing.
     """
     from rloo_pipeline.snakemake_ext.controller import Controller
 
@@ -42,19 +43,20 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
 
 @contextmanager
 def _file_errors_explained() -> Iterator[None]:
-    """Turns an error of writing, as into a read-only results/, into one sentence."""
+    """Turns a write error, for example if results/ is read-only, into one sentence."""
     try:
         yield
     except OSError as error:
         if error.errno not in OF_FILES:
             raise
         error.filename = error.filename or str(Path.cwd())
-        logging.raiseExceptions = False  # else each line that Snakemake's log has no space for is a traceback
+        # otherwise each line that does not fit into Snakemake's log on a full disk is a traceback
+        logging.raiseExceptions = False
         raise UserError(explain(error)) from None
 
 
 def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
-    """Gives values of `--config` in a workflow's configuration the types that they would have in a file.
+    """Gives values from `--config` the types that they would have in a file.
 
     Raises:
         UserError: a value is not YAML.
@@ -66,10 +68,11 @@ def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
 
 
 def start() -> None:
-    """Call it in `onstart` of a Snakefile that has this workflow as a module; Snakemake does not call the module's own.
+    """To be called in `onstart` of a Snakefile that uses this workflow as a module, because Snakemake does not call the
+    module's own hook.
 
     Raises:
-        WorkflowError: the run cannot work as it is configured.
+        WorkflowError: the run cannot work as configured.
     """
     from snakemake.exceptions import WorkflowError
 
@@ -82,10 +85,11 @@ def start() -> None:
 
 
 def fail() -> None:
-    """Call it in `onerror` of such a Snakefile, so that a run that a gate has ended gets its evaluation and report.
+    """To be called in `onerror` of such a Snakefile, so that a run that a gate has ended gets its evaluation and
+    report.
 
     Raises:
-        SystemExit: 0, where that went well.
+        SystemExit: with status 0 on success.
     """
     for controller in _controllers:
         controller.fail()

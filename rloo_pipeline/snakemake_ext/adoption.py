@@ -1,12 +1,14 @@
 """`rloo adopt`: accepts the files of a copied or moved run as they are, after checking their content.
 
-A copy has other times than the run, and often no .snakemake, so Snakemake would make all files again or know nothing of
-them. Snakemake's option `--touch` gives them new times in the right order and records how they were made. This module
-first checks their content: every digest, and that the files belong together. The next call makes missing files.
+A copy has different modification times than the run, and often no .snakemake, so Snakemake would make all files again
+or have no records of them. Snakemake's option `--touch` gives them new times in the right order and records how they
+were made. This module first checks their content: every digest, and that the files belong together. The next call makes
+missing files.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +16,35 @@ from rloo_pipeline.config import STAGES, Config
 from rloo_pipeline.config.section import flatten
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def take_all(call: SnakemakeCall) -> None:
+    """With `--touch`, makes Snakemake also record how files whose times are in order were made, and keep temporary
+    policies, since it counts the jobs that still need them as done.
+    """
+    if _touches(call):
+        call.workflow.dag.forcerules.update(call.workflow.dag.rules)
+        call.workflow.storage_settings.notemp = True
 
 
 def check(call: SnakemakeCall) -> None:
     """With `--touch`, checks all files of the runs.
 
     Raises:
-        UserError: a file is damaged or of another run, or the configuration is not the one that a run was made with.
+        UserError: a file is damaged or belongs to another run, or a run was made with a different configuration.
     """
-    touches = call.workflow.executor_plugin.name == "touch"
-    for run, config in call.runs.by_folder.items() if touches else ():
+    for run, config in call.runs.by_folder.items() if _touches(call) else ():
         folder = call.run_folder(run)
         if (folder / "config.yaml").exists():
             _check_config(folder, config)
             check_files(folder, config)
+            accept_sources(folder / "assets")
+
+
+def _touches(call: SnakemakeCall) -> bool:
+    return bool(call.workflow.executor_plugin.name == "touch")
 
 
 def _check_config(folder: Path, config: Config) -> None:
@@ -38,7 +54,7 @@ def _check_config(folder: Path, config: Config) -> None:
         if key := next((key for key in before | now if key in before and before[key] != now.get(key)), None):
             raise UserError(
                 f"{folder} was made with {key}: {before[key]}, and the configuration now has {now.get(key)}: adopt it "
-                f"with that of {folder / 'config.yaml'}, and change keys afterwards"
+                f"with {folder / 'config.yaml'} as its configuration, and change keys afterwards"
             )
 
 
@@ -46,7 +62,7 @@ def check_files(folder: Path, config: Config) -> None:
     """Checks the files of one run.
 
     Raises:
-        UserError: one is damaged, of another run, or made with another configuration.
+        UserError: a file is damaged, belongs to another run, or was made with a different configuration.
     """
     from rloo_pipeline.artifacts import files, lineage, manifest, model_files, node_files, tables
     from rloo_pipeline.artifacts.policy import Policy
@@ -55,7 +71,7 @@ def check_files(folder: Path, config: Config) -> None:
     for path in checked:
         if path.name == manifest.MANIFEST:
             if not all(link.exists() for link in node_files.links(path.parent)):
-                continue  # the next call restores weights that were on a node's own disk, and checks them
+                continue  # weights on a node's own disk: the next call restores and checks them
             manifest.verify_manifest(path.parent)
             if path.parent.parent.name == model_files.POLICIES:
                 Policy(path.parent).digest  # noqa: B018
@@ -75,8 +91,23 @@ def check_files(folder: Path, config: Config) -> None:
             files.check_facts(scores, lineage.facts_of(scores), {"rollouts": written})
 
 
+def accept_sources(folder: Path) -> None:
+    """Checks local models and data named in `folder`, the assets of a run, as far as they are here, and makes
+    assets.json newer than them, since they may have been copied after it.
+
+    Raises:
+        UserError: one of them differs from the one that the run began with.
+    """
+    from rloo_pipeline.artifacts import assets
+
+    if (folder / assets.ASSETS).exists():
+        sources = run_sources.recorded(folder)
+        assets.read(folder, *(name for name, source in sources.items() if Path(source["path"]).exists()))
+        os.utime(folder / assets.ASSETS)
+
+
 def _artifacts(folder: Path) -> Iterator[Path]:
-    """Yields the files of a run that have a digest; links in an experiment's run lead to shared files."""
+    """Yields the files of a run that have a digest. In a run of an experiment, links lead to shared files."""
     for room in ("assets", "prompts", "policies", "trainer"):
         yield from sorted(folder.glob(f"{room}/manifest.json")) + sorted(folder.glob(f"{room}/[0-9]*/manifest.json"))
     for room in ("warmstart", "rounds", "evaluation"):

@@ -1,21 +1,22 @@
-"""Refuses calls of Snakemake that could not work, or would not do what the user meant."""
+"""Refuses Snakemake calls that cannot work, or that would not do what the user meant."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from snakemake.logging import logger
 
 from rloo_pipeline.before_run import inputs, slurm_checks
 from rloo_pipeline.cluster import containers, nodes
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import early_stop
+from rloo_pipeline.snakemake_ext import early_stop, run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 from rloo_pipeline.trackers import trackers
 
 
 def require_packages(call: SnakemakeCall) -> None:
-    """Checks the image that stages run in, or the packages of trackers here.
+    """Checks that the image for stages exists or, without one, that packages of trackers are installed here.
 
     Raises:
         UserError: the image or a tracker's package is missing.
@@ -31,15 +32,32 @@ def require_packages(call: SnakemakeCall) -> None:
 
 
 def require_inputs(call: SnakemakeCall) -> None:
-    """Checks the inputs of each run; identical inputs are checked once."""
+    """Checks the inputs of each run. Identical inputs are checked only once.
+
+    Raises:
+        UserError: an input is missing, or cannot be used as configured.
+    """
+    for run, config in call.runs.by_folder.items():
+        if lost := run_sources.lost(config, call.run_folder(run) / "assets"):
+            raise UserError(lost)
     alike = {config.arm_json: config for config in call.runs.configs.values()}
     for note in dict.fromkeys(note for config in alike.values() for note in inputs.require(config)):
         logger.warning(note)
 
 
 def warn_in_dry_run(call: SnakemakeCall) -> None:
-    """Prints in a dry run the errors that a run would end with."""
+    """In a dry run, prints the errors that would end the real run.
+
+    Raises:
+        UserError: an input is missing, or Snakemake cannot write its records.
+    """
     if call.dry_run:
+        records = Path(".snakemake")
+        if not os.access(records if records.exists() else ".", os.W_OK):
+            raise UserError(
+                f"{records.absolute()}: this user cannot write there, which Snakemake does even in a dry run; `rloo "
+                "watch` shows a run and only reads it"
+            )
         require_inputs(call)
         for warning in (*early_stop.longer_runs(call), call.functions.notice()):
             if warning:
@@ -47,18 +65,18 @@ def warn_in_dry_run(call: SnakemakeCall) -> None:
 
 
 def refuse_unknown_rules(call: SnakemakeCall) -> None:
-    """Raises: UserError: a profile sets threads or resources of an unknown rule; Snakemake itself ignores that."""
+    """Refuses profiles that set threads or resources of an unknown rule, which Snakemake itself ignores."""
     settings, rules = call.workflow.resource_settings, {rule.name for rule in call.workflow.rules}
     unknown = {*settings.overwrite_resources, *settings.overwrite_threads} - rules
     if unknown and call.main and not call.is_module:
         raise UserError(
-            f"set-resources or set-threads names no rule of this workflow: {', '.join(sorted(unknown))}; its rules "
-            f"are {', '.join(sorted(rules))}"
+            "set-resources or set-threads names a rule that this workflow does not have: "
+            f"{', '.join(sorted(unknown))}; its rules are {', '.join(sorted(rules))}"
         )
 
 
 def refuse_executor(call: SnakemakeCall) -> None:
-    """Raises: UserError: jobs would be submitted by the SLURM plugin itself."""
+    """Refuses Snakemake's own SLURM executor."""
     if call.workflow.executor_plugin.name == "slurm":
         raise UserError(
             "executor: slurm submits cancelled jobs again and loses tasks of arrays; in the profile, "

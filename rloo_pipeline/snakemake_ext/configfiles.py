@@ -1,7 +1,7 @@
 """Checks the configuration on Snakemake's command line: the files of `--configfile` and the keys of `--config`.
 
-Snakemake reads both before the Snakefile. It prints a traceback for a missing file or a malformed key, and a sentence
-without the file's name for a broken file. Values inside a section of `--config` reach the workflow as text.
+Snakemake reads both before the Snakefile. It prints a traceback for a missing file or a malformed key, and a message
+without the file's name for a broken file. It passes values inside a section of `--config` to the workflow as text.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def check(argv: Sequence[str] | None = None) -> None:
     """Checks the configuration files and the changed keys of a command line.
 
     Args:
-        argv: the command line, by default this process's; ignored if it is another program's.
+        argv: the command line; None for that of this process. It is ignored unless it is Snakemake's.
 
     Raises:
-        CliException: a file is missing, not YAML or not a mapping, or a change is not KEY=VALUE; Snakemake prints this
+        CliException: a file is missing, not YAML or not a mapping, or a change is not KEY=VALUE. Snakemake prints this
             error without a traceback.
     """
     program, *options = sys.argv if argv is None else argv
@@ -57,8 +57,9 @@ def restore_values(config: MutableMapping[str, Any], as_text: Mapping[str, Any],
     """Gives values of `--config` the types that they would have in a file.
 
     Args:
-        config: the workflow's configuration, changed in place. A module's may lack the keys of `--config`.
-        as_text: `--config` as Snakemake has read it, with text for each value inside a section.
+        config: the workflow's configuration, which is changed in place. That of a module may lack the keys of
+            `--config`.
+        as_text: `--config` as parsed by Snakemake, in which values inside a section are text.
         changes: `--config` as typed.
 
     Raises:

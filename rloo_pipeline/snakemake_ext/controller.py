@@ -1,9 +1,9 @@
-"""Work of a Snakemake process besides a run's jobs: a table of steps for each moment, taken in their order.
+"""Defines what a Snakemake process does besides running jobs: tables of steps, one per moment, taken in order.
 
 workflow/rules/common.smk calls `install` once; `start` and `fail` are Snakemake's `onstart` and `onerror`. Snakemake
-does not call these hooks of a workflow that is used as a `module:`; a Snakefile can call them (`rloo init` writes one
-that does). If it does not, AS_MODULE writes the configuration, stages start engines of their own, and a call with
-`rounds` set to the reached round finishes a run that a gate ended.
+does not call these hooks if the workflow is used as a `module:`, but the Snakefile can call them (`rloo init` writes
+one that does). If it does not, AS_MODULE writes the configuration, stages start their own engines, and a run that a
+gate ended is finished by a call with `rounds` set to the round it reached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BEFORE_PLANNING: Steps = (
     call_checks.warn_in_dry_run,
     locks.hold_run,
 )
-"""While the Snakefile is read, in all processes."""
+"""Steps while the Snakefile is read, in all processes."""
 
 AS_MODULE: Steps = (
     early_stop.refuse_fewer_rounds,
@@ -46,7 +46,7 @@ AS_MODULE: Steps = (
     lost_metadata.settle_functions,
     run_folders.write_configs,
 )
-"""Then, of a workflow that is used as a module, in the process that holds the run's lock."""
+"""Steps after these for a workflow that is used as a module, in the process that holds the run's lock."""
 
 RULES_READ: Steps = (
     call_checks.refuse_unknown_rules,
@@ -54,7 +54,7 @@ RULES_READ: Steps = (
     planning.note_parameters,
     steps.place,
 )
-"""After all rules are read, in all processes."""
+"""Steps after all rules are read, in all processes."""
 
 BEFORE_RUNNING: Steps = (
     call_checks.refuse_executor,
@@ -68,18 +68,19 @@ BEFORE_RUNNING: Steps = (
     run_folders.freeze,
     run_folders.write_configs,
     run_folders.mark_unfinished,
+    run_folders.remove_lost_shards,
     early_stop.forget_earlier,
     node_exchange.refuse_jobs,
     steps.use_this_machine,
 )
-"""Before the first job. Dry runs, pictures of the DAG and finished runs have none, so they write nothing."""
+"""Steps before the first job. Dry runs, pictures of the DAG and finished runs have no jobs, so they write nothing."""
 
 AFTER_FAILURE: Steps = (early_stop.show_experiment, early_stop.finish)
-"""After a job failed: a run that a gate has ended is finished as a run of the rounds that it has."""
+"""Steps after a job failed: a run that a gate has ended is finished with the rounds that it has."""
 
 
 class Controller(SnakemakeCall):
-    """A call of Snakemake, which takes its steps. They raise UserError where the run cannot work as configured."""
+    """A Snakemake call that takes the steps. Steps raise UserError if the run cannot work as configured."""
 
     def prepare(self) -> None:
         """Takes the steps before Snakemake plans."""

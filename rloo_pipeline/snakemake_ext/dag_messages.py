@@ -1,4 +1,4 @@
-"""A filter of Snakemake's messages, since some of them mark moments that have no hook."""
+"""Filters Snakemake's messages, since some of them mark moments for which there is no hook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from rloo_pipeline.runtime.progress import announcing
-from rloo_pipeline.snakemake_ext import lost_metadata
+from rloo_pipeline.snakemake_ext import adoption, lost_metadata
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
@@ -22,17 +22,18 @@ def listen(call: SnakemakeCall) -> None:
 def on_message(call: SnakemakeCall, record: logging.LogRecord) -> bool:
     """Filters a message. Runs in the thread that logs.
 
-    Before the DAG is built, asks for `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
-    names the owner instead of advising to unlock it. If no job is left to run, looks for files that another
-    configuration made.
+    Before the DAG is built, turns on `--rerun-incomplete` and guards Snakemake's records. If the folder is locked,
+    names the owner instead of advising to unlock it. If no job is left to run, looks for files that were made with
+    another configuration.
 
     Raises:
-        WorkflowError: no job is left to run, although a file is not what the configuration describes.
+        WorkflowError: no job is left to run, although a file does not match the configuration.
     """
     message = str(record.msg)
     if message.startswith("Building DAG"):
         call.workflow.dag_settings.force_incomplete = True
         lost_metadata.ignore_damaged_records(call.workflow.persistence)
+        adoption.take_all(call)
         call.waits.enter_context(announcing("Snakemake is building the DAG", logger.info))
     if "Directory cannot be locked" in message and call.owner:
         record.msg = f"Error: {call.owner}"

@@ -1,7 +1,7 @@
-"""The jobs that a dry run would run: the reasons in words, and how long they will take.
+"""Explains the jobs of a dry run: why they would run, and how long they will take.
 
-Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. Snakemake gives the reason of a job
-as one string, which is taken apart here (`Reason.__str__` in snakemake/jobs.py and `ParamsChange.__str__` in
+Snakemake's 3.5 kB of parameters become `report.title: A → B: 1 job`. Snakemake gives the reason for a job as one
+string, which is parsed here (`Reason.__str__` in snakemake/jobs.py and `ParamsChange.__str__` in
 snakemake/persistence). The time is estimated from jobs of the same kind in the same run.
 """
 
@@ -35,9 +35,9 @@ SENTENCES = (
 )
 FOLLOWS = "depends on a job that runs again"
 LONGEST_VALUE = 60
-"""Largest number of characters that are shown of a value."""
+"""Maximum number of characters of a value that are shown."""
 MOST_CHANGES = 4
-"""Largest number of changed keys that are named for one job."""
+"""Maximum number of changed keys that are named per job."""
 ALL_ROUNDS = 99_999
 
 
@@ -48,11 +48,11 @@ class PlannedJob(NamedTuple):
     reason: str
     """Why Snakemake runs the job, in its own words."""
     log: str | None = None
-    """Its log, if it writes one."""
+    """The job's log, if it writes one."""
 
 
 def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
-    """Lines to print about the jobs of a dry run; empty without jobs.
+    """Yields the lines to print about the jobs of a dry run; none without jobs.
 
     Args:
         jobs: the jobs.
@@ -64,18 +64,18 @@ def lines(jobs: Sequence[PlannedJob], runs: Sequence[Path]) -> Iterator[str]:
     yield from (f"  {line}" for line in explain(jobs))
     by_name = {str(run): run for run in runs}
     logs = ((by_name.get(job.log.partition("/logs/")[0]), job.log) for job in jobs if job.log)
-    yield planned_time((run, log) for run, log in logs if run)  # rules of the user have no log in a run's folder
+    yield planned_time((run, log) for run, log in logs if run)  # a user's own rules have no log in a run's folder
     yield "--logger-rloo-plain shows each job with its files and its command."
 
 
 def explain(jobs: Iterable[PlannedJob]) -> list[str]:
-    """One line for each reason, with the number of its jobs and their rules.
+    """One line per reason, with the number and the rules of its jobs.
 
-    A job that itself has a reason to run is counted there, not among those that depend on other jobs.
+    A job that has its own reason to run is counted there, not among those that depend on other jobs.
     """
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
-        rules["; ".join(_why(job.reason)) or FOLLOWS][job.rule] += 1
+        rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
     last = rules.pop(FOLLOWS, None)
     if last:
         rules[FOLLOWS] = last
@@ -90,8 +90,8 @@ def _names(rules: Counter[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in rules.items())
 
 
-def _why(reason: str) -> Iterator[str]:
-    """The reasons of one job in words, except that it depends on a job that runs again."""
+def _reasons(reason: str) -> Iterator[str]:
+    """The reasons for one job in words, without the reason that it depends on a job that runs again."""
     params = PARAMS.search(reason)
     rest = PARAMS.sub("", reason)
     yield from (text for start, text in SENTENCES if re.search(rf"(?:^|; ){start}", rest))
@@ -105,7 +105,7 @@ def _why(reason: str) -> Iterator[str]:
 
 
 def _changes(text: str) -> Iterator[str]:
-    """Differences in `before: A,B now: C,D`, lists of parameters as Python writes them."""
+    """Parses the differences in `before: A,B now: C,D`, which are lists of parameters in Python syntax."""
     sides = text.removeprefix("before: ").split(" now: ")
     for cut in range(1, len(sides)):
         try:
@@ -122,7 +122,9 @@ def _literals(text: str) -> list[Any]:
 
 
 def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
-    """Configuration keys that differ, and the stage's code if it does: `source` is the only string among parameters."""
+    """The configuration keys that differ, and the stage's code if it differs: `source` is the only parameter that is a
+    string.
+    """
     old, new = dict(_flat(before)), dict(_flat(now))
     for key in sorted(old.keys() | new.keys()):
         old_value, new_value = (_value(values[key]) if key in values else "(not set)" for values in (old, new))
@@ -133,7 +135,7 @@ def _differences(before: list[Any], now: list[Any]) -> Iterator[str]:
 
 
 def _flat(parameters: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values, of all parameters that are mappings."""
+    """Yields dotted keys and values of all parameters that are mappings."""
     for parameter in parameters:
         if isinstance(parameter, Mapping):
             yield from _under("", parameter)
@@ -160,10 +162,10 @@ def _shortened(text: str) -> str:
 
 
 def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
-    """How much work the jobs are, in words, and how many of them have no measurement.
+    """Says how much work the jobs are, and how many of them have no measurement.
 
     Args:
-        logs: for each job the run's folder and the job's log, which names its kind.
+        logs: for each job, the run's folder and the job's log, whose name tells the kind of job.
     """
     seconds = gpu_seconds = 0.0
     unknown, known = 0, 0
@@ -171,7 +173,7 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
     for run, log in logs:
         if run not in measured:
             measured[run] = _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS))
-        if alike := _alike(measured[run], run, log):
+        if alike := _similar_jobs(measured[run], run, log):
             known += 1
             seconds += fmean(job.seconds for job in alike)
             gpu_seconds += fmean(job.seconds * job.gpus for job in alike)
@@ -186,7 +188,7 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
 
 
 def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
-    """Jobs by stage, and by the name of their log without numbers: `evaluate` and `evaluate/final`."""
+    """Jobs by stage and by name of their log without numbers, such as `evaluate` and `evaluate/final`."""
     kinds: dict[str, list[JobRecord]] = defaultdict(list)
     for job in jobs:
         for kind in {job.stage, _kind(f"{job.stage}/{job.name}".rstrip("/"))}:
@@ -194,8 +196,8 @@ def _by_kind(jobs: Sequence[JobRecord]) -> dict[str, list[JobRecord]]:
     return kinds
 
 
-def _alike(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
-    """Jobs of the same kind as the one with this log; without any, all jobs of its stage."""
+def _similar_jobs(measured: dict[str, list[JobRecord]], run: Path, log: str) -> list[JobRecord]:
+    """Jobs of the same kind as the one with this log, or all jobs of its stage if there are none."""
     name = Path(log).relative_to(run / "logs").with_suffix("")
     return measured.get(_kind(str(name))) or measured.get(name.parts[0], [])
 

@@ -1,6 +1,6 @@
-"""How a call ends: on a failure, an interrupt, or with fewer rounds than planned or than its files have.
+"""Handles how a call ends: on a failure, an interrupt, or with fewer rounds than planned or already done.
 
-If a gate has ended a run early, it is finished as a run of the rounds that it has. A finished run may also be called
+If a gate has ended a run early, the run is finished with the rounds that it has. A finished run may also be called
 again with fewer rounds.
 """
 
@@ -27,36 +27,38 @@ from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def sampled_ahead(run: Path, round_: int) -> int:
-    """Number of rounds after `round_` that were sampled ahead (rollout.lag); a run that ends there never uses them."""
+    """Number of rounds after `round_` that were sampled ahead (rollout.lag). A run that ends at `round_` never uses
+    them.
+    """
     return sum(
         1 for folder in run.glob("rounds/*/rollouts") if int(folder.parent.name) > round_ and any(folder.iterdir())
     )
 
 
 def forget_earlier(call: SnakemakeCall) -> None:
-    """Removes the file of an earlier stop of a run that now has another number of rounds."""
+    """Removes the record of an earlier stop if the run now has a different number of rounds."""
     for run, config in call.runs.configs.items():
         if stopped_after(call.run_folder(run)) not in (None, config.rounds):
             (call.run_folder(run) / STOPPED).unlink(missing_ok=True)
 
 
 def longer_runs(call: SnakemakeCall) -> Iterator[str]:
-    """A sentence for each run whose evaluation would be overwritten by one of fewer rounds."""
+    """Yields a sentence for each run whose evaluation would be overwritten by one after fewer rounds."""
     for run in call.to_finish():
         if longer := overwritten(call.run_folder(run), call.runs.configs[run].rounds):
             yield longer
 
 
 def refuse_fewer_rounds(call: SnakemakeCall) -> None:
-    """Raises: UserError: this call would overwrite the evaluation of a longer run."""
+    """Refuses a call that would overwrite the evaluation of a longer run."""
     for longer in longer_runs(call):
         raise UserError(longer)
 
 
 def overwritten(run: Path, rounds: int) -> str | None:
-    """An error message if a call with this number of rounds would overwrite the evaluation of a longer run.
+    """The error message if a call with this number of rounds would overwrite the evaluation of a longer run.
 
-    None if that evaluation has been removed, or if a gate has ended the run at this round.
+    It is None if that evaluation has been removed, or if a gate has ended the run at this round.
     """
     try:
         finished = int(json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"])
@@ -73,8 +75,8 @@ def overwritten(run: Path, rounds: int) -> str | None:
 
 
 def prepare_end(call: SnakemakeCall) -> None:
-    """Lets the other runs of an experiment go on if one fails, as with --keep-going, and Snakemake end its jobs when
-    the user interrupts it.
+    """Makes an experiment continue with its other runs if one fails, as with --keep-going, and makes Snakemake end its
+    jobs when the user interrupts it.
     """
     if call.runs.experiment:
         call.workflow.scheduler.keepgoing = True
@@ -82,7 +84,7 @@ def prepare_end(call: SnakemakeCall) -> None:
 
 
 def prepare_interrupt(call: SnakemakeCall) -> None:
-    """Lets a Ctrl-C while Snakemake plans end it with a line and not with a traceback."""
+    """Makes Ctrl-C end Snakemake with a message instead of a traceback while it is planning."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -96,10 +98,10 @@ def prepare_interrupt(call: SnakemakeCall) -> None:
 
 
 def only_first_interrupt() -> None:
-    """Lets only the first SIGINT of this process raise KeyboardInterrupt: a second one, while Snakemake ends its jobs,
-    would break its event loop with a traceback. Leaves a handler of someone else alone.
+    """Makes only the first SIGINT raise KeyboardInterrupt, since a second one, while Snakemake ends its jobs, would
+    break its event loop with a traceback. Leaves handlers that others have installed alone.
 
-    A handler of our own also keeps asyncio from installing one that cancels a task instead.
+    Having our own handler also keeps asyncio from installing one that cancels a task instead.
     """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default and threading.current_thread() is threading.main_thread():
@@ -107,31 +109,31 @@ def only_first_interrupt() -> None:
 
 
 def _interrupt(*_: int | FrameType | None) -> None:
-    # a function rather than SIG_IGN, which child processes would inherit
+    # not SIG_IGN, which child processes would inherit
     signal.signal(signal.SIGINT, lambda *_: None)
     raise KeyboardInterrupt
 
 
 def show_experiment(call: SnakemakeCall) -> None:
-    """Makes the page of an experiment from its finished runs; others may have failed."""
+    """Writes the page of an experiment from its finished runs, even if others have failed."""
     finished = (is_finished(call.run_folder(run), config) for run, config in call.runs.configs.items())
     if call.runs.experiment and any(finished):
         subprocess.run([sys.executable, "-m", "rloo_pipeline", "experiment", str(call.folder)], check=False)
 
 
 def finish(call: SnakemakeCall) -> None:
-    """Finishes runs that gates have ended, by a second call of Snakemake (judging/diagnosis.py says why). This process
-    keeps the lock of the run.
+    """Finishes runs that gates have ended, with a second Snakemake call (judging/diagnosis.py says why). This process
+    keeps the run's lock.
 
     Raises:
-        SystemExit: with 0 on success.
+        SystemExit: with status 0 on success.
     """
     configs = call.runs.configs
     stops = {run: stopped_after(call.run_folder(run)) or config.rounds for run, config in configs.items()}
     ended = {run: stop for run, stop in stops.items() if stop < configs[run].rounds}
     if not ended or not call.alone or call.workflow.dag_settings.targets:
         return
-    # of an experiment, `shortened` ends the runs
+    # in an experiment, `shortened` ends the runs
     change = f"experiment={call.runs.name}" if call.runs.experiment else f"rounds={next(iter(ended.values()))}"
     again = command(change, call.config_copy)
     if again is None:
@@ -146,6 +148,7 @@ def finish(call: SnakemakeCall) -> None:
         return
     for run, stopped in ended.items():
         folder, planned = call.run_folder(run), configs[run].rounds
+        run_folders.mark_finished(folder)  # an earlier call may have finished it at the same round
         logger.info(f"{folder} ended after round {stopped} of {planned}; {folder / STOPPED} says why.")
         if ahead := sampled_ahead(folder, stopped):
             logger.info(f"Rollouts of {ahead} later round(s), sampled ahead by rollout.lag, stay unused.")
@@ -153,13 +156,12 @@ def finish(call: SnakemakeCall) -> None:
 
 
 def command(change: str, configfile: Path | None, argv: Sequence[str] | None = None) -> list[str] | None:
-    """The command line of this Snakemake process, for another configuration; None if Snakemake was called from Python.
+    """The command line of this Snakemake process with another configuration; None if Snakemake was called from Python.
 
     Args:
-        change: for `--config`, which counts only once, so it also takes the place of what was given there.
-        configfile: the configuration that this process works on, with what was given to `--config`; None if no file
-            has it.
-        argv: the command line; this process's by default.
+        change: value for `--config`. Since only one `--config` counts, it replaces the one on the command line.
+        configfile: file with the configuration of this process, including `--config`; None if there is no such file.
+        argv: the command line; None for that of this process.
     """
     command_line = list(sys.argv if argv is None else argv)
     if not configfiles.is_snakemake(command_line[0]):

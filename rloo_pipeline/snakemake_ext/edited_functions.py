@@ -1,6 +1,6 @@
 """Detects user functions that were edited after a run began, so that a run never mixes two versions.
 
-The key `functions` says what to do: end with an error, keep the run's copies, or take the edited files.
+The key `functions` says what to do: stop with an error, keep the run's copies, or take the edited files.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Facts = TypeVar("Facts")
 
 
 class EditedFunctions:
-    """The functions of a run or an experiment: the files as they are now, and the frozen copies."""
+    """The functions of a run or experiment: the current files and the frozen copies."""
 
     def __init__(self, runs: RunSet, folder: Path, in_job: bool = False) -> None:
-        """Uses the copies if nothing was edited or they are kept, otherwise the files.
+        """Selects the copies if nothing was edited or if they are kept, otherwise the files.
 
         Args:
             runs: the configured runs.
@@ -34,14 +34,14 @@ class EditedFunctions:
             in_job: True in a job, which always uses the copies.
 
         Raises:
-            UserError: a copy was changed, or a file that has a copy is missing.
+            UserError: a copy was changed, or the file of a copy is missing.
         """
         self._runs, self._run = runs, folder
         self._copies = function_copies.folder_of(folder)
         self._keeps = runs.first.functions == "keep"
         self._settled = False
         self.edited: list[str] = []
-        """Files that were edited, relative to the working folder."""
+        """Edited files, relative to the working folder."""
         self._stages: dict[str, set[str]] = {}
         frozen_functions.use(None)
         if not in_job:
@@ -54,9 +54,9 @@ class EditedFunctions:
         frozen_functions.use(self._copies if in_job or self._keeps or not self.edited else None)
 
     def _compare(self) -> None:
-        before = self._by(self._copies, _files)
+        before = self._facts_from(self._copies, _files)
         try:
-            now = self._by(None, _files)
+            now = self._facts_from(None, _files)
         except UserError as error:
             if not self._keeps:
                 raise UserError(f"{error}; to go on with the copy in {self._relative}, {KEEP}") from None
@@ -65,13 +65,13 @@ class EditedFunctions:
         changed = sorted(file for file in before.keys() | now.keys() if before.get(file) != now.get(file))
         self.edited = [os.path.relpath(file) for file in changed]
         if changed and not self._keeps:
-            earlier, digests = self._by(self._copies, _digests), self._by(None, _digests)
+            earlier, digests = self._facts_from(self._copies, _digests), self._facts_from(None, _digests)
             for run, stage in digests:
                 if digests[run, stage] != earlier[run, stage]:
                     self._stages.setdefault(run, set()).add(stage)
 
-    def _by(self, copies: Path | None, facts_of: Callable[[dict[str, Config]], Facts]) -> Facts:
-        """Facts about the functions of the runs, by their copies or, with None, by the files."""
+    def _facts_from(self, copies: Path | None, facts_of: Callable[[dict[str, Config]], Facts]) -> Facts:
+        """Facts about the functions of the runs, from their copies or, with None, from the files."""
         frozen_functions.use(copies)
         return facts_of(self._runs.by_folder)
 
@@ -80,7 +80,7 @@ class EditedFunctions:
         return os.path.relpath(self._copies)
 
     def notice(self) -> str | None:
-        """A sentence about edited functions, for calls that run nothing or keep the copies."""
+        """A message about edited functions, for calls that run nothing or keep the copies."""
         if not self.edited or self._settled:
             return None
         files = ", ".join(self.edited)
@@ -92,11 +92,11 @@ class EditedFunctions:
         """Copies the functions before the first job, unless the user has to choose first.
 
         Args:
-            workflow: Snakemake's workflow if it already knows its jobs, else None.
+            workflow: Snakemake's workflow, if it already knows its jobs; otherwise None.
 
         Raises:
-            UserError: functions that finished jobs have used were edited, and the configuration does not say what to
-                do; or files that the old functions made would stay.
+            UserError: functions that finished jobs used were edited and the configuration does not say what to do, or
+                files that the old functions made would stay.
         """
         if self.edited and not self._keeps:
             again = list(self._again(workflow)) if workflow else []
@@ -110,7 +110,7 @@ class EditedFunctions:
         function_copies.write(self._copies, self._runs.configs.values())
 
     def kept(self, workflow: Any) -> str | None:
-        """A sentence if a file that the functions made before the edit would stay."""
+        """The error message if a file that the functions made before the edit would stay."""
         for stage, needed, file in self._affected(workflow) if self._stages and workflow else ():
             if not needed:
                 return (
@@ -128,14 +128,14 @@ class EditedFunctions:
         )
 
     def _again(self, workflow: Any) -> Iterator[str]:
-        """The stages of finished jobs that run again because a job has used an edited function."""
+        """Yields the stages of finished jobs that run again because a job used an edited function."""
         if any(needed for _, needed, _ in self._affected(workflow)):
             for job in workflow.dag.needrun_jobs():
                 if job.output and all(map(os.path.exists, job.output)):
                     yield RULES.get(job.rule.name, job.rule.name)
 
     def _affected(self, workflow: Any) -> Iterator[tuple[str, bool, str]]:
-        """The finished jobs that have used an edited function: stage, True if it runs again, an output."""
+        """Yields the finished jobs that used an edited function: stage, True if it runs again, an output."""
         for job in workflow.dag.jobs:
             stage = stage_of(job.rule)
             stages = self._stages.get(getattr(job.wildcards, "run", self._runs.name), ())
@@ -155,7 +155,7 @@ def _digests(configs: dict[str, Config]) -> dict[tuple[str, str], str]:
 
 
 def _count(again: list[str]) -> str:
-    """Beginning of a sentence that counts the jobs that run again."""
+    """The first part of a sentence, with the number of jobs that run again."""
     if not again:
         return "`rloo why` says what would run again with the edited file: "
     counts = ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in Counter(again).items())

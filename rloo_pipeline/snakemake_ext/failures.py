@@ -1,4 +1,4 @@
-"""Shows a failed job: its name, the stage's error, its log, and the command that continues."""
+"""Shows failed jobs: name, error, log, and the command that continues the run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rloo_pipeline.snakemake_ext.configfiles import is_snakemake
 
 ERROR = re.compile(r"^(?:\S+ \S+ ERROR rloo: )?rloo \S+: error: (?P<message>.*)$", re.MULTILINE)
 COMMAND = "RLOO_COMMAND"
-"""Environment variable: what the user has typed, where that was not `snakemake`."""
+"""Environment variable with the command that the user typed, if it was not `snakemake`."""
 RULES = {"update_transient": "update", "update_last": "update"}
-"""Rules that differ only in what they keep, and their stage."""
+"""Rules that differ only in which files they keep → their stage."""
 
 
 EXIT_STATUS = re.compile(
@@ -31,13 +31,15 @@ EXIT_STATUS = re.compile(
     r" (?:returned non-zero exit status (?P<status>\d+)|died with <Signals\.(?P<signal>\w+): \d+>)\.$",
     re.DOTALL,
 )
-"""Snakemake's message about a failed command, which it prints besides the job's error."""
+"""Pattern of Snakemake's message about a failed command, which it prints in addition to the job's error."""
 MOST = 5
-"""Failed jobs that are named at the end."""
+"""Maximum number of failed jobs that are named at the end."""
 
 
 def exit_status(text: str) -> tuple[str, int] | None:
-    """The log of a failed command and its exit status, as a shell gives it, if this is Snakemake's message about it."""
+    """Parses Snakemake's message about a failed command into its log and exit status, as a shell reports it; None for
+    other messages.
+    """
     if match := EXIT_STATUS.match(text):
         return match["log"], 128 + signal.Signals[match["signal"]] if match["signal"] else int(match["status"])
     return None
@@ -47,20 +49,20 @@ class Failure(NamedTuple):
     """A job that failed."""
 
     job: str
-    """Its title."""
+    """The job's title."""
     message: str
     logs: Sequence[str]
-    """The stage's log, and SLURM's where the job was one of SLURM."""
+    """The stage's log and, for a SLURM job, SLURM's log."""
 
 
 def stage_of(rule: Any) -> str:
-    """The stage that a rule of Snakemake calls; empty for a rule that calls none."""
+    """The stage that a Snakemake rule calls; empty if it calls none."""
     program, stage, *_ = [*str(rule.shellcmd or "").split(), "", ""]
     return stage if program == "rloo" else ""
 
 
 def title(rule: str, wildcards: Mapping[str, str] | None) -> str:
-    """A job in words: `rollout, round 1, shard 0` or `evaluate, final`."""
+    """Names a job: `rollout, round 1, shard 0` or `evaluate, final`."""
     values = (
         value if name == "name" else f"{name} {int(value) if value.isdigit() else value}"
         for name, value in (wildcards or {}).items()
@@ -69,14 +71,14 @@ def title(rule: str, wildcards: Mapping[str, str] | None) -> str:
 
 
 def message_of(logs: Sequence[str], reported: str | None, status: int, since: float) -> str:
-    """Why a job failed: the stage's line `rloo STAGE: error: …`, else what the executor reports, else that the disk
-    is full, else the last line.
+    """Why a job failed. The first of these that exists: the stage's line `rloo STAGE: error: …`, the executor's report,
+    a full disk, the last line of the log.
 
     Args:
         logs: the job's logs.
         reported: the executor's message, such as the state that SLURM gives the job.
-        status: exit status of the command, where it is known; 0 otherwise.
-        since: time of the job's begin, in seconds since 1970; an older log is of another attempt.
+        status: exit status of the command; 0 if unknown.
+        since: start of the job, in seconds since 1970. Older logs are from other attempts.
     """
     texts = [text for log in logs if (text := _text(Path(log), since))]
     for text in texts:
@@ -85,7 +87,7 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, since: fl
     if reported and reported.strip():
         return " ".join(reported.split())
     for folder in (Path(log).parent for log in logs):
-        if folder.exists() and nearly_full(folder):  # the log may lack its end
+        if folder.exists() and nearly_full(folder):  # on a full disk, the log may lack its end
             return no_space_left(folder)
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     last = f"the last line of its log is: {lines[-1].strip()}" if lines else "it wrote no log"
@@ -93,7 +95,7 @@ def message_of(logs: Sequence[str], reported: str | None, status: int, since: fl
 
 
 def _ending(status: int) -> str:
-    """Describes an exit status; a shell adds 128 to the signal that killed its command."""
+    """Describes an exit status. Shells report 128 plus the number of the signal that killed a command."""
     if status > 128:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(status - 128).name}"
@@ -101,14 +103,14 @@ def _ending(status: int) -> str:
 
 
 def box(failures: Sequence[Failure]) -> RenderableType:
-    """The last thing on a terminal, where jobs failed."""
+    """The failures as a box, shown last on a terminal."""
     *lines, last = block(failures)
     texts = [*(Text(line, overflow="fold") for line in lines), Text(last, "bold", overflow="fold")]
     return Panel(Group(*texts), title="failed", title_align="left", border_style="red")
 
 
 def block(failures: Sequence[Failure]) -> list[str]:
-    """The same as plain lines: each message with its jobs and their logs, and the command that continues."""
+    """The failures as plain lines: each message with its jobs and logs, and the command that continues."""
     by_message: dict[str, list[Failure]] = {}
     for failure in failures[:MOST]:
         by_message.setdefault(failure.message, []).append(failure)
@@ -122,18 +124,18 @@ def block(failures: Sequence[Failure]) -> list[str]:
 
 
 def go_on() -> str:
-    """The command that continues the run, which is the one that started it."""
+    """The command that continues the run: the same one that started it."""
     return "the same command continues from here" + (f": {command}" if (command := typed()) else ".")
 
 
 def typed() -> str:
-    """The command that the user typed: from COMMAND, or this process's command line; empty if neither is known."""
+    """The command that the user typed, from the variable COMMAND or this process's command line; empty if unknown."""
     own = shlex.join(["snakemake", *sys.argv[1:]]) if is_snakemake(sys.argv[0]) else ""
     return os.environ.get(COMMAND, own)
 
 
 def _text(log: Path, since: float) -> str | None:
-    """Text of a log, if it was written after the job began."""
+    """The text of a log, if it was written after the job began."""
     try:
         return log.read_text(encoding="utf-8", errors="replace") if log.stat().st_mtime >= since else None
     except OSError:

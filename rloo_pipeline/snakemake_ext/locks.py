@@ -1,12 +1,12 @@
-"""Clears Snakemake's locks after a kill, if their owner has provably ended, so that the same command works again.
+"""Clears Snakemake's locks after a kill if their owner has provably ended, so that the same command works again.
 
 Snakemake locks a folder with marker files, and a killed process leaves them behind. Here the main process of each run
-also holds a lock of the operating system (flock), which ends with the process. A process that gets the locks of all
-runs in a folder knows that no other main process of this host is alive there, so markers that were left on this host
-are stale. It also locks the run's own folder, for those who reach that from another working folder. For a process on
-another host, whose locks need not be seen here, this is known only if it ran in a SLURM job: SLURM says whether that
-job has ended, or whether it is this job, put back into the queue. On a file system without locks, a process of this
-host has ended where its number is free.
+also holds an operating system lock (flock), which is released when the process ends. A process that gets the locks of
+all runs in a folder knows that no other main process on this host is alive there, so markers from this host are stale.
+It also locks the run's own folder, which may be reachable from other working folders. Locks of a process on another
+host may be invisible here. Such a process is known to have ended only if it ran in a SLURM job that SLURM says has
+ended, or that is this very job after a requeue. On a file system without locks, a process of this host has ended if its
+process id is free.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from rloo_pipeline.report import origin
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 OWNER = "RLOO_RUN_OWNER"
-"""Environment variable of what the owner of a run's lock starts: its name, as the file has it."""
+"""Environment variable, for processes that the owner of a run's lock starts, with the owner's name as in the lock
+file.
+"""
 _held: list[int] = []
 
 
 class Hold(NamedTuple):
-    """The lock's state: if this process may write to the run, and a message about it for the terminal."""
+    """State of the lock: True if this process may write to the run, and a message for the terminal."""
 
     alone: bool
     message: str = ""
 
 
 def hold_run(call: SnakemakeCall) -> None:
-    """Takes the run's lock, before Snakemake looks at its own; dry runs and jobs take none."""
+    """Takes the run's lock before Snakemake checks its own. Dry runs and jobs take none."""
     if call.dry_run or not call.main:
         return
     origin.note_commit()
@@ -49,8 +51,8 @@ def hold_run(call: SnakemakeCall) -> None:
 
 
 def refuse_second_process(call: SnakemakeCall) -> None:
-    """Raises: UserError: another process is at work on the run, and has skipped or cleared Snakemake's own lock, or not
-    taken it yet.
+    """Refuses to start if another process is working on the run that has skipped or cleared Snakemake's own lock, or
+    not taken it yet.
     """
     if not call.alone:
         leave_to_owner(call.workflow.persistence)
@@ -58,14 +60,14 @@ def refuse_second_process(call: SnakemakeCall) -> None:
 
 
 def hold(folder: Path, run: str) -> Hold:
-    """Takes the lock of a run for the life of this process, and removes provably stale markers.
+    """Takes a run's lock for the lifetime of this process, and removes provably stale markers.
 
     Args:
-        folder: Snakemake's working folder; several runs may use it at once.
-        run: the run's name.
+        folder: Snakemake's working folder, which several runs may use at once.
+        run: name of the run.
 
     Raises:
-        UserError: the folder is not writable, its name has a line break, or the lock is another user's.
+        UserError: the folder is not writable, its name has a line break, or the lock belongs to another user.
     """
     if "\n" in str(folder):
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
@@ -84,12 +86,12 @@ def hold(folder: Path, run: str) -> Hold:
     owner = os.read(handle, 1000).decode(errors="replace")
     locked = _lock(handle)
     if not locked and owner and owner == os.environ.get(OWNER):
-        return Hold(True)  # the call by which the owner finishes the run
+        return Hold(True)  # the call with which the owner finishes the run
     if locked is False:
         return Hold(False, f"results/{run}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
-    # any Snakemake that ends removes the markers of all runs, and some file systems have locks for one host alone
+    # any Snakemake process that ends removes the markers of all runs, and some file systems lock per host only
     if owner and not _has_ended(owner, locked):
         remedy = f"if it has ended, delete {own} and repeat the command"
         return Hold(False, f"results/{run}: locked by a process that may be alive ({owner}); {remedy}")
@@ -107,17 +109,19 @@ def hold(folder: Path, run: str) -> Hold:
 
 
 def _lock_results(run: Path) -> bool:
-    """Locks a run's folder, which several working folders may have by links; False if another process has locked it."""
+    """Locks a run's folder, which several working folders may link to. Returns False if another process has locked
+    it.
+    """
     try:
         handle = os.open(run, os.O_RDONLY)
-    except OSError:  # there is none yet, or its owner lets nobody in
+    except OSError:  # it does not exist yet, or its owner does not let others in
         return True
     _held.append(handle)
     return _lock(handle) is not False
 
 
 def _user_of(path: Path) -> str:
-    """The user whose file this is; a number where this machine does not know the name."""
+    """The owner of a file, by name or, if this machine does not know the name, by number."""
     try:
         return path.owner()
     except KeyError:
@@ -125,7 +129,7 @@ def _user_of(path: Path) -> str:
 
 
 def leave_to_owner(persistence: Any) -> None:
-    """Makes Snakemake remove only the markers of this process at its end; the others are the owner's.
+    """Makes Snakemake remove only this process's markers at its end, since others belong to the lock's owner.
 
     Args:
         persistence: Snakemake's persistence, in a process that may not write to the run.
@@ -136,7 +140,7 @@ def leave_to_owner(persistence: Any) -> None:
 
 
 def _leave(handle: int, owner: str) -> None:
-    """Removes the name of a process that ends by itself, unless the file has that of a later one."""
+    """Removes the name of a process that exits normally, unless a later process has written its own."""
     if os.pread(handle, 1000, 0).decode(errors="replace") == owner:
         os.ftruncate(handle, 0)
 
@@ -147,7 +151,7 @@ def _this_process() -> str:
 
 
 def _has_ended(owner: str, locked: bool | None) -> bool:
-    """True if an owner has provably ended, given whether the file could be locked."""
+    """True if an owner has provably ended. `locked` says if its file could be locked; None if that is unknown."""
     if owner.startswith(f"{socket.gethostname()} "):
         return bool(locked) or not Path("/proc", owner.split()[2]).exists()
     return _job_ended(owner)
@@ -160,12 +164,12 @@ def _job_ended(owner: str) -> bool:
         return False
     try:
         return match[1] == slurm.own_job() or slurm.job(match[1]) is None
-    except UserError:  # SLURM cannot be asked here
+    except UserError:  # SLURM is not available here
         return False
 
 
 def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Takes a lock if it is free; None where the file system has no locks."""
+    """Takes a lock if it is free; None if the file system does not support locks."""
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,7 +180,7 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 
 def _is_free(path: Path) -> bool:
-    """True if no process holds a run's lock, as far as this host's file system and SLURM can tell."""
+    """True if no process holds a run's lock, as far as the file system and SLURM can tell from this host."""
     with path.open(errors="replace") as file:
         locked = _lock(file.fileno(), fcntl.LOCK_SH)
         owner = file.read()

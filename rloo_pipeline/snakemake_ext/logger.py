@@ -1,12 +1,12 @@
-"""The logger plugin `rloo` of Snakemake: what a run shows on a terminal, and the lines that it prints without one.
+"""Snakemake's logger plugin `rloo`: the live display of a run on a terminal, or plain lines without one.
 
-On a terminal: a header, a table with a line for each round, the jobs that run and a bar, all of it kept up to date
-below what the stages print. Without a terminal: a plain line for each event. A dry run says what would run and why. On
-failure the last thing is what failed, why, its log and the command that goes on.
+On a terminal, it shows a header, a table with a line per round, the running jobs and a progress bar, all updated below
+the output of the stages. Without a terminal, it prints a plain line for each event. A dry run says what would run and
+why. After a failure, the last lines say what failed, why, where its log is, and which command continues.
 
-Everything else that Snakemake prints is in its log, `.snakemake/log/*.snakemake.log`. Only those of its messages that
-`NOISE` and `ENDS` name are left out here. `--logger-rloo-plain`, `--verbose`, `--quiet` and `--debug-dag` give
-Snakemake's own output, and so do jobs, whose Snakemake loads no logger plugin.
+Snakemake's messages that `NOISE` and `ENDS` match are left out here, but are in its log,
+`.snakemake/log/*.snakemake.log`. `--logger-rloo-plain`, `--verbose`, `--quiet` and `--debug-dag` give Snakemake's own
+output. So do jobs, since Snakemake loads no logger plugin in them.
 """
 
 import logging
@@ -33,20 +33,23 @@ NOISE = re.compile(
     r"Removing temporary output |Would remove temporary output |This was a dry-run|Reasons:\n|"
     r"Some jobs were triggered by provenance|Rules with provenance triggered jobs|"
     r"Config file \S+ is (?:extended|replaced) by|"
-    r"Warning: the following output files of rule report were not present"  # a page in flight has the same name
+    # the page of a run in progress has the same name
+    r"Warning: the following output files of rule report were not present"
 )
-"""Messages of Snakemake that say nothing which is not shown here in another way."""
+"""Pattern of Snakemake messages whose content is shown here in another way."""
 ENDS = ("Exiting because a job execution failed", "WorkflowError:\nAt least one job did not complete successfully")
-"""Errors that say only that some job failed, which the last lines say better."""
+"""Errors that only say that some job failed; the last lines give the details."""
 ERROR = re.compile(
-    r'WorkflowError in file "[^"]*", line \d+:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
+    r'WorkflowError(?: in file "[^"]*", line \d+)?:\n(?P<sentence>.*?)\n(?P<frames>  File "[^"]*", line .*)',
     re.DOTALL,
 )
-RAISES = re.compile(r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/__init__\.py"')
-"""Files that turn a UserError into an error of Snakemake; their names would not help the user."""
+RAISES = re.compile(
+    r'/workflow/(?:Snakefile|rules/common\.smk)"|/rloo_pipeline/snakemake_ext/(?:__init__|dag_messages)\.py"'
+)
+"""Files that turn a UserError into a Snakemake error; showing their names would not help the user."""
 
 
-# Snakemake takes the type of an option from the annotation itself, so annotations of this module are not strings.
+# Snakemake needs the types of options themselves, so annotations in this module must not be strings.
 @dataclass
 class LogHandlerSettings(LogHandlerSettingsBase):
     """Options of the plugin, `--logger-rloo-…`."""
@@ -57,9 +60,9 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 
 
 class LogHandler(LogHandlerBase):
-    """Shows what Snakemake reports, event by event. Snakemake calls `emit` in one thread of its own."""
+    """Shows Snakemake's events one by one. Snakemake calls `emit` in a dedicated thread."""
 
-    # Snakemake's own log has everything, its output options filter, and its formatter is for what is shown as it has it
+    # Snakemake has its own log file, filters by its output options, and formats messages that are shown unchanged
     writes_to_file = has_filter = has_formatter = needs_rulegraph = False
 
     def __post_init__(self) -> None:
@@ -72,7 +75,7 @@ class LogHandler(LogHandlerBase):
         settings = self.common_settings
         plain = isinstance(self.settings, LogHandlerSettings) and self.settings.plain
         self.display: RunDisplay | None = None
-        """The display of events; None if the user asked for Snakemake's own output."""
+        """The display; None if the user asked for Snakemake's own output."""
         if not (plain or settings.verbose or settings.quiet or settings.debug_dag):
             from rloo_pipeline.snakemake_ext import run_display
 
@@ -85,11 +88,11 @@ class LogHandler(LogHandlerBase):
 
     @property
     def writes_to_stream(self) -> bool:
-        """True if Snakemake prints nothing itself."""
+        """True if Snakemake itself prints nothing."""
         return self.display is not None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one event. If that fails, prints it as Snakemake would."""
+        """Shows an event. If that fails, prints it as Snakemake would."""
         if self.display is None:
             return
         try:
@@ -132,25 +135,25 @@ class LogHandler(LogHandlerBase):
             display.message(f"Error: {error['sentence']}" if error and ours else text, level)
 
     def close(self) -> None:
-        """Ends the display with the result of the call."""
+        """Ends the display with the outcome of the call."""
         if self.display:
             self.display.close()
         super().close()
 
 
 def displays(call: "SnakemakeCall") -> "list[RunDisplay]":
-    """This plugin's display, if the plugin is active and shows anything, and this process is not a job."""
+    """This plugin's display, if the plugin is active and shows something, and this process is not a job."""
     handlers = call.workflow.logger_manager.get_log_handlers()
     return [handler.display for handler in handlers if isinstance(handler, LogHandler) and handler.display]
 
 
 def is_only_one(call: "SnakemakeCall") -> bool:
-    """True if only such a display gets Snakemake's reports."""
+    """True if this plugin's display is the only logger."""
     return 0 < len(displays(call)) == len(call.workflow.logger_manager.get_log_handlers())
 
 
 def tell_displays(call: "SnakemakeCall") -> None:
-    """Gives the display the runs of this process."""
+    """Tells the display which runs this process works on."""
     for display in displays(call):
         for run, config in call.runs.configs.items():
             display.add_run(config, call.run_folder(run), call.workflow.logger_manager.get_logfile())

@@ -1,8 +1,8 @@
-"""Files that a changed configuration does not make again, since Snakemake has no record of how they were made.
+"""Finds files that a changed configuration would not make again, because Snakemake has no record of how they were made.
 
-Its records are in .snakemake/metadata. If that is removed, or results/ is copied without it, Snakemake keeps a file
-whatever the configuration says, and new rounds would follow on rounds of another one. The configuration that the run
-last had is in its folder.
+Snakemake's records are in .snakemake/metadata. If that is removed, or results/ is copied without it, Snakemake keeps
+files whatever the configuration says, and new rounds would build on rounds of another configuration. The run's folder
+has the configuration that the run last had.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def refuse_kept(call: SnakemakeCall) -> None:
-    """Raises: UserError: a file would stay, see `kept`."""
+    """Refuses to start if a file would wrongly stay; see `kept`."""
     if said := kept(call):
         raise UserError(said)
 
 
 def kept(call: SnakemakeCall) -> str | None:
-    """A sentence if a file would stay that does not match the configuration, the functions or the model."""
+    """The error message if a file would stay that does not match the configuration, the functions or the model."""
     outputs = call.outputs()
     assets = (call.run_folder(run) / "assets" for run in call.runs.by_folder)
     replaced = (run_sources.replaced(folder) for folder in assets if str(folder) not in outputs)
-    return _of_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
+    return _made_with_other_keys(call) or call.functions.kept(call.workflow) or next(filter(None, replaced), None)
 
 
 def note_configs(call: SnakemakeCall) -> None:
-    """Reads the configurations of the runs before they are written again."""
+    """Reads the configurations in the runs' folders before they are overwritten."""
     call.before = {run: config for run in call.runs.by_folder if (config := _written(call.run_folder(run)))}
 
 
 def settle_functions(call: SnakemakeCall) -> None:
-    """Copies the users' functions, unless the user has to choose first; see `EditedFunctions.settle`."""
+    """Copies the user's functions, unless the user has to choose first; see `EditedFunctions.settle`."""
     call.functions.settle(call.workflow if call.planned else None)
     if call.planned and (notice := call.functions.notice()):
         logger.info(notice)
 
 
-def _of_other_keys(call: SnakemakeCall) -> str | None:
-    """A sentence if a file would stay that was made with another value of a key that decides it."""
-    if RerunTrigger.PARAMS not in call.workflow.rerun_triggers:  # by --rerun-triggers: no key counts
+def _made_with_other_keys(call: SnakemakeCall) -> str | None:
+    """The error message if a file would stay that was made with a different value of a key that decides it."""
+    if RerunTrigger.PARAMS not in call.workflow.rerun_triggers:  # with --rerun-triggers, keys do not count
         return None
     for run, files in _without_record(call.workflow, call.runs).items():
         now = call.runs.by_folder[run]
@@ -61,16 +61,16 @@ def _of_other_keys(call: SnakemakeCall) -> str | None:
             if key := next((key for key in old | new if old.get(key) != new.get(key)), None):
                 return (
                     f"{file} was made with another value of {key}, and would stay, since .snakemake, which records how "
-                    "files were made, has nothing about it; put .snakemake back, give the run another name, delete the "
+                    "files were made, has no record of it; put .snakemake back, give the run another name, delete the "
                     "file, or make all files of the run again with --forceall"
                 )
     return None
 
 
 def missing(call: SnakemakeCall) -> str | None:
-    """An error message if a finished run lacks a file that its user wants, though Snakemake no longer needs it.
+    """The error message if a finished run lacks a file that the user wants, although Snakemake no longer needs it.
 
-    None if a module or --until asks for only part of the run.
+    It is None if a module or --until asks for only part of the run.
     """
     for run, config in call.runs.configs.items():
         if call.workflow.dag_settings.targets or not run_files.is_finished(call.run_folder(run), config):
@@ -88,19 +88,19 @@ def missing(call: SnakemakeCall) -> str | None:
 
 
 def ignore_damaged_records(persistence: Any) -> None:
-    """Makes Snakemake treat a record that is not a JSON object as missing; otherwise it ends with a traceback.
+    """Makes Snakemake treat a record that is not a JSON object as missing, where it would end with a traceback.
 
     Args:
-        persistence: Snakemake's persistence, which reads the records of this process.
+        persistence: Snakemake's persistence object in this process.
     """
     read = getattr(persistence, "_io_read", None)
-    if read is None:  # records in a database
+    if read is None:  # a Snakemake that keeps its records in a database
         return
 
     def read_or_ignore(subject: str, id: str) -> Any:
         try:
             record = read(subject, id)
-        except ValueError:  # not UTF-8
+        except ValueError:  # the record is not UTF-8
             record = None
         if isinstance(record, dict):
             return record
@@ -111,7 +111,7 @@ def ignore_damaged_records(persistence: Any) -> None:
 
 
 def _without_record(workflow: Any, runs: RunSet) -> dict[str, dict[str, str]]:
-    """Run → stage → a file of it that stays and that Snakemake has no record of."""
+    """Run → stage → a file of that stage that stays and that Snakemake has no record of."""
     files: dict[str, dict[str, str]] = {}
     dag = workflow.dag
     for job in dag.jobs:
@@ -130,6 +130,6 @@ def _written(run: Path) -> Config | None:
 
 
 def _decides(config: Config, stage: str) -> JSON:
-    """The values that decide a stage, by key; the rollout rule has the lag, too."""
+    """The values that decide a stage, by key. For rollouts, these include the lag."""
     lag = {"rollout.lag": config.rollout.lag} if stage == "rollout" else {}
     return flatten(config.params(stage)) | lag

@@ -1,8 +1,9 @@
-"""Policies on the nodes' own disks (`exchange`): the controller's folder there, and policies that a run needs from it.
+"""Manages policies on the nodes' own disks (`exchange`): the folder there, and the recovery of policies that were lost.
 
-The folder ends with the controller. At its end the controller copies the policies that are still needed into the run's
-folder. After a kill, the next one takes a policy from the trainer state of its round or, where that is older, has its
-rounds trained again, before the first job. Snakemake sees none of this: a policy's folder stays, with its times.
+The folder is removed when the controller ends; before that, the controller copies policies that are still needed into
+the run's folder. After a kill, the next controller recovers a policy before the first job: it takes it from the trainer
+state of its round or, if the state is older, has the rounds since then trained again. Snakemake does not notice, since
+a policy's folder stays with its modification times.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def refuse_jobs(call: SnakemakeCall) -> None:
-    """Refuses to run stages as SLURM jobs, where the nodes' own disks are of no use."""
+    """Refuses `exchange` on nodes' own disks if stages run as SLURM jobs, where it cannot work."""
     if not call.workflow.local_exec:
         on_nodes = lost(call.workflow.dag.needrun_jobs())
         refuse(call.runs.configs.values(), (policy for policy in on_nodes if not node_files.fill(policy)))
 
 
 def prepare(call: SnakemakeCall, program: Sequence[str]) -> None:
-    """Brings lost policies back before the first job, and makes this node's folder; `program` as for `restore`."""
-    for run in call.runs.by_folder:  # a killed update's other nodes may have written while its folder was removed
+    """Recovers lost policies before the first job, and creates this node's folder. `program` is as for `restore`."""
+    # other nodes of a killed update may have written while its folder was being removed
+    for run in call.runs.by_folder:
         files.remove_temporary(call.run_folder(run) / POLICIES, "*")
     restore(lost(call.workflow.dag.needrun_jobs()), call.runs.first.deepspeed.nodes, program)
     if not call.workflow.storage_settings.notemp:
@@ -46,7 +48,7 @@ def prepare(call: SnakemakeCall, program: Sequence[str]) -> None:
 
 
 def lost(jobs: Iterable[Any]) -> list[Path]:
-    """The policies that jobs read, that none of them makes, and whose weights are only on nodes."""
+    """The policies that jobs read but do not make, and whose weights are only on nodes."""
     jobs = list(jobs)
     made = {str(file) for job in jobs for file in job.output}
     read = {Path(file) for file in {str(file) for job in jobs for file in job.input} - made}
@@ -54,10 +56,10 @@ def lost(jobs: Iterable[Any]) -> list[Path]:
 
 
 def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> None:
-    """Brings the weights of policies back into the run's folder.
+    """Recovers the weights of policies into the run's folder.
 
     Args:
-        policies: their folders, in order.
+        policies: folders of the policies, in order.
         nodes: number of nodes of an update.
         program: command that runs `rloo`, for example in an image.
 
@@ -69,7 +71,8 @@ def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> Non
         if node_files.fill(folder, *_in_state(folder, run / STATES / folder.name)):
             continue
         log = run / "logs" / "restore" / f"{folder.name}.log"
-        command = [*(program if nodes == 1 else (sys.executable, "-m", "rloo_pipeline"))]  # srun is not in the image
+        # outside the image, which has no srun
+        command = [*(program if nodes == 1 else (sys.executable, "-m", "rloo_pipeline"))]
         with announcing(f"training {folder} again, whose weights were lost with a node's own disk"):
             outcome = subprocess.run([*command, "restore-policy", "--output", str(folder), f"--log={log}"], check=False)
         if outcome.returncode:
@@ -77,7 +80,7 @@ def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> Non
 
 
 def _in_state(policy: Path, state: Path) -> list[Path]:
-    """The folder in a trainer state that has a policy's weights, if they are there."""
+    """The folder in a trainer state with a policy's weights, if it has them."""
     if not (state / manifest.MANIFEST).exists():
         return []
     written, held = (manifest.read_manifest(folder).digests for folder in (policy, state))
@@ -86,10 +89,10 @@ def _in_state(policy: Path, state: Path) -> list[Path]:
 
 
 def refuse(configs: Iterable[Config], policies: Iterable[Path]) -> None:
-    """Refuses to run stages as SLURM jobs, where the nodes' own disks are of no use.
+    """Refuses `exchange` on nodes' own disks if stages run as SLURM jobs, where it cannot work.
 
     Raises:
-        UserError: a run asks for them, or needs a policy from them.
+        UserError: a run uses nodes' own disks, or needs a policy from them.
     """
     for config in configs:
         exchange.refuse(config, 1, as_jobs=True)
@@ -98,22 +101,22 @@ def refuse(configs: Iterable[Config], policies: Iterable[Path]) -> None:
 
 
 def start(configs: dict[Path, Config], nodes: int) -> None:
-    """Makes the folder on this node for the policies of runs that ask for it, and sets RLOO_EXCHANGE.
+    """Creates this node's folder for the policies of runs that use it, and sets RLOO_EXCHANGE.
 
     Args:
-        configs: the configurations of the runs, by their folders.
+        configs: configurations of the runs, by folder.
         nodes: number of nodes of this job.
 
     Raises:
-        UserError: it cannot be used here, or has no room.
+        UserError: the folder cannot be used here, or has too little space.
     """
     asking = {run: config for run, config in configs.items() if config.node_folder}
     tops = set(filter(None, (config.node_folder for config in asking.values())))
     for top in tops:
-        scratch.remove_abandoned(top)  # policies of a killed run would take the room
+        scratch.remove_abandoned(top)  # frees the space that policies of killed runs take
     for run, config in asking.items():
         exchange.refuse(config, nodes, as_jobs=False)
-        found = places.node_folder(config, _bytes(run, config), len(asking))
+        found = places.node_folder(config, _policy_bytes(run, config), len(asking))
         if not found.ok:
             raise UserError(found.sentence)
     if len(tops) > 1:
@@ -125,8 +128,8 @@ def start(configs: dict[Path, Config], nodes: int) -> None:
         atexit.register(_end, os.getpid(), list(asking))
 
 
-def _bytes(run: Path, config: Config) -> float:
-    """Bytes of a policy's weights, by policy 0 or the model's config.json; 0 if neither is here yet."""
+def _policy_bytes(run: Path, config: Config) -> float:
+    """Bytes of a policy's weights, from policy 0 or the model's config.json; 0 if neither is here yet."""
     if weights := [file.stat().st_size for file in (run / POLICIES / f"{0:05d}").glob("*.safetensors")]:
         return sum(weights)
     try:
@@ -136,12 +139,12 @@ def _bytes(run: Path, config: Config) -> float:
 
 
 def _end(owner: int, runs: Iterable[Path]) -> None:
-    """Copies policies that runs still have on this node into their folders, before the node's folder is removed."""
+    """Copies policies that runs still need from this node into their folders, before the node's folder is removed."""
     if os.environ.pop(scratch.EXCHANGE, None) and os.getpid() == owner:
         for policy in _linked(runs):
             with announcing(f"copying {policy} from this node"):
                 if not node_files.fill(policy):
-                    # Snakemake's logger has ended by now
+                    # Snakemake's logger has already ended
                     print(
                         f"{policy}: its weights are no longer on this node; the next start restores it", file=sys.stderr
                     )

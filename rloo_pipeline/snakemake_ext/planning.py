@@ -1,13 +1,13 @@
-"""Changes to how Snakemake plans: it finds every job that must run, and plans many rounds in less time.
+"""Patches Snakemake's planning so that it finds every job that must run, and plans many rounds faster.
 
-Once Snakemake 9.27 knows that a job must run, it does not look at the jobs behind it, since they will run because of
-it. But a job whose input from it is `ancient` will not, so one that must run for a reason of its own, such as a changed
-parameter or an older input, is overlooked, and the call ends as if all were done (snakemake#4166 describes the same).
-Here jobs behind an `ancient` input are looked at like all others. Gates are such inputs: a gate's verdict on a round
-does not make it sample or train again.
+Once Snakemake 9.27 knows that a job must run, it does not examine the jobs that depend on it, since they will run
+anyway. But a job whose input from it is `ancient` will not. If such a job must run for its own reason, such as a
+changed parameter or an older input, it is overlooked, and the call ends as if everything were done (see
+snakemake#4166). With this patch, jobs behind an `ancient` input are examined like all others. Gates are such inputs: a
+gate's verdict on a round does not make it sample or train again.
 
 Snakemake 9.27 inspects the signatures of a rule's functions for every job. In a dry run it also formats the command of
-each job three times, with its params, though the display shows none of it. Here both happen once for each rule.
+each job three times, although the display shows none of it. With this patch, both happen once per rule.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def prepare(call: SnakemakeCall) -> None:
     """Prepares this process and the environment of its jobs.
 
     Raises:
-        UserError: this version of Snakemake is not supported.
+        UserError: this Snakemake version is not supported.
     """
-    scratch.claim(call.workflow.snakemake_tmp_dir)  # first: a kill before this leaves the folder behind
+    scratch.claim(call.workflow.snakemake_tmp_dir)  # first, since a kill before this leaves the folder behind
     guard.require("snakemake")
-    # input functions name the previous round, which Snakemake resolves recursively: a few frames per round
+    # input functions name the previous round, which Snakemake resolves recursively, at a few frames per round
     sys.setrecursionlimit(1_000_000)
-    gc.set_threshold(1_000_000)  # the DAG of many rounds has millions of long-lived objects
-    atexit.register(gc.freeze)  # so that the process does not go through all of them when it ends
+    # the DAG of many rounds has millions of long-lived objects, which the garbage collector should skip
+    gc.set_threshold(1_000_000)
+    atexit.register(gc.freeze)  # also when the process ends
     find_all_jobs()
     if call.dry_run and is_only_one(call):
         report_briefly()
@@ -45,8 +46,8 @@ def prepare(call: SnakemakeCall) -> None:
 
 
 def find_all_jobs() -> None:
-    """Changes Snakemake's DAG in this process."""
-    import snakemake.api  # noqa: F401 - snakemake.dag cannot be imported before it
+    """Patches Snakemake's DAG in this process."""
+    import snakemake.api  # noqa: F401 - must be imported before snakemake.dag
     from snakemake.dag import DAG
 
     search = DAG.bfs
@@ -54,7 +55,7 @@ def find_all_jobs() -> None:
         return
 
     def bfs(self: Any, direction: Any, *jobs: Any, **options: Any) -> Iterator[Any]:
-        # update_needrun asks for the jobs behind one; --omit-from asks the same and means another thing
+        # only for update_needrun; --omit-from makes the same call with another meaning
         if direction is self.depending and not options and not (self.omitrules or self.omitfiles):
             return _jobs_that_follow(direction, *jobs)
         everywhere: Iterator[Any] = search(self, direction, *jobs, **options)
@@ -64,7 +65,7 @@ def find_all_jobs() -> None:
 
 
 def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
-    """These jobs and those that run because of them."""
+    """Yields these jobs and the jobs that run because of them."""
     queue = deque(jobs)
     visited = set(jobs)
     while queue:
@@ -77,21 +78,23 @@ def _jobs_that_follow(depending: Any, *jobs: Any) -> Iterator[Any]:
 
 
 def note_parameters(call: SnakemakeCall) -> None:
-    """Notes the parameters of all functions in the inputs, params, resources and priorities of Snakemake's rules.
+    """Stores the parameter names of all functions in the inputs, params, resources and priorities of rules.
 
-    Snakemake itself has a way to name a function's parameters, which its `subpath` uses.
+    Snakemake has a mechanism for this, which its `subpath` uses.
     """
     from snakemake.common import get_function_params, overwrite_function_params
     from snakemake.resources import Resource
 
     for function in {id(function): function for rule in call.workflow.rules for function in _functions(rule)}.values():
         overwrite_function_params(function, get_function_params(function))
-    # the method by which resources call their functions, as it is seen on an object
+    # the bound method with which resources call their functions
     overwrite_function_params(Resource.evaluate, get_function_params(Resource("any", 1).evaluate))
 
 
 def _functions(rule: Any) -> Iterator[Any]:
-    """The plain functions of a rule; Snakemake wraps those of inputs in a string, those of resources in an object."""
+    """Yields the plain functions of a rule. Snakemake wraps those of inputs in a string, those of resources in an
+    object.
+    """
     values = [*rule.input, *rule.params, *rule.resources.values(), rule.priority]
     for value in values:
         value = getattr(value, "_file", value)
@@ -101,9 +104,9 @@ def _functions(rule: Any) -> Iterator[Any]:
 
 
 def report_briefly() -> None:
-    """Makes a dry run report only the first job of each rule in full, and of the others only what `rloo` shows.
+    """Makes a dry run report only the first job of each rule in full; other jobs get just the fields that `rloo` shows.
 
-    The first one's command is formatted, so a mistake in a rule's command is found as before.
+    The command of that first job is formatted, so mistakes in a rule's command are still found.
     """
     from snakemake.jobs import Job
     from snakemake.logging import logger

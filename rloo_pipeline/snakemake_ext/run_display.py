@@ -1,4 +1,6 @@
-"""Display of the logger plugin: shows a Snakemake call's jobs and runs, on a terminal or as plain lines."""
+"""The display of the logger plugin: shows the jobs and runs of a Snakemake call, live on a terminal or as plain
+lines.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,21 @@ from rloo_pipeline.snakemake_ext.stage_lines import StageLines
 
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 TOOK = re.compile(r"took [\d.]+ s, [\d.]+ s of CPU, \d+ MB at most")
-"""The last line of each stage; the table shows the seconds of a round, the report those of each job."""
+"""Pattern of each stage's last line, which is not shown: the table has the seconds of rounds, the report those of
+jobs.
+"""
 MEASURED = ("/metrics.json", "/summary.json", "/held_out.json")
-"""Files with what a job has measured of a policy or a round."""
+"""Files with a job's measurements of a policy or a round."""
 MOST_JOBS = 6
-"""Running jobs that are named on a terminal."""
+"""Maximum number of running jobs that are named on a terminal."""
 LINES_BESIDE_ROUNDS = 6
-"""Lines of the terminal besides rounds and running jobs: the run, the table's head, the bar, the last printed line."""
+"""Number of terminal lines besides rounds and running jobs: the run, the table header, the bar, the last printed
+line.
+"""
 
 
 class RunningJob(NamedTuple):
-    """A job that Snakemake has begun."""
+    """A job that Snakemake has started."""
 
     title: str
     began: float
@@ -48,18 +54,18 @@ class RunningJob(NamedTuple):
 
     @property
     def measured(self) -> str | None:
-        """The file with what the job measures of a policy or a round, if it does."""
+        """The file with the job's measurements of a policy or a round, if it makes any."""
         return next((file for file in self.outputs if file.endswith(MEASURED)), None)
 
 
 class RunDisplay:
-    """All that is shown of one call of Snakemake."""
+    """Everything that is shown about one Snakemake call."""
 
     def __init__(self, stream: TextIO, *, dry_run: bool, color: bool, show_failed_logs: bool) -> None:
-        """Args: where it is shown, and the options of Snakemake that matter here."""
+        """Takes the stream to show it on, and Snakemake's output options."""
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        # a descriptor of its own, which stays the terminal while jobs write elsewhere
+        # a duplicate descriptor, which stays the terminal while the output of jobs is redirected
         file = os.fdopen(os.dup(stream.fileno()), "w", buffering=1) if terminal else stream
         self._console = Terminal(file=file, force_terminal=terminal, no_color=not color, _environ=environment)
         self._is_dry_run, self._planned = dry_run, list[PlannedJob]()
@@ -83,26 +89,28 @@ class RunDisplay:
 
     @property
     def explains_failure(self) -> bool:
-        """True if the last lines will say why the call failed."""
+        """True if the last lines explain why the call failed."""
         return bool(self._failures) or self._interrupted or self._stopping
 
     @property
     def is_interrupted(self) -> bool:
-        """True once the user has ended the run, after which jobs that end with an error say nothing."""
+        """True once the user has interrupted the run. Errors of jobs are not shown after that."""
         return self._interrupted
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
-        """Adds a run that Snakemake works on: its configuration, its folder, the files that Snakemake's lines go to."""
+        """Adds a run that Snakemake works on: its configuration, its folder, Snakemake's log files."""
         with self._lock:
             self._runs.append((config, run))
             self._logs = logs
 
     def add_experiment(self, page: Path, users: Mapping[str, str]) -> None:
-        """The runs are an experiment: its page, and by folder of shared files the runs that use them."""
+        """Declares the runs an experiment, with its page and, for each folder of shared files, the runs that use
+        them.
+        """
         self._page, self._users = page, users
 
     def header(self) -> None:
-        """Names each run, and where its page will be."""
+        """Prints each run, and where its page will be."""
         log = os.path.relpath(self._logs[0]) if self._logs else None
         shown = self._runs if len(self._runs) <= MOST_RUNS else self._runs[:1]
         for config, run in shown:
@@ -120,14 +128,14 @@ class RunDisplay:
             self._line(f"and {len(self._runs) - len(shown)} more runs in {self._runs[0][1].parents[1]}")
 
     def planned(self, total: int) -> None:
-        """Snakemake knows the jobs: a live display begins."""
+        """Starts the live display, once Snakemake knows the jobs."""
         self._total = total
         if self._is_dry_run or self._closed or self._live_runs:
             return
         self._live_runs = [LiveRun.of_call(config, run) for config, run in self._runs]
         if not self._console.is_terminal:
             return
-        os.environ["COLUMNS"] = str(self._console.width)  # for the jobs, which do not see the terminal any more
+        os.environ["COLUMNS"] = str(self._console.width)  # for jobs, which no longer see the terminal
         self._stage_lines = StageLines(self._stage_line)
         self._live = Live(
             get_renderable=self._frame, console=self._console, redirect_stdout=False, redirect_stderr=False
@@ -143,7 +151,9 @@ class RunDisplay:
         reason: str,
         outputs: Sequence[str],
     ) -> None:
-        """A job begins, or would begin in a dry run. One without outputs only names those of others."""
+        """Records that a job begins, or would begin in a dry run. A job without outputs only groups the outputs of
+        others.
+        """
         if self._is_dry_run:
             if outputs:
                 self._planned.append(PlannedJob(failures.RULES.get(rule, rule), reason, logs[0] if logs else None))
@@ -155,13 +165,13 @@ class RunDisplay:
             self._line(f"begins: {title}" + (f" (log: {logs[0]})" if logs else ""))
 
     def finished(self, number: int) -> None:
-        """A job ended well."""
+        """Records that a job succeeded."""
         with self._lock:
             self._last_job = self._running.pop(number, None)
             self._failures.pop(number, None)
 
     def progress(self, done: int, total: int) -> None:
-        """So many jobs are done; Snakemake says it after each one that ended well."""
+        """Shows the number of finished jobs, which Snakemake reports after each success."""
         self._done, self._total = done, total
         job, self._last_job = self._last_job, None
         if job is None:
@@ -175,7 +185,7 @@ class RunDisplay:
                 self._measured(run, file)
 
     def _measured(self, run: LiveRun, file: Path) -> None:
-        """Reads what a job has measured, of a round or of a policy."""
+        """Reads a job's measurements of a round or a policy."""
         if file.name == "summary.json":
             run.read()
             return
@@ -190,11 +200,11 @@ class RunDisplay:
             self._line(name + live_run.sentence(run.row(number), config.rounds, run.seconds_left()))
 
     def exit_status(self, log: str, status: int) -> None:
-        """The command that writes this log failed; the job's error follows."""
+        """Records that the command with this log failed. The job's error follows."""
         self._exit_status[log] = status
 
     def failed(self, number: int, rule: str, logs: Sequence[str], reported: str | None) -> None:
-        """A job ended with an error."""
+        """Records that a job failed."""
         with self._lock:
             job = self._running.pop(number, None) or RunningJob(rule, 0.0)
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
@@ -211,30 +221,30 @@ class RunDisplay:
                 self._line(line)
 
     def restarted(self, number: int) -> None:
-        """A job that failed begins again."""
+        """Records that a failed job begins again."""
         self._failures.pop(number, None)
 
     def interrupted(self) -> None:
-        """The user ended the call."""
+        """Records that the user interrupted the call."""
         self._interrupted = True
 
     def stopping(self) -> None:
-        """Snakemake was told to start no more jobs, by SIGTERM."""
+        """Records that SIGTERM told Snakemake to start no more jobs."""
         self._stopping = True
 
     def message(self, text: str, level: int = logging.INFO) -> None:
-        """Something that Snakemake says."""
+        """Shows another message of Snakemake."""
         if text and text != "None":
             self._line(text, STYLES.get(level))
 
     def give_terminal_back(self) -> None:
-        """Gives the terminal back, for another process that goes on with the run; failures are not shown again."""
+        """Releases the terminal for another process that continues the run. Failures are not shown again."""
         self._failures.clear()
         self._stop_live()
         self._closed = True
 
     def close(self) -> None:
-        """Ends with the result of the call."""
+        """Ends the display with the outcome of the call."""
         if self._closed:
             return
         self._stop_live()
@@ -266,14 +276,14 @@ class RunDisplay:
             self._live = None
 
     def _line(self, text: str, style: str | None = None) -> None:
-        """Prints a line; on a terminal above the live display."""
+        """Prints a line, above the live display if there is one."""
         if self._console.is_terminal:
             self._console.print(Text(text, style or "", overflow="fold"))
         else:
             print(text, file=self._console.file, flush=True)
 
     def _stage_line(self, text: str) -> None:
-        """Prints a line of a stage, but for what it took and for an error that is there already."""
+        """Prints a line from a stage, except its resource usage and errors that are already shown."""
         error = failures.ERROR.fullmatch(text)
         if TOOK.fullmatch(text) or (error and error["message"] in self._errors):
             return
@@ -282,7 +292,7 @@ class RunDisplay:
         self._line(text)
 
     def _frame(self) -> RenderableType:
-        """The live display as it is now."""
+        """Renders the current state of the live display."""
         with self._lock:
             running = list(self._running.values())
         lines = [f"{live_run.clock(time.time() - job.began)}  {job.title}" for job in running[:MOST_JOBS]]

@@ -1,11 +1,11 @@
 """Prepares the folders of runs before the first job: writes configurations and links, and lists the files to make.
 
-In the folder of each run of an experiment, links stand where an ordinary run has the files that runs of the experiment
-share, so that whatever reads a run finds them. The rules themselves use the shared files by their own paths.
+In an experiment, each run's folder has links in place of the files that runs share, so that code which reads a run
+finds them. Rules use the shared files by their real paths.
 
-Each SLURM job starts its own Snakemake, which reads the configuration when the job starts; so does the call that
-finishes a run after a gate, and each allocation of a run in one job. By then the user may have edited the files for the
-next run, so all of them read copies (`freeze_config`).
+Each SLURM job starts its own Snakemake process, which reads the configuration when the job starts. So do the call that
+finishes a run after a gate, and each allocation of a run in one job. By then, the user may have edited the files for
+another run, so all of these read copies (`freeze_config`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rloo_pipeline.judging.run_files import held_out_of, is_finished, metrics_of
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 FROZEN = Path(".snakemake/rloo")
-"""Folder for the copies of configurations, with a subfolder for each run."""
+"""Folder for copies of configurations, with a subfolder per run."""
 
 
 def write_configs(call: SnakemakeCall) -> None:
-    """Writes the configuration of each run; for an experiment, also its own configuration and the links."""
+    """Writes the configuration of each run; for an experiment, also its description and the links."""
     for run, config in call.runs.by_folder.items():
         write_config(call.run_folder(run), config)
     write_experiment(call.configured, call.results)
 
 
 def freeze(call: SnakemakeCall) -> None:
-    """Copies the configuration; from now on, jobs and the call that finishes a run after a gate read the copies."""
+    """Copies the configuration. From now on, jobs, and the call that finishes a run after a gate, read the copies."""
     file = next(iter(call.workflow.config_settings.configfiles), None)
     call.config_copy = freeze_config(call.workflow.config, call.runs, file, FROZEN / call.runs.name)
     if call.config_copy:
@@ -46,26 +46,44 @@ def freeze(call: SnakemakeCall) -> None:
 
 
 def mark_unfinished(call: SnakemakeCall) -> None:
-    """Makes the summaries of runs older than all else, where they are made again: jobs will change their sources."""
+    """Makes summaries that will be rewritten older than all other files, since jobs will change their sources."""
     for run in call.to_finish():
         if (file := call.run_folder(run) / "summary.json").exists():
             os.utime(file, (0, 0))
 
 
-def write_config(folder: Path, config: Config, **changes: Any) -> None:
-    """Writes the configuration as the stages read it, with all defaults; touches the file only if it changes.
+def remove_lost_shards(call: SnakemakeCall) -> None:
+    """Removes tables of shards that a run no longer has (`rollout.shards`) next to tables that are made again.
+    Otherwise, code that reads all tables of a round, such as an update that retrains it, would include them.
+    """
+    shards = {call.run_folder(run): config.rollout.shards for run, config in call.runs.by_folder.items()}
+    for folder in {Path(file).parent for file in call.outputs() if file.endswith(".parquet")}:
+        count = next((shards[run] for run in folder.parents if run in shards), 1000)
+        for file in folder.glob("[0-9][0-9][0-9].parquet"):
+            if int(file.stem) >= count:
+                file.unlink()
 
-    Leaves out `functions`, which concerns a single start of the run.
+
+def mark_finished(run: Path) -> None:
+    """Makes the summary of a run newer than all else, if it was marked and no job has written it since."""
+    if not (run / "summary.json").stat().st_mtime:
+        os.utime(run / "summary.json")
+
+
+def write_config(folder: Path, config: Config, **changes: Any) -> None:
+    """Writes the configuration that stages read, with all defaults. Touches the file only if it changes.
+
+    Leaves out `functions`, which applies to a single start of the run.
     """
     _write_yaml(folder / "config.yaml", config.model_dump(mode="json", exclude={"functions"}) | changes)
 
 
 def write_experiment(runs: RunSet, results: Path) -> None:
-    """Writes what an experiment is, and the links of its runs.
+    """Writes the description of an experiment, and the links of its runs.
 
     Args:
         runs: runs as configured, including rounds that a gate has skipped.
-        results: the folder that theirs are in.
+        results: folder that contains the runs' folders.
     """
     if runs.experiment is None:
         return
@@ -83,7 +101,7 @@ def write_experiment(runs: RunSet, results: Path) -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Makes a relative link, in place of whatever is there from before."""
+    """Makes a relative link, replacing whatever was there."""
     path = os.path.relpath(target, link.parent)
     if link.is_symlink() and link.readlink() == Path(path):
         return
@@ -94,7 +112,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes any kind of mapping. Values from a Snakefile that YAML does not know are written as text."""
+    """Dumps any kind of mapping. Values from a Snakefile that YAML cannot represent are written as text."""
 
 
 _Dumper.add_multi_representer(dict, yaml.SafeDumper.represent_dict)
@@ -105,15 +123,15 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
     """Copies the configuration of a Snakemake call.
 
     Args:
-        raw: its whole configuration, as Snakemake has it.
+        raw: Snakemake's whole configuration.
         runs: runs that the configuration describes.
-        file: the file that it was read from; None if not known.
+        file: file that it was read from; None if unknown.
         folder: folder for the copy.
 
     Returns:
-        The copy; None for an experiment in a part of the configuration, whose base the copy could not find.
+        The copy; None for an experiment inside a larger configuration, whose base could not be found from the copy.
     """
-    raw = {**raw, "functions": "keep"}  # freezes the functions too
+    raw = {**raw, "functions": "keep"}  # this freezes the functions too
     if runs.experiment:
         if not is_experiment(raw):
             return None
@@ -126,14 +144,14 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:
-    """Rounds with held-out accuracy: in an unfinished run all that measure it, in a finished one those that have it. So
-    finished runs do not run again for it, and killed runs measure missing rounds.
+    """Rounds with held-out accuracy: in an unfinished run, all that measure it; in a finished run, those that have it.
+    Finished runs thus do not run again for it, and killed runs measure missing rounds.
 
     Args:
         config: the run's configuration.
-        run: its folder.
-        in_job: True in a job on another machine, whose planned inputs all exist already.
-            The summary says no more whether the run was finished when that was planned.
+        run: folder of the run.
+        in_job: True in a job on another machine. All its planned inputs already exist, and the summary no longer tells
+            whether the run was finished when the job was planned.
     """
     rounds = range(1, config.rounds + 1)
     if config.held_out_each_round and not in_job and not is_finished(run, config):
@@ -142,7 +160,9 @@ def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int
 
 
 def page_rounds(config: Config, run: Path) -> list[int]:
-    """Rounds after which a page is written; the last page is that of the finished run. A finished round gets none."""
+    """Rounds after which a page is written. Rounds that are already finished get none; the last page is that of the
+    finished run.
+    """
     return [
         number
         for number in range(1, config.rounds)
@@ -151,7 +171,7 @@ def page_rounds(config: Config, run: Path) -> list[int]:
 
 
 def page_of(run: Path, number: int) -> Path:
-    """File that records that a page was written after a round."""
+    """Path of the file that records that a page was written after a round."""
     return run / "pages" / f"{number:05d}.json"
 
 
@@ -164,6 +184,6 @@ def _write_yaml(path: Path, content: Any) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Writes a file, touched only when it changes."""
+    """Writes a file; touches it only if its content changes."""
     if not path.exists() or path.read_text() != text:
         files.write_text(path, text)

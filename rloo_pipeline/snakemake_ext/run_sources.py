@@ -1,16 +1,21 @@
-"""Inputs of stage-assets: local files, and repositories of the Hub, pinned by their commits.
+"""Finds the inputs of stage-assets: local files, and Hub repositories pinned by commit.
 
-Its rule watches the local files, but of a model only config.json: Snakemake would run all again where a large file is
-merely newer. Where another file of a model is, `replaced` says so.
+Its rule watches local files, but only config.json of a model, since Snakemake would rerun everything if a large file
+were merely newer. `replaced` reports other files of a model that were replaced, and files replaced by older ones. A
+data file that is newer but has the same content reruns nothing either (`unchanged`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
 from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config
@@ -19,7 +24,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def local_files(config: Config) -> list[Path]:
-    """Local files of the datasets, and the model's config.json: when one of them changes, everything made from it runs
+    """Local files of the datasets, and the model's config.json. When one of them changes, everything made from it runs
     again.
     """
     files = []
@@ -33,39 +38,119 @@ def local_files(config: Config) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Files that `datasets.load_dataset` may read in a folder: none that are hidden, or in a hidden folder."""
+    """Files in a folder that `datasets.load_dataset` may read: all that are neither hidden nor in a hidden folder."""
     files = sorted(folder.rglob("*"))
     return [file for file in files if not any(part[0] == "." for part in file.relative_to(folder).parts)]
 
 
 def replaced(folder: Path) -> str | None:
-    """A sentence if a file of a local model was replaced since `folder` was written, the assets of a run."""
-    try:
+    """The error message if a local file was replaced after `folder`, the assets of a run, was written, but nothing
+    would run again for it. (A newer data file with other content makes everything run again.)
+
+    A replacement can have an older time (by `mv`, `cp -p` or `rsync -a`) and the same size.
+    """
+    moved = []
+    for source in _sources(folder):
+        if source.is_newer:
+            if source.is_model:
+                return _replaced(source.file, folder)
+        elif source.status.st_size != source.bytes:
+            return _replaced(source.file, folder)
+        elif source.status.st_ctime > source.written:
+            moved.append(source)
+    other = next((source.file for source, same in _compared(moved) if not same), None)
+    return _replaced(other, folder) if other else None
+
+
+def _replaced(file: Path, folder: Path) -> str:
+    return (
+        f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to begin "
+        "again with the new one, give the run another name, or put the old one back with its old time"
+    )
+
+
+def unchanged(folder: Path) -> set[Path]:
+    """Data files that are newer than `folder`, the assets of a run, but have the same content, for example after `git
+    checkout`.
+    """
+    newer = [source for source in _sources(folder) if source.is_newer and not source.is_model]
+    return {source.file for source, same in _compared(newer) if same}
+
+
+class _Source(NamedTuple):
+    """A local file that a run began with and that still exists."""
+
+    file: Path
+    status: os.stat_result
+    is_model: bool
+    bytes: int
+    digest: str
+    written: float
+    """Time at which the assets were written."""
+
+    @property
+    def is_newer(self) -> bool:
+        return self.status.st_mtime > self.written
+
+
+def _sources(folder: Path) -> Iterator[_Source]:
+    """Yields the local files named in `folder`, the assets of a run; none if the assets cannot be read."""
+    with suppress(OSError, ValueError, KeyError):
         written = (folder / ASSETS).stat().st_mtime
-        assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
-        models = [
-            place for name, place in assets.items() if name in ("model", "reward_model") or name.startswith("teacher")
-        ]
-    except (OSError, ValueError, KeyError):  # what reads them says it
+        for name, source in recorded(folder).items():
+            top, is_model = Path(source["path"]), name in ("model", "reward_model") or name.startswith("teacher")
+            top = top.parent if top.is_file() else top
+            for inner, entry in source["files"].items():
+                with suppress(FileNotFoundError):
+                    status = (top / inner).stat()
+                    yield _Source(top / inner, status, is_model, entry["bytes"], entry[manifest.DIGEST], written)
+
+
+def _compared(sources: list[_Source]) -> Iterator[tuple[_Source, bool]]:
+    """Yields files of at most a GiB in total, smallest first, each with True if its content is unchanged."""
+    with suppress(ImportError):  # a controller without blake3
+        total = 0
+        for source in sorted(sources, key=lambda source: source.bytes):
+            if (total := total + source.bytes) > manifest.LARGE:
+                return
+            same_size = source.status.st_size == source.bytes
+            yield source, same_size and manifest.digest(source.file) == source.digest
+
+
+def lost(config: Config, folder: Path) -> str | None:
+    """The error message if a model or dataset is missing that was a local folder when `folder`, the assets of a run,
+    was written. Snakemake would mistake its name for a Hub id, and make everything again.
+    """
+    try:
+        paths = {source["path"] for source in recorded(folder).values()}
+    except (OSError, ValueError, KeyError):
         return None
-    local = [model for model in models if model["revision"] is None]
-    entries = ((Path(model["path"]) / name, entry) for model in local for name, entry in model["files"].items())
-    for file, entry in entries:
-        if file.exists() and (file.stat().st_mtime > written or file.stat().st_size != entry["bytes"]):
-            return (
-                f"{file} was replaced after the run began, and nothing would run again for it: delete {folder} to "
-                "begin again with the new one, give the run another name, or put the old one back with its old time"
-            )
+    models = (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
+    data = (
+        Path(config.data_dir or ".") / name
+        for source in dataset_inputs.sources(config).values()
+        if (name := source.name)
+    )
+    for path in (*models, *data):
+        if str(path) in paths and not path.exists():
+            return f"{path} is missing, and the run began with this folder; put it back, or give the run another name"
     return None
 
 
+def recorded(folder: Path) -> dict[str, Any]:
+    """The entries in assets.json for files that are neither the run's own nor from the Hub."""
+    assets = json.loads((folder / ASSETS).read_text(encoding="utf-8"))
+    entries = {name: entry for name, entry in assets.items() if isinstance(entry, dict)}
+    return {name: entry for name, entry in entries.items() if entry["revision"] is None and entry["files"]}
+
+
 def are_pinned(config: Config) -> bool:
-    """True if the run gets the same from the Hub at any time: it names the commit of all that it fetches there."""
+    """True if the run names the commit of everything that it fetches from the Hub, so that it always gets the same."""
     return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
 
 
 def _revisions(config: Config) -> Iterator[str | None]:
-    """Revisions of all that is fetched from the Hub, as configured."""
+    """Configured revisions of everything that is fetched from the Hub."""
     for source in dataset_inputs.sources(config).values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision

@@ -1,9 +1,9 @@
 """Makes Snakemake's cache between workflows safe for concurrent runs and against damaged entries.
 
-If two runs store the same entry at once, Snakemake 9.27 moves the second one's folder into the first one's. Here, the
-first entry stays and the second run uses it, since an entry's name has everything that decides its content. An entry
-is checked before a run uses it; a damaged one is removed and made again. A run gets a folder of links to the files of
-an entry: no run changes the time of another's folder, and readers that do not follow links find its subfolders.
+If two runs store the same entry at once, Snakemake 9.27 moves the second folder into the first. With this patch, the
+first entry stays and the second run uses it; an entry's name covers everything that decides its content. Entries are
+checked before use, and damaged ones are removed and made again. A run gets a folder with links to an entry's files, so
+that no run changes the modification time of another's folder, and readers that do not follow links find the subfolders.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 TIMESTAMP = ".snakemake_timestamp"
-"""Snakemake's file in a folder with the time of the job that made it."""
+"""Snakemake's file in a folder that records when its job ran."""
 
 
 def refuse_unpinned(call: SnakemakeCall) -> None:
-    """Raises: UserError: the cache is used for a run whose sources on the Hub may change."""
+    """Refuses the cache for a run whose sources on the Hub may change."""
     if call.workflow.workflow_settings.cache and not all(map(run_sources.are_pinned, call.runs.configs.values())):
         raise UserError(
-            "--cache: its key does not tell what the Hub has under a branch or a tag; give model.revision and the "
+            "--cache: its key does not cover what a branch or tag on the Hub contains; give model.revision and the "
             "revision of each dataset as commits of 40 digits, or leave --cache out"
         )
 
@@ -52,7 +52,7 @@ def make_safe(call: SnakemakeCall) -> None:
             if entry.exists() and is_damaged(entry):
                 discard(entry)
         if not all(entry.is_dir() for _, entry in pairs):
-            await fetch(self, job)  # files, or a miss
+            await fetch(self, job)  # the entry is a file, or missing
             return
         for output, entry in pairs:
             self.check_readable(entry)
@@ -62,12 +62,12 @@ def make_safe(call: SnakemakeCall) -> None:
 
 
 def keep(output: Path, entry: Path, set_permissions: Any) -> None:
-    """Moves a job's output into the cache, unless another run has stored a complete entry meanwhile.
+    """Moves a job's output into the cache, unless another run has meanwhile stored a complete entry.
 
     Args:
-        output: file or folder.
-        entry: its place in the cache.
-        set_permissions: makes a file or folder readable for those who share the cache.
+        output: file or folder that the job wrote.
+        entry: path in the cache.
+        set_permissions: function that makes a file or folder readable for others who share the cache.
     """
     with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
         moved = Path(folder, entry.name)
@@ -75,9 +75,9 @@ def keep(output: Path, entry: Path, set_permissions: Any) -> None:
         set_permissions(moved)
         while True:
             try:
-                moved.rename(entry)  # never into an existing folder
+                moved.rename(entry)  # rename never moves it into an existing folder
                 return
-            except OSError:  # the folder exists by now; a file would replace an equal one
+            except OSError:  # another run stored the folder first (a file would just replace an equal one)
                 if not entry.is_dir():
                     raise
                 if not is_damaged(entry):
@@ -86,7 +86,7 @@ def keep(output: Path, entry: Path, set_permissions: Any) -> None:
 
 
 def link(output: Path, entry: Path, symlink: Any) -> None:
-    """Makes an output of links to the files of an entry; its folders are the run's own, with their own times.
+    """Makes an output from links to the files of an entry. Folders are the run's own, with their own times.
 
     Args:
         output: file or folder to make.
@@ -103,7 +103,7 @@ def link(output: Path, entry: Path, symlink: Any) -> None:
 
 
 def is_damaged(entry: Path) -> bool:
-    """True if a cache entry is not what a stage wrote; compares only sizes if blake3 is not installed."""
+    """True if a cache entry differs from what the stage wrote. Compares only sizes if blake3 is not installed."""
     try:
         if entry.is_dir():
             manifest.verify_manifest(entry)
@@ -132,5 +132,5 @@ def discard(entry: Path) -> None:
     with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
         try:
             entry.rename(Path(folder, entry.name))
-        except FileNotFoundError:  # another run was first
+        except FileNotFoundError:  # another run was faster
             return

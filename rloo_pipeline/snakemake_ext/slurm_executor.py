@@ -1,24 +1,26 @@
-"""The SLURM plugin's executor with what a run of many short rounds needs: `executor: rloo-slurm` in a profile.
+"""The SLURM plugin's executor, adapted to runs of many short rounds: `executor: rloo-slurm` in a profile.
 
-What differs from snakemake-executor-plugin-slurm 2.8.0, and why:
+Differences from snakemake-executor-plugin-slurm 2.8.0, and their reasons:
 
-- **Asking for states.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so a stage
-  of a minute is seen to be done up to half a minute late. Here the wait is a tenth of the time since a job last ended.
-- **What a state means.** To the plugin a cancelled job is a failed one and is submitted again. Without end and without
-  a word it waits for a preempted job that SLURM does not put back, a job that SLURM no longer lists, a held one, one
-  that its partition, QOS or account does not allow, and `CANCELLED by 0`. With sacct, the tasks of an array all have
-  the state of the last one, since it asks for JobIDRaw. `slurm_states` says what they mean here.
-- **Arrays.** The plugin has every task but the first started by a Snakemake that takes itself for the first one's job,
-  so a task that ends before the first one fails, log files have other names than those it prints, and jobs that are
-  ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs what its own
-  job would run.
-- **SLURM's controller does not answer**, as while it is restarted. The plugin counts that as a failed job, which is
-  submitted again at once, with the resources of its next attempt. Here the same job is submitted until it is taken.
-- **Ctrl-C** cancels the jobs that the plugin knows, but not those that it is submitting at that moment.
-- **Nodes that failed** are not left out of later submissions: SLURM starts no job on a node that is down.
+- **Polling.** The plugin waits 10 s longer after each answer in which no job ended, up to 180 s, so it notices the end
+  of a one-minute stage up to half a minute late. Here the wait is a tenth of the time since a job last ended.
+- **Job states.** The plugin treats a cancelled job as failed and submits it again. It waits silently and forever for a
+  preempted job that SLURM does not requeue, a job that SLURM no longer lists, a held job, one that its partition, QOS
+  or account does not allow, and `CANCELLED by 0`. With sacct, all tasks of an array get the state of the last one,
+  because it queries JobIDRaw. Here `slurm_states` interprets states.
+- **Arrays.** The plugin runs every task but the first in a Snakemake process that believes it is the first one's job.
+  So a task that ends before the first one fails, log files have different names than those it prints, and jobs that are
+  ready while others of their rule wait are never submitted (the plugin's issue 473). Here each task runs exactly what
+  its own job would run.
+- **SLURM's controller does not answer**, for example during a restart. The plugin counts that as a failed job and at
+  once submits it again with the resources of its next attempt. Here the same job is submitted until SLURM accepts it.
+  SLURM may accept a job without saying so ("Socket timed out"); such a job is cancelled before it is submitted again.
+- **Ctrl-C.** The plugin cancels the jobs that it knows, but not those that it is just submitting. Here these are
+  cancelled too.
+- **Failed nodes** are not excluded from later submissions, since SLURM starts no job on a node that is down.
 
-Overridden are the methods that the executor interface provides for it (run_jobs, check_active_jobs, cancel),
-run_array_jobs and _report_job_error_threadsafe.
+It overrides the methods that the executor interface provides for this (run_jobs, run_job, check_active_jobs, cancel),
+run_array_jobs, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
@@ -42,39 +45,45 @@ from rloo_pipeline.runtime import guard
 from rloo_pipeline.snakemake_ext.slurm_states import JobStates, Outcome, Verdict
 
 LONGEST_WAIT = 60.0
-"""Seconds between two questions at most."""
+"""Maximum seconds between polls."""
 SHARE_OF_WAIT = 0.1
-"""The wait, as a share of the time since a job last ended."""
+"""Wait between polls, as a share of the time since a job last ended."""
 NO_ANSWER = re.compile("Unable to contact slurm controller|Socket timed out")
-"""Errors of sbatch while SLURM's controller is restarted or overloaded."""
+"""sbatch errors while SLURM's controller is restarting or overloaded."""
 LOG_NAME = "%A_%a.log"
-"""Name of the log of a task of an array."""
+"""Log file name of an array task."""
 
 
 class Executor(plugin.Executor):  # type: ignore[misc]
     """Submits a run's jobs to SLURM."""
 
     _shown_for: int | None = None
-    """Seconds for which squeue shows a job that has ended; None until SLURM has said."""
+    """Seconds for which squeue shows a job that has ended; None until SLURM has been asked."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
-        """Raises: WorkflowError, where the SLURM plugin is not the one that this was made for."""
+        """Raises WorkflowError if the SLURM plugin is not the supported version."""
         try:
             guard.require("snakemake-executor-plugin-slurm")
         except UserError as error:
             raise WorkflowError(str(error)) from None
         self._states = JobStates()
+        self._submitting = Lock()
+        """Held while a job is submitted; whoever holds it knows all jobs that SLURM accepted and named."""
+        self._known: set[str] = set()
+        """Ids of jobs and arrays that SLURM accepted and named."""
         self._last_end = time.monotonic()
-        super().__init__(workflow, logger)  # starts the thread that asks for states
+        super().__init__(workflow, logger)  # starts the polling thread
 
     def run_jobs(self, jobs: list[Any]) -> None:
-        """Submits jobs that are ready, those of a rule of `array_jobs` as arrays. It holds none back for later ones."""
+        """Submits jobs that are ready; jobs of rules in `array_jobs` are submitted as arrays. No job waits for later
+        ones.
+        """
         by_rule: dict[str, list[Any]] = defaultdict(list)
         for job in jobs:
             if not job.is_group() and ({job.rule.name, "all"} & self.array_jobs):
                 by_rule[job.rule.name].append(job)
         ours = {id(job) for group in by_rule.values() for job in group}
-        # first, also without a job: it notes the event loop that later reports go to
+        # called first, even without jobs, because it stores the event loop that later reports go to
         super().run_jobs([job for job in jobs if id(job) not in ours])
         for group in by_rule.values():
             if len(group) > 1:
@@ -82,8 +91,13 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             else:
                 self._submit_job(group[0])
 
+    def run_job(self, job: Any) -> None:
+        """Submits a job while no other thread submits one."""
+        with self._submitting:
+            super().run_job(job)
+
     def run_array_jobs(self, jobs: Sequence[Any]) -> None:
-        """Submits jobs of one rule; those that ask for the same resources as one array."""
+        """Submits jobs of one rule, those with the same resources as one array."""
         alike: dict[str, list[Any]] = defaultdict(list)
         for job in sorted(jobs, key=lambda job: tuple(job.wildcards)):
             try:
@@ -99,17 +113,21 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self.run_job(jobs[0])
             return
         try:
-            submitted = submit_array(self, command, jobs)
-        except Exception as error:  # this is a thread of its own, in which nobody else would see it
+            with self._submitting:
+                for job_info in submit_array(self, command, jobs):
+                    self._report_job_submission_threadsafe(job_info)
+        except Exception as error:  # this runs in its own thread, where nobody else would see it
             if not self._submits_again(str(error), self._submit_array, command, jobs):
                 self._submission_failed(jobs, error)
-            return
-        for job_info in submitted:
-            self._report_job_submission_threadsafe(job_info)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"submission of {job.name} failed: {error}")
+
+    def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
+        """Reports a job that SLURM took, and remembers its number."""
+        self._known.add(str(job_info.external_jobid).partition("_")[0])
+        super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
         """Reports a job that could not be submitted. If SLURM's controller did not answer, submits it again instead."""
@@ -117,19 +135,39 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             super()._report_job_error_threadsafe(job_info, msg)
 
     def _submits_again(self, error: str, submit: Callable[..., None], *arguments: Any) -> bool:
-        """True if this is why sbatch failed; then calls `submit` after a while, unless Snakemake ends meanwhile."""
+        """If sbatch failed because the controller did not answer, waits, calls `submit` unless Snakemake has ended, and
+        returns True.
+        """
         if not NO_ANSWER.search(error):
             return False
         self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
-        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
-        with suppress(RuntimeError):  # the threads that submit have been told to end
-            self._job_submission_executor.submit(submit, *arguments)
+        self._later(self._submit_again, submit, *arguments)
         return True
 
+    def _later(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in a submitting thread after a while, unless these threads have been told to end."""
+        time.sleep(self.workflow.executor_settings.init_seconds_before_status_checks)
+        with suppress(RuntimeError):
+            self._job_submission_executor.submit(function, *arguments)
+
+    def _submit_again(self, submit: Callable[..., None], *arguments: Any) -> None:
+        """Cancels jobs that SLURM may have accepted without saying so, then submits them again."""
+        with self._submitting:
+            queue = subprocess.run(
+                ["squeue", "-h", f"--name={self.run_uuid}", "--format=%F"], capture_output=True, text=True, check=False
+            )
+            if unnamed := sorted({*queue.stdout.split()} - self._known):
+                self.logger.warning(f"SLURM took job {', '.join(unnamed)} without an answer; cancelling it.")
+                subprocess.run(["scancel", *unnamed], check=False)
+        if queue.returncode:
+            self._later(self._submit_again, submit, *arguments)
+        else:
+            submit(*arguments)
+
     def cancel(self) -> None:
-        """Cancels the run's jobs, also those that a thread was submitting while the user interrupted it."""
+        """Cancels the run's jobs, including those that a thread was just submitting when the user interrupted."""
         self._job_submission_executor.shutdown(wait=False, cancel_futures=True)
-        super().cancel()  # waits for these threads
+        super().cancel()  # waits for the submitting threads
         subprocess.run(["scancel", f"--name={self.run_uuid}"], check=False)
 
     async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
@@ -157,7 +195,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         self.next_seconds_between_status_checks = max(shortest, min(LONGEST_WAIT, wait))
 
     async def _ask(self) -> dict[str, str] | None:
-        """The states of the run's jobs, by number; None where SLURM did not answer."""
+        """The states of the run's jobs, by job id; None if SLURM did not answer."""
         name = f"--name {self.run_uuid}"
         if self._status_program() == "sacct":
             start = f"{datetime.now() - timedelta(days=2):%Y-%m-%dT%H:00}"
@@ -169,7 +207,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         return states  # type: ignore[no-any-return]
 
     def _status_program(self) -> str:
-        """squeue or sacct, as the profile says, as far as it will do: squeue must show an ended job for long enough."""
+        """squeue or sacct, as the profile says, but sacct if squeue does not show ended jobs for long enough."""
         program: str = self.get_status_command()
         if not job_status_query.is_query_tool_available("sacct"):
             return "squeue"
@@ -188,7 +226,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         rule = job_info.job.rule
         message = f"SLURM job {job_info.external_jobid} ({rule.name}) {verdict.message}"
         if verdict.outcome is Outcome.NEVER:
-            with suppress(WorkflowError):  # it may have ended meanwhile
+            with suppress(WorkflowError):  # it may have ended by now
                 self.cancel_jobs([job_info])
         if verdict.outcome is not Outcome.FAILED:
             rule.restart_times = 0
@@ -197,7 +235,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
 
 def sbatch_command(executor: Any, job: Any) -> str:
-    """The command line that submits a job, as the plugin makes it, without what the job runs."""
+    """The plugin's command line that submits a job, without the command that the job runs."""
     plugin.validate_slurm_extra(job)
     parameters = {
         "run_uuid": executor.run_uuid,
@@ -217,7 +255,7 @@ def submit_array(executor: Any, command: str, jobs: Sequence[Any]) -> list[Submi
 
     Raises:
         RuntimeError: sbatch refuses the array.
-        WorkflowError: it prints no number of a job, or several.
+        WorkflowError: sbatch does not print exactly one job id.
     """
     folder = executor.slurm_logdir / f"rule_{jobs[0].name}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +281,7 @@ def submit_array(executor: Any, command: str, jobs: Sequence[Any]) -> list[Submi
 
 
 def script(commands: Iterable[str]) -> Iterator[str]:
-    """Lines of the batch script: one command for each task."""
+    """Lines of the batch script, with one command per task."""
     yield "#!/bin/sh"
     yield "case $SLURM_ARRAY_TASK_ID in"
     for task, command in enumerate(commands, 1):

@@ -1,4 +1,4 @@
-"""Interprets the states that SLURM shows for a job. Depends neither on SLURM nor on Snakemake."""
+"""Interprets job states reported by SLURM. Depends neither on SLURM nor on Snakemake."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 PUT_BACK = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL")
-"""States of a job that SLURM puts back into the queue, where the cluster and the job allow it."""
+"""States of jobs that SLURM requeues if the cluster and the job allow it."""
 PUT_BACK_WITHIN = 5.0
-"""Seconds after which a job that still shows one of these states has not been put back."""
+"""Seconds after which a job that still shows one of these states counts as not requeued."""
 BEYOND_LIMITS = re.compile(r"PartitionTimeLimit|MaxMemPerLimit|(?:QOS|Assoc)Max\w*PerJob\w*|QOSMin\w*")
-"""Reasons of a waiting job that asks for more, or less, than its partition, QOS or account allows a job."""
+"""Pending reasons of jobs that request more, or less, than partition, QOS or account allow."""
 NOT_ALLOWED = re.compile(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed")
-"""Reasons of a waiting job whose account or QOS may not be used."""
+"""Pending reasons of jobs whose account or QOS may not be used."""
 BEYOND_LIMITS_FOR = 600.0
-"""Seconds for which a job may show one of these reasons, since someone may be changing the partition."""
+"""Seconds for which such a reason is tolerated, since someone may be changing the partition."""
 HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 HELD = re.compile(r"JobHeld\w*|JobHoldMaxRequeue|.*\bheld\b.*", re.IGNORECASE)
-"""Reasons of a job that waits until a person releases it, such as `launch failed requeued held`."""
+"""Pending reasons of jobs that wait until a person releases them, such as `launch failed requeued held`."""
 BUDGET = re.compile(r"(?:QOS|Assoc)Grp\w*Min\w*")
-"""Reasons of a job that waits because the account has used up its hours."""
+"""Pending reasons of jobs whose account has used up its hours."""
 UNAVAILABLE = re.compile(r"BadConstraints|PartitionDown|PartitionInactive|PartitionNodeLimit|ReqNodeNotAvail.*")
-"""Reasons of a job that waits for nodes which are down, or which the cluster does not have."""
+"""Pending reasons of jobs that wait for nodes that are down or do not exist."""
 FAILED = ("DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
 FORGOTTEN_AFTER = 300.0
-"""Seconds for which SLURM may not list a job. Longer than an accounting database lags, and squeue shows ended jobs for
-this long by default (MinJobAge)."""
+"""Seconds for which SLURM may fail to list a job. This exceeds the lag of an accounting database, and squeue shows
+ended jobs for as long by default (MinJobAge).
+"""
 
 
 class Outcome(Enum):
-    """Outcome of a job as told to Snakemake."""
+    """The outcome of a job that Snakemake is told."""
 
     ACTIVE = auto()
     SUCCEEDED = auto()
     FAILED = auto()
-    """Submitted again, as often as `retries` says."""
+    """Failed; submitted again up to `retries` times."""
     CANCELLED = auto()
     """Cancelled by a person; not submitted again."""
     NEVER = auto()
-    """Would wait for ever: to be cancelled, and not submitted again."""
+    """Would wait forever; to be cancelled and not submitted again."""
 
 
 class Verdict(NamedTuple):
-    """An outcome, and what happened or why the job waits: the end of a sentence that begins with the job."""
+    """An outcome, with what happened or why the job waits, in words that follow the job's name."""
 
     outcome: Outcome
     message: str = ""
 
 
 class JobStates:
-    """The states of a run's jobs over time."""
+    """Tracks the states of a run's jobs over time."""
 
     def __init__(self) -> None:
         self._leaving: dict[str, float] = {}
@@ -60,12 +61,12 @@ class JobStates:
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, job: str, states: Mapping[str, str], now: float) -> Verdict:
-        """Judges a job by the latest answer of SLURM; the reason for which it waits is given once.
+        """Judges a job by SLURM's latest answer. The reason why it waits is given only once.
 
         Args:
-            job: its number, `123` or, of an array, `123_4`.
-            states: by job, as squeue or sacct show them, of squeue with the reason behind the state; `123_[4-7]` stands
-                for tasks that wait.
+            job: job id, `123` or, for an array task, `123_4`.
+            states: states by job as shown by squeue (followed by the reason) or sacct; `123_[4-7]` stands for pending
+                tasks.
             now: seconds of a monotonic clock.
         """
         state, reason = _state_of(job, states)
@@ -98,7 +99,7 @@ class JobStates:
         return Verdict(Outcome.ACTIVE)
 
     def _once(self, job: str, state: str, reason: str) -> str:
-        """Why a job waits, if a person has to know; empty from the second time on."""
+        """Why a job waits, if a person has to know; empty after the first time."""
         why = _waits_for_a_person(job, state, reason)
         if not why or (job, why) in self._told:
             return ""
@@ -107,10 +108,10 @@ class JobStates:
 
 
 def _never_starts(reason: str) -> str:
-    """Why a job with this reason would wait for ever; empty if it would not."""
+    """Why a job with this reason would wait forever; empty if it would not."""
     if BEYOND_LIMITS.fullmatch(reason):
         remedy = "set runtime, mem_mb and gres of its rule under set-resources in the profile, and continue"
-        return f"asks for what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
+        return f"requests what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
     if NOT_ALLOWED.fullmatch(reason):
         remedy = "set slurm_account or slurm_qos under default-resources in the profile, and continue"
         return f"may not use its account or QOS ({reason}), so it was cancelled; {remedy}"
@@ -118,7 +119,7 @@ def _never_starts(reason: str) -> str:
 
 
 def _waits_for_a_person(job: str, state: str, reason: str) -> str:
-    """Why a waiting job may need help; empty if it only waits for its turn."""
+    """Why a pending job may need a person's help; empty if it only waits for its turn."""
     if state in HELD_STATES or HELD.fullmatch(reason):
         why = reason if state == "PENDING" else state
         return f"is held ({why}): `scontrol release {job}` lets it start, `scancel {job}` ends the run"
@@ -130,7 +131,9 @@ def _waits_for_a_person(job: str, state: str, reason: str) -> str:
 
 
 def _state_of(job: str, states: Mapping[str, str]) -> tuple[str | None, str]:
-    """A job's state without who caused it (`CANCELLED by 1000`), None where it is not listed, and what follows it."""
+    """A job's state without who caused it (`CANCELLED by 1000`), or None if it is not listed; and the reason after
+    it.
+    """
     array = f"{job.partition('_')[0]}_["
     text = states.get(job) or next((state for name, state in states.items() if name.startswith(array)), "")
     state, _, rest = text.partition(" ")

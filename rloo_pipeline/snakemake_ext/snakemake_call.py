@@ -1,4 +1,4 @@
-"""A process of Snakemake and its runs, as the steps of the controller see them."""
+"""A Snakemake process and its runs, as the controller's steps see them."""
 
 from __future__ import annotations
 
@@ -23,63 +23,63 @@ class SnakemakeCall:
     """One Snakemake process and its runs: a single run, or the runs of an experiment."""
 
     def __init__(self, workflow: Any, runs: RunSet) -> None:
-        """Args: Snakemake's workflow, and the runs as configured."""
+        """Takes Snakemake's workflow and the configured runs."""
         self.workflow = workflow
-        # a module's `prefix:` goes before all its files
+        # a module's `prefix:` is prepended to all its files
         self.results = Path(workflow.modifier.path_modifier.modify(RESULTS))
         self.configured = runs
         self.runs = shortened(runs, self.results)
-        """The runs; those of an experiment that a gate has ended have only the rounds up to then."""
+        """The runs. In an experiment, runs that a gate has ended have only the rounds up to there."""
         self.folder = self.results / runs.name
-        """Folder of the run or of the experiment."""
+        """Folder of the run or experiment."""
         stops = {run: stopped_after(self.run_folder(run)) for run in self.runs.configs}
         self.stopped = {run for run, config in self.runs.configs.items() if stops[run] == config.rounds}
-        """Runs, by their folders below results/, that a gate ended at the number of rounds that they have now."""
+        """Runs (folders below results/) that a gate ended at the number of rounds that they now have."""
         self.main = bool(workflow.is_main_process)
         """False in the process of a job."""
         self.is_module = not workflow.modifier.is_main_snakefile()
         self.in_image = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
         chosen = None if self.main else os.environ.get(nodes.IMAGE)
         self.image = chosen or containers.image(runs.first.container, installation.root())
-        """The image that stages run in with `--sdm apptainer`: in a job the one that its run started with."""
-        # while rules are read, Snakemake has no executor yet, and local_exec is always true
+        """The image for stages with `--sdm apptainer`; in a job, the one that its run started with."""
+        # while rules are read, there is no executor yet, and local_exec is always true
         self.several_nodes = self.main and not workflow.dryrun and slurm.job_nodes() > 1
-        """True in the Snakemake of a SLURM job of several nodes; its stages become steps of the job."""
+        """True in a SLURM job of several nodes, whose stages become steps of the job."""
         self.functions = EditedFunctions(self.runs, self.folder, in_job=not self.main)
         self.planned = False
-        """True when Snakemake knows its jobs."""
+        """True once Snakemake knows its jobs."""
         self.alone = False
         """True if this process holds the run's lock."""
         self.owner = ""
-        """A sentence about the process that holds the lock."""
+        """A message about the process that holds the lock."""
         self.before: Mapping[str, Config] = {}
-        """Earlier configurations of runs; those of other runs are in their folders."""
+        """Earlier configurations of runs. Configurations of other runs are in their folders."""
         self.config_copy: Path | None = None
         """The copy of the configuration that jobs read."""
         self.waits = ExitStack()
-        """Shows that Snakemake builds the DAG, until it is closed."""
+        """Shows that Snakemake is building the DAG, until closed."""
 
     @property
     def dry_run(self) -> bool:
-        """True with `--dry-run`, from the first line of the Snakefile on."""
+        """True with `--dry-run`. Known from the first line of the Snakefile on."""
         return bool(self.workflow.output_settings.dryrun)
 
     @property
     def on_this_machine(self) -> bool:
-        """True if jobs run beside this process, not as SLURM jobs or steps."""
+        """True if jobs run on the same machine as this process, not as SLURM jobs or steps."""
         return self.main and not self.several_nodes and self.workflow.resource_settings.nodes is None
 
     @property
     def overlaps(self) -> bool:
-        """True if updates run beside rollouts, on any node that is free."""
+        """True if updates run in parallel with rollouts, on any free node."""
         return any(config.rollout.lag for config in self.runs.configs.values())
 
     def run_folder(self, run: str) -> Path:
-        """The folder of a run, by its path below results/."""
+        """The folder of a run, given its path below results/."""
         return self.results / run
 
     def threads_beside(self, threads: int) -> int:
-        """Threads of a stage that only observes: 0 if it runs beside the rounds on this machine, so that it never takes
+        """Threads of a stage that only observes: 0 if it runs on the same machine as the rounds, so that it never takes
         a core that a round waits for; otherwise `threads`.
         """
         return 0 if self.on_this_machine else threads
@@ -89,16 +89,16 @@ class SnakemakeCall:
         return {str(file) for job in self.workflow.dag.needrun_jobs() for file in job.output}
 
     def to_finish(self) -> list[str]:
-        """Runs whose evaluation this call writes; all of them until the jobs are known."""
+        """Runs whose evaluation this call writes; all runs until the jobs are known."""
         outputs = self.outputs() if self.planned else None
         return [r for r in self.runs.configs if outputs is None or str(self.run_folder(r) / "summary.json") in outputs]
 
 
 def shortened(runs: RunSet, results: Path) -> RunSet:
-    """The runs of an experiment, those that a gate has ended with the rounds that they have.
+    """The runs of an experiment, with those that a gate has ended cut to the rounds that they have.
 
     Args:
-        runs: as configured.
+        runs: the configured runs.
         results: the folder that theirs are in.
     """
     if not runs.experiment:

@@ -1,8 +1,8 @@
-"""Captures jobs' output to the terminal while a live display is on it, and shows it above the display.
+"""Captures output of jobs to the terminal while a live display is shown, and prints it above the display.
 
-Jobs inherit the terminal from Snakemake, and a line in the middle of a display tears it. So as long as the display is
-on, standard output and error of this process, and of all that it starts, are a file without a name. A file and not a
-pipe: a job that outlives a killed Snakemake can still write to it.
+Jobs inherit the terminal from Snakemake, and a line in the middle of a display would garble it. So while the display is
+on, standard output and error of this process, and of everything that it starts, go to an unnamed file. It is a file and
+not a pipe, so that a job that outlives a killed Snakemake can still write to it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import threading
 from collections.abc import Callable
 
 INTERVAL = 0.1
-"""Seconds between two looks at the file."""
+"""Seconds between reads of the file."""
 
 
 class StageLines:
-    """Takes what is written to the terminal, and hands it on line by line."""
+    """Captures what is written to the terminal, and passes it on line by line."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        """Begins to take lines.
+        """Starts capturing lines.
 
         Args:
-            show: called with each line, from a thread of its own.
+            show: called with each line, from a separate thread.
         """
         self._show = show
-        self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - open until stop()
+        self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - stays open until stop()
         self._read_until, self._rest = 0, b""
         self._saved = {number: os.dup(number) for number in (1, 2) if os.isatty(number)}
         for number in self._saved:
@@ -36,7 +36,7 @@ class StageLines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Gives the terminal back, and shows what is left."""
+        """Releases the terminal, and shows the remaining lines."""
         for number, terminal in self._saved.items():
             os.dup2(terminal, number)
             os.close(terminal)
@@ -52,7 +52,7 @@ class StageLines:
             self._take()
 
     def _take(self) -> None:
-        """Shows the whole lines that have come."""
+        """Shows the complete lines that have arrived."""
         data = os.pread(self._file.fileno(), 1 << 20, self._read_until)
         self._read_until += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -61,5 +61,5 @@ class StageLines:
 
 
 def _text(line: bytes) -> str:
-    """A line as a terminal would end up showing it, where a carriage return writes it over."""
+    """A line as a terminal would finally show it, after carriage returns have overwritten parts."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")

@@ -1,14 +1,14 @@
-"""Places stages that run in Snakemake's SLURM job or machine: on the nodes of the job, or on the machine's GPUs.
+"""Places stages on the nodes of Snakemake's SLURM job, or on the GPUs of its machine.
 
-With `rloo submit --nodes N`, each stage runs on a node of the job that has room.
+With `rloo submit --nodes N`, each stage runs on a node of the job with free resources.
 
 Snakemake starts all stages on the job's first node. Its resource `shell_exec` names the shell that runs a rule's
-command, outside the image; here it is a script that passes the command to the host of a node
+command, outside the image. Here that is a script that passes the command to the host of a node
 (`cluster/step_client.py`) or, without hosts, to srun. SLURM then gives each stage as many CPUs as it has threads. A
-stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` says in the profile;
-the others get none.
+stage that uses GPUs (`gpu_stages` in the profile) gets all GPUs of a node, or as many as `gres` in the profile says;
+other stages get none.
 
-On one machine, a host in the image runs the stages if they run in an image. Snakemake's resource `gpu_stages` limits
+On one machine, if stages run in an image, a host in the image runs them. Snakemake's resource `gpu_stages` limits
 concurrent stages. By default it counts GPUs: a stage takes as many as its engine needs (`runtime/gpu_claims.py` chooses
 them). If the user sets a number, it counts stages.
 """
@@ -52,7 +52,7 @@ exec {client} bash "$@"
 
 
 def place(call: SnakemakeCall) -> None:
-    """Limits stages to this machine's GPUs, or makes them steps of a SLURM job of several nodes."""
+    """Limits stages to this machine's GPUs, or makes them steps of a multi-node SLURM job."""
     rules, limits = call.workflow.rules, call.workflow.global_resources
     if call.several_nodes:
         spread(rules, limits, anywhere=call.overlaps)
@@ -63,14 +63,14 @@ def place(call: SnakemakeCall) -> None:
 
 
 def use_this_machine(call: SnakemakeCall) -> None:
-    """Sets folders of temporary files and starts workers, if jobs are not on other machines."""
+    """Sets folders for temporary files and starts workers, unless jobs run on other machines."""
     if not call.workflow.local_exec:
         return
     if not call.several_nodes:
         scratch.use(call.workflow.snakemake_tmp_dir)
         os.environ[controller_watch.VARIABLE] = controller_watch.name()
     node_exchange.prepare(call, program(call))
-    if "://" not in call.image or not call.in_image:  # which Apptainer would fetch again for each worker
+    if "://" not in call.image or not call.in_image:  # a URI, which Apptainer would fetch again for each worker
         start_workers(call)
 
 
@@ -92,17 +92,17 @@ def start_workers(call: SnakemakeCall) -> None:
 
 
 def program(call: SnakemakeCall) -> list[str]:
-    """The command `rloo`, which runs in the image if stages do."""
+    """The command that runs `rloo`, in the image if stages run in one."""
     return nodes.program(shlex.split(call.workflow.deployment_settings.apptainer_args))
 
 
 def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
     """Makes Snakemake run the jobs of these rules on any node, except rules that call srun themselves (`mpi`). Short
-    jobs, which request no time (`runtime`), stay on this node.
+    jobs, which do not request time (`runtime`), stay on this node.
 
     Args:
         rules: Snakemake's rules; their resource `shell_exec` is set.
-        limits: resources that all concurrent jobs may use together; `gpu_stages` is meant per node, and 1 by default.
+        limits: resources that all concurrent jobs may use together. `gpu_stages` is per node, and 1 by default.
         anywhere: True if updates run on any node, not only on the first, where a worker keeps the trainer.
     """
     limits[RESOURCE] = (limits[RESOURCE].value if RESOURCE in limits else 1) * slurm.job_nodes()
@@ -115,15 +115,15 @@ def spread(rules: Iterable[Any], limits: Any, anywhere: bool = False) -> None:
 
 
 def by_host(rules: Iterable[Any]) -> None:
-    """Makes Snakemake run the stages among these rules by this machine's host, if it has one. The host knows nothing of
-    shadow folders and scripts, which rules of the user may have.
+    """Makes this machine's host, if there is one, run the stages among these rules. A user's own rules may have shadow
+    folders and scripts, which the host does not support.
     """
     for rule in filter(stage_of, rules):
         rule.resources["shell_exec"] = str(_script("short", SHORT).absolute())
 
 
 def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
-    """Limits stages to the GPUs that this process may use; does nothing without GPUs, or if a limit is set.
+    """Limits stages to the GPUs that this process may use. Does nothing without GPUs, or if a limit is already set.
 
     Args:
         rules: Snakemake's rules.
@@ -141,18 +141,18 @@ def limit(rules: Iterable[Any], limits: Any, configs: Iterable[Config]) -> None:
 
 
 def have_whole_nodes(rules: Iterable[Any], limits: Any) -> bool:
-    """True if a stage has all GPUs of its node, so that a worker there may take any of them for it."""
+    """True if a stage has all GPUs of its node, so that a worker there may use any of them."""
     chosen = any("gres" in rule.resources and isinstance(rule.resources["gres"].raw, str) for rule in rules)
     return not devices.has_gpu() or (limits[RESOURCE].value == slurm.job_nodes() and not chosen)
 
 
 def _place(rule: Any) -> list[str]:
-    """The option of srun for an update's node: the one with the trainer that made the policy (node_workers.py)."""
+    """The srun option that puts an update on the node with the trainer that made its policy (node_workers.py)."""
     return [f"--nodelist={os.environ['SLURMD_NODENAME']}"] if stage_of(rule) == "update" else []
 
 
 def _gres(resources: Any) -> str:
-    """The option of srun for the GPUs that a rule uses on its node."""
+    """The srun option for the GPUs that a rule uses on its node."""
     if RESOURCE not in resources:
         return "--gres=none"
     gres = resources["gres"].raw if "gres" in resources else None
@@ -160,8 +160,8 @@ def _gres(resources: Any) -> str:
 
 
 def _shell(options: list[str]) -> Path:
-    """Writes the script for some options of srun."""
-    # This process made them on the first node, perhaps on its own disk; the other nodes need them too.
+    """Writes the shell script for these srun options."""
+    # this process created them on the first node, perhaps on its own disk, but other nodes need them too
     folders = [shlex.quote(os.environ[name]) for name in containers.CACHES if name in os.environ]
     inner = " ".join(['"${TMPDIR:-/tmp}"', *folders]).replace("'", "'\\''")
     name = re.sub(r"\W+", "-", " ".join(options)).strip("-") or "all"
@@ -170,7 +170,7 @@ def _shell(options: list[str]) -> Path:
 
 
 def _script(name: str, template: str, **values: str) -> Path:
-    """Writes a shell script. Snakemake knows the kind of shell by the file name."""
+    """Writes a shell script. Snakemake recognizes the kind of shell by the file name."""
     path = FOLDER / name / "bash"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")

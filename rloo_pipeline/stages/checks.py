@@ -1,6 +1,6 @@
-"""checks: a probe of policy 0 → checks.json, or checks.failed.json, before any compute is spent on updates.
+"""checks: judges a probe of policy 0 before any compute is spent on updates → checks.json, or checks.failed.json.
 
-The run stops if a check fails that `checks.accept` does not name.
+The run stops if a check fails and `checks.accept` does not name it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rloo_pipeline.artifacts.files import read_artifact, write_json
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.checks.evidence import Evidence
-from rloo_pipeline.checks.group_stats import mixing_of
+from rloo_pipeline.checks.group_stats import success_distribution
 from rloo_pipeline.checks.registry import judge, threshold
 from rloo_pipeline.checks.statistics import Array
 from rloo_pipeline.config import Config
@@ -38,9 +38,9 @@ from rloo_pipeline.training.packing import Sequences
 Verdicts = list[dict[str, Any]]
 
 HISTOGRAM_BINS = 24
-"""Bins of the histogram of lengths."""
+"""Number of bins in the histogram of lengths."""
 LARGEST_K = 64
-"""Largest K for which the expected share of mixed groups is given."""
+"""Largest K for which the expected share of mixed groups is computed."""
 
 
 def checks(
@@ -59,7 +59,7 @@ def checks(
         assets: folder that `stage-assets` wrote, for the demonstrations.
         prompts: folder that the stage `prompts` wrote.
         policy: the policy, or the base model.
-        probed: its probe.
+        probed: the probe of the policy.
         output: checks.json.
         reward_model: checks.json of the stage `reward_model`, if the run has one.
 
@@ -93,7 +93,7 @@ def checks(
         advice = "; ".join(f"{check['name']}: {check['advice']}" for check in failed)
         raise RefusedPolicyError(
             f"{policy}: the warm start does not pass its checks ({path}; report.html has completions): {advice} "
-            f"To go on in spite of it: checks.accept: [{', '.join(check['name'] for check in failed)}]"
+            f"To go on anyway: checks.accept: [{', '.join(check['name'] for check in failed)}]"
         )
 
 
@@ -105,8 +105,8 @@ def gather(
     table: pa.Table,
     preferences: dict[str, Any] | None = None,
 ) -> Evidence:
-    """Collects what the checks need, from the probe and from forward passes of the trainer's model; `preferences` is
-    what the stage `reward_model` measured.
+    """Collects the evidence for the checks, from the probe and from forward passes of the trainer's model;
+    `preferences` is the measurement of the stage `reward_model`.
     """
     samples = int(tables.footer(table)["num_generations"])
     prompt_ids = table["prompt_id"].to_pylist()[::samples]
@@ -122,6 +122,7 @@ def gather(
     if not (config.rollout.cut_by or config.rollout.masked_by):
         differences = _flat(table["sampling_logps"].to_pylist()) - _flat(scored.logps)
     trained, held_out = _demonstration_logps(config, assets, prompts, policy, logprobs)
+    logprobs.discard()  # else a worker would keep it on the GPU for all rounds
     return Evidence(
         packed=self_check.load_or_run(policy).logps,
         tokens=token_facts(config, policy, [prompt_rows[prompt_id] for prompt_id in prompt_ids]),
@@ -178,13 +179,13 @@ def _in_form(config: Config, table: pa.Table, samples: int) -> NDArray[np.bool_]
 def _distributions(evidence: Evidence) -> dict[str, Any]:
     """Distributions for the report: lengths, correct completions per group, expected share of mixed groups by K."""
     counts, edges = np.histogram(evidence.lengths, bins=HISTOGRAM_BINS, range=(0, max(evidence.longest, 1)))
-    mixing = mixing_of(evidence)
+    distribution = success_distribution(evidence)
     ks = [2**power for power in range(1, LARGEST_K.bit_length())]
     samples = evidence.right.shape[1]
     return {
         "lengths": {"edges": edges.tolist(), "counts": counts.tolist()},
         "right_in_group": np.bincount(evidence.right.sum(axis=1), minlength=samples + 1).tolist(),
-        "expected_mixed": {str(k): mixing.mixed(k) for k in ks} if mixing else None,
+        "expected_mixed": {str(k): distribution.mixed(k) for k in ks} if distribution else None,
     }
 
 
@@ -202,7 +203,7 @@ def say_checks(verdicts: Verdicts) -> None:
         advice = "" if check["verdict"] == "pass" else check["advice"]
         table.add_row(check["name"], verdict, check["shown"], threshold(check["limits"]), advice)
     text = io.StringIO()
-    # Snakemake's logger plugin sets COLUMNS where it passes the lines of a stage on to a terminal
+    # Snakemake's logger plugin sets COLUMNS if it passes the output of a stage on to a terminal
     width = progress.console.width if progress.console.is_terminal or "COLUMNS" in os.environ else 160
     Terminal(file=text, width=max(width, 80)).print(table)
     progress.say("\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()))

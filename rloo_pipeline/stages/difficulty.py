@@ -1,4 +1,4 @@
-"""difficulty: policy 0 and the training prompts → how many of K completions of each prompt are scored, and right.
+"""difficulty: policy 0 and the training prompts → for each prompt, how many of K completions are scored, and right.
 
 One shard of the prompts per job. The name of the run is not in the table, so that runs can share it.
 """
@@ -33,7 +33,7 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
         output: the table of pass rates.
 
     Raises:
-        UserError: the configuration selects no prompts, the policy is not complete, or a reward function fails.
+        UserError: the configuration selects no prompts, the policy is incomplete, or a reward function fails.
     """
     select = config.dataset.select
     if select is None:

@@ -1,9 +1,9 @@
-"""distance: KL of a policy from policy 0, on its own held-out completions → distance.json.
+"""distance: the KL divergence of a policy from policy 0, on its own held-out completions → distance.json.
 
 KL(π‖π₀) of a completion is estimated by Σ_t (log π − log π₀) over the tokens that π sampled. The estimate is unbiased
 if both log-probs are at the sampling temperature. For greedy completions it is the log-ratio of the completion at
-temperature 1, not a KL; where `rollout.generation_kwargs` masks tokens, the mean is over what the masked policy
-samples, and no KL either. Both log-probs come from the trainer's model, so they contain no difference between engines.
+temperature 1, which is not a KL. If `rollout.generation_kwargs` masks tokens, the mean is over samples of the masked
+policy, which is not a KL either. Both log-probs come from the trainer's model, so engines make no difference.
 
 The trainer's log-probs under π also prove the evaluation: they must agree with the sampler's (`sampler_proof`). The
 stage `evaluate` cannot do this, since the trainer's model may not fit beside the engine. `checks` proves policy 0.
@@ -11,7 +11,6 @@ stage `evaluate` cannot do this, since the trainer's model may not fit beside th
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from rloo_pipeline.runtime import ranks, reproducible
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import forward_only, round_data, sampler_proof
-from rloo_pipeline.training.packing import Sequences
 
 
 def distance(
@@ -46,7 +44,7 @@ def distance(
         policy: the policy.
         start: policy 0.
         output: distance.json.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the completions.
 
     Raises:
@@ -56,12 +54,12 @@ def distance(
     table = tables.read(completions, "completions", policy=policy.digest)
     settings = config.evaluation
     sequences = round_data.sequences_of(table, prompts, policy)
-    logps = _logps(config, policy, sequences, "policy")
+    temperature = settings.temperature or 1.0
+    logps = forward_only.logps_of_completions(config, policy, temperature, sequences, "policy")
     if checks is not None:
         sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     kl = _summed(logps)
-    gc.collect()  # the first model is in a reference cycle and would stay in memory with the second
-    kl -= _summed(_logps(config, start, sequences, "policy 0"))
+    kl -= _summed(forward_only.logps_of_completions(config, start, temperature, sequences, "policy 0"))
     kl_by_prompt = kl.reshape(-1, settings.num_generations).mean(axis=1)
     estimate = estimate_mean(kl_by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     summary = {
@@ -81,14 +79,6 @@ def distance(
     if config.rollout.masked_by:
         measure = f"log-ratio to policy 0 of completions under {config.rollout.masked_by}"
     say(f"{measure}: {estimate.value:.3g} nats a completion{interval}")
-
-
-def _logps(config: Config, policy: Policy, sequences: Sequences, label: str) -> list[list[float]]:
-    """log π of each token, by completion, under a policy."""
-    logprobs = forward_only.load_configured(
-        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
-    )
-    return forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
 
 
 def _summed(logps: list[list[float]]) -> NDArray[np.float64]:

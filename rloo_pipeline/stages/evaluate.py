@@ -27,7 +27,7 @@ class EvaluationOutputs(NamedTuple):
 
     sampled: Path
     greedy: Path
-    """Empty where evaluation.greedy is false, or where the sampled completions are greedy already."""
+    """Empty if evaluation.greedy is false, or if the sampled completions are greedy already."""
     summary: Path
 
 
@@ -41,7 +41,7 @@ def evaluate(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy.
         name: name of the evaluation, such as `warmstart` or `final`.
-        output, greedy, summary: files to write, as `EvaluationOutputs`.
+        output, greedy, summary: files to write (see `EvaluationOutputs`).
     """
     evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, EvaluationOutputs(output, greedy, summary))
 

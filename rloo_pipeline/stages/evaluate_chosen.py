@@ -23,23 +23,23 @@ class Chosen(NamedTuple):
 
 
 def chosen_of(selection: Path, seed: int) -> Chosen:
-    """The chosen policy of a seed.
+    """The policy that was chosen for a seed.
 
     Raises:
-        UserError: the file is missing or damaged, or nothing of this seed was chosen.
+        UserError: the file is missing or damaged, or no policy was chosen for this seed.
     """
     for best in read_artifact(selection)["chosen"]:
         if best["seed"] == seed:
             run = selection.parent / best["run"]
             return Chosen(run, run / "policies" / f"{best['round']:05d}", best["policy"])
-    raise UserError(f"{selection}: nothing of seed {seed} was chosen; delete it and run again")
+    raise UserError(f"{selection}: no policy was chosen for seed {seed}; delete it and run again")
 
 
 def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) -> None:
-    """Evaluates it.
+    """Evaluates a chosen policy on the test rows.
 
     Raises:
-        UserError: the policy is not the best that was evaluated on `dataset.dev`.
+        UserError: the policy is not the one that was evaluated on `dataset.dev`.
     """
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     if policy.digest != chosen.digest:

@@ -1,6 +1,6 @@
 """gate: the metrics of all rounds so far → diagnosis.json of the latest round, or the end of the run.
 
-Evaluations and logs are not read here, since which of them exist depends on timing; `rloo diagnose` and the report read
+Evaluations and logs are not read here, because timing decides which of them exist; `rloo diagnose` and the report read
 them.
 """
 
@@ -24,7 +24,7 @@ def gate(config: Config, run: Path, round_: int, output: Path) -> None:
     """
     read_metrics(run, round_)  # checks that they are of this run
     rounds, monitors = metrics_until(run, round_), monitors_of(config.rewards)
-    # all rounds are judged, which takes longer with each, only by the symptoms that show
+    # judging all rounds takes longer with each, so only the symptoms that show now are judged over all of them
     names = [symptom.name for symptom in diagnose(rounds, config.gates, monitors=monitors, since=round_)]
     symptoms = showing(diagnose(rounds, config.gates, monitors=monitors, only=names), round_) if names else []
     diagnosis_json = {"round": round_, "symptoms": [symptom._asdict() for symptom in symptoms]}

@@ -30,7 +30,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
         output: harness.json.
 
     Raises:
-        UserError: lm-eval does not know a task, its data is missing, or the policy is not complete.
+        UserError: lm-eval does not know a task, its data is missing, or the policy is incomplete.
     """
     section = section_of(config)
     plain_model.check_tensors(policy)
@@ -39,7 +39,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     load_tasks(section)
     import lm_eval
 
-    manager = _manager(section)
+    manager, seed = _manager(section), config.seed & 0x7FFFFFFF  # NumPy takes at most 32 bits
 
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
@@ -51,10 +51,10 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
         fewshot_as_multiturn=section.apply_chat_template,
         gen_kwargs=dict(section.gen_kwargs) or None,
         task_manager=manager,
-        random_seed=config.seed,
-        numpy_random_seed=config.seed,
-        torch_random_seed=config.seed,
-        fewshot_random_seed=config.seed,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        torch_random_seed=seed,
+        fewshot_random_seed=seed,
         log_samples=False,
     )
     results = {key: evaluation[key] for key in RESULT_KEYS if evaluation.get(key)}
@@ -64,7 +64,7 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
 
 
 def line_of(metrics: JSON) -> str:
-    """The numbers of a task; a metric is named with the filter of answers that it is of, unless that is `none`."""
+    """The numbers of a task; a metric's name includes its filter of answers, unless that is `none`."""
     numbers = {key.removesuffix(",none"): value for key, value in metrics.items() if isinstance(value, float)}
     return ", ".join(f"{key.replace(',', ' ')} {value:.4g}" for key, value in numbers.items())
 
@@ -73,7 +73,7 @@ def section_of(config: Config) -> Harness:
     """The section `evaluation.harness`.
 
     Raises:
-        UserError: it is not set, or lm-eval cannot be imported.
+        UserError: the section is not set, or lm-eval cannot be imported.
     """
     if config.evaluation.harness is None:
         raise UserError("evaluation.harness is not set; name its tasks")
@@ -92,7 +92,7 @@ def _manager(section: Harness) -> Any:
 
 
 def _specs(section: Harness, manager: Any) -> list[str | JSON]:
-    """The tasks in lm-eval's form; a mapping overrides keys of the task with its name, if lm-eval has one."""
+    """The tasks in lm-eval's form; if lm-eval has a task of the same name, a mapping overrides its keys."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     def override(changes: JSON) -> JSON:
@@ -103,7 +103,7 @@ def _specs(section: Harness, manager: Any) -> list[str | JSON]:
 
 
 def load_tasks(section: Harness) -> set[str]:
-    """Loads the tasks with their data.
+    """Loads the tasks and their data; returns the names of the tasks.
 
     Returns:
         Their names.

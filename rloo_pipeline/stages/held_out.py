@@ -1,9 +1,9 @@
-"""held-out: the held-out completions that a round's rollout jobs also drew, and their scores → accuracy of the policy
-that sampled.
+"""held-out: the held-out completions that a round's rollout jobs also sampled, with their scores → accuracy of the
+policy that sampled them.
 
-Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve of the same problems. A round
-that was sampled at another temperature counts as not measured. In TensorBoard the curve lies over the optimizer steps
-that the policy had made, as TRL's does.
+Prompts, seeds and temperature are those of the evaluations, so the rounds form a curve over the same problems. A round
+sampled at a different temperature counts as not measured. In TensorBoard the steps of the curve are the optimizer steps
+that had made the policy, as in TRL.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rloo_pipeline.user_code.score_table import join_scores
 def held_out(
     config: Config, files: RoundFiles, round_: int, output: Path, events: Path, policy_metrics: Path | None = None
 ) -> None:
-    """Sums up a round's held-out completions, by the functions that need no GPU; without the mean of the weighted sum
-    where one that counts in it needs a GPU.
+    """Summarizes a round's held-out completions, by the reward functions that need no GPU. If a weighted function needs
+    one, the mean of the weighted sum is left out.
 
     Args:
         config: the stage's configuration.
         files: tables that the round's rollout and score jobs wrote.
         round_: number of the round, from 1.
-        output: JSON file with the policy's number and what an evaluation's summary has.
+        output: JSON file with the number of the policy and the fields of an evaluation's summary.
         events: TensorBoard file for the same numbers.
         policy_metrics: metrics.json of the round that made the policy; None for policy 0.
 
     Raises:
-        UserError: a file is missing or damaged, or is of another round.
+        UserError: a file is missing or damaged, or belongs to a different round.
     """
     rewards = [reward for reward in config.rewards if not reward.gpus]
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
@@ -45,7 +45,7 @@ def held_out(
     config = config.model_copy(update={"rewards": rewards, "correct": correct})
     tables = round_tables.read_held_out(files, round_, config.evaluation.temperature)
     policy = config.rollout.policy_of(round_)
-    # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature had another value
+    # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature was different
     if not len(tables.rollouts):
         write_json(output, {"policy": policy, "prompts": 0, "accuracy": None})
         write_events(events, round_, {}, "eval")
@@ -66,7 +66,7 @@ def held_out(
 
 
 def _step(policy: int, metrics: Path | None) -> int:
-    """The optimizer steps that a policy had made."""
+    """Number of optimizer steps that had made a policy."""
     if policy == 0:
         return 0
     if metrics is None:

@@ -1,8 +1,8 @@
 """judge_pairs: completions of the warm start and of the final policy → judgements.parquet.
 
-A judge is called like a reward function and also gets `other_completions`, the completions to compare with. It prefers
-what it sees first more often than it should (Zheng et al. 2023, arXiv 2306.05685, section 3.3), so each pair counts
-with the mean of both orders, and the share of pairs with the same verdict in both says how far to trust it.
+A judge is called like a reward function and also gets `other_completions`, the completions to compare with. Judges tend
+to prefer what they see first (Zheng et al. 2023, arXiv 2306.05685, section 3.3). So each pair counts with the mean of
+both orders, and the share of pairs with the same verdict in both tells how far to trust the judge.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
         output: table of `JUDGEMENTS`.
 
     Raises:
-        UserError: a table is damaged or of other prompts, or the judge fails, says for every pair that it
-            could not judge, or returns a number outside 0 to 1.
+        UserError: a table is damaged or has different prompts, or the judge fails, cannot judge any pair, or returns a
+            number outside 0 to 1.
     """
     assert config.judge
     names = ("warmstart", "final")
@@ -58,8 +58,8 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
     first, second = batch_of(new, held_out), batch_of(old, held_out)
     samples = [sum(1 for _ in rows) for _, rows in groupby(new["prompt_id"].to_pylist())]
     with WorkerPools([config.judge], config.scoring.workers) as pools:
-        [of_new] = pools.score(_against(first, second), samples, {}, more=True)
-        [of_old] = pools.score(_against(second, first), samples, {})
+        [of_new] = pools.score(_with_opponents(first, second), samples, {}, more=True)
+        [of_old] = pools.score(_with_opponents(second, first), samples, {})
     for result in (of_new, of_old):
         require_scores(config.judge, result)
     verdicts = [_checked(config.judge, result) for result in (of_new, of_old)]
@@ -79,7 +79,7 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
     say(f"{config.judge.column} judged {judged} of {len(new)} pairs in both orders")
 
 
-def _against(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
+def _with_opponents(batch: RewardBatch, others: RewardBatch) -> RewardBatch:
     return batch._replace(columns={**batch.columns, OTHERS: others.completions})
 
 

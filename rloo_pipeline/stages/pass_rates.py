@@ -23,7 +23,7 @@ def pass_rates(config: Config, round_: int, scores: Sequence[Path], earlier: Seq
         output: the table.
 
     Raises:
-        UserError: a table is missing, damaged, or of another round.
+        UserError: a table is missing, damaged, or from a different round.
     """
     table = tables.read_all(scores, "scores", round=round_)
     sampled = counts_of(config, table, config.rollout.num_generations)

@@ -1,9 +1,9 @@
 """prompts: dataset rows → templated, tokenized prompts in Arrow (`train/`, `dev/`, `eval/`) and counts (`counts.json`).
 
-With tools, prompts list them and end with the observation of their environment; `tools.json` has the tools.
+With tools, prompts list the tools and end with the observation of their environment; `tools.json` has the tools.
 
 A prompt_id is a hash of the row's content, so it is the same in every run and in any order. A training row whose prompt
-is also a held-out one is dropped, and a row of dev whose prompt is also in eval. Dropped rows are counted by reason.
+is also a held-out one is dropped, as is a row of dev whose prompt is also in eval. Dropped rows are counted by reason.
 Images are in `images/`, each once; a prompt names them by digest.
 """
 
@@ -67,7 +67,7 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
 
 
 def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], folder: Path) -> None:
-    """Writes the images of the rows that were kept."""
+    """Writes the images of the rows that are kept."""
     of_rows = [row[image_store.IDS] for part in rows.values() for row in part]
     digests = dict.fromkeys(digest for ids in of_rows for digest in ids)
     files = {digest: templater.files[digest] for digest in digests}

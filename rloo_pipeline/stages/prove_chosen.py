@@ -1,7 +1,7 @@
-"""prove-chosen: completions of a chosen policy on the test rows → proof.json, if they are of that policy.
+"""prove-chosen: completions of a chosen policy on the test rows → proof.json, if that policy sampled them.
 
 It compares the sampler's log-probs with the trainer's, as the stage `distance` does for evaluations on `dataset.dev`,
-but of some completions and without policy 0.
+but for some completions only and without policy 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
         output: proof.json.
 
     Raises:
-        UserError: by their log-probs the completions are of another policy.
+        UserError: the log-probs show that another policy sampled the completions.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     table = tables.read(completions, "completions", policy=chosen.digest)
@@ -38,12 +38,10 @@ def prove_chosen(config: Config, chosen: Chosen, completions: Path, output: Path
     table = table.take(sorted(order[:MOST]))
     policy = Policy(chosen.policy, config.model.trust_remote_code)
     sequences = round_data.sequences_of(table, chosen.run / "prompts", policy)
-    logprobs = forward_only.load_configured(
-        policy, config.model.dtype, config.deepspeed, config.evaluation.temperature or 1.0
-    )
-    logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
+    temperature = config.evaluation.temperature or 1.0
+    logps = forward_only.logps_of_completions(config, policy, temperature, sequences, "proof")
     checks = chosen.run / "warmstart" / "checks.json"
     found = sampler_proof.require_evaluation(config, policy, table, logps, completions, checks)
     if ranks.current().first:
         write_json(output, {"policy": chosen.digest, sampler_proof.KEY: found.mean, "tokens": found.tokens})
-    say(f"the test completions are of {chosen.policy}: {found.mean:.2g} nats a token from the trainer's log-probs")
+    say(f"{chosen.policy} sampled the test completions: {found.mean:.2g} nats a token from the trainer's log-probs")

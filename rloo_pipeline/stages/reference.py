@@ -1,6 +1,6 @@
 """reference: one shard of rollouts → log-probs of the completions under the reference policy (policy 0).
 
-It is a job of its own, so that the trainer never holds a second model. It does not run where beta is 0.
+It is a separate job, so that the trainer never holds a second model. It does not run if beta is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def reference(config: Config, policy: Policy, rollouts: Path, output: Path, prom
         policy: the reference policy.
         rollouts: the shard, or the refill, which can be empty.
         output: the table.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
     """
     write_logps("reference", [Scorer(config, policy)], rollouts, output, prompts)
 
@@ -41,11 +41,11 @@ class Scorer(NamedTuple):
     """A model that never changes, and the rows that it scores."""
 
     config: Config
-    """The configuration of a run of this model."""
+    """The configuration of a run that uses this model."""
     policy: Policy
     """The model."""
     rows: Sequence[int] | None = None
-    """Rows of the shard; None for all, with a model that a worker keeps."""
+    """Rows of the shard to score; None for all, with a model that a worker keeps."""
 
 
 def write_logps(
@@ -56,11 +56,11 @@ def write_logps(
     prompts: Path | None = None,
     top_k: int = 0,
 ) -> None:
-    """Writes the log-probs of a shard under models that do not change: the reference policy or teachers.
+    """Writes the log-probs of a shard under models that never change: the reference policy or teachers.
 
     Args:
-        kind: `reference` or `teacher`; the table's kind, and its column with `_logps`.
-        scorers: models, which share the rows of the shard.
+        kind: `reference` or `teacher`: the kind of the table, whose column is this name with `_logps`.
+        scorers: models that share the rows of the shard.
         rollouts: as in `reference`.
         output: as in `reference`.
         prompts: as in `reference`.
@@ -93,7 +93,7 @@ def write_logps(
 
 
 def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top_k: int) -> tuple[TokenValues, float]:
-    """Values of the tokens that the model sampled in each row, and the seconds that they took."""
+    """Values of the sampled tokens in each row, and the seconds that computing them took."""
     config, policy = scorer.config, scorer.policy
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     key = (policy.digest, config.model, config.rollout.temperature, config.deepspeed.sequence_parallel)
@@ -103,7 +103,7 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
             policy, config.model.dtype, config.deepspeed, config.rollout.temperature
         )
         devices.hold_gpu(logprobs)
-    logprobs.enter_gpu()  # which a kept model has left to another stage
+    logprobs.enter_gpu()  # a kept model may have left it to another stage
     sequences = round_data.sequences_of(table, prompts, policy)
     began = time.monotonic()
     tokens = config.deepspeed.micro_batch_tokens
@@ -114,5 +114,5 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
     else:
         logprobs.discard()
         del logprobs
-        gc.collect()  # a model is in a reference cycle and would stay in memory with the next one
+        gc.collect()  # a reference cycle would keep this model in memory beside the next one
     return values, seconds

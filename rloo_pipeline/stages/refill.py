@@ -45,10 +45,10 @@ def refill(
         round_: number of the round, from 1.
         rollouts, scores: all shards of the round's tables, in order.
         output, output_scores: the tables to write.
-        difficulty, pass_rates: pass rates, as `PassRateFiles`.
+        difficulty, pass_rates: tables of pass rates (see `PassRateFiles`).
 
     Raises:
-        UserError: the tables are not of this round and policy, or a reward function fails.
+        UserError: the tables do not belong to this round and policy, or a reward function fails.
     """
     settings = config.rollout
     algorithm, samples = config.algorithm, settings.num_generations
@@ -68,13 +68,13 @@ def refill(
         seconds += sampler.seconds
     _write(config, round_, policy.digest, parts, output, output_scores)
     say(
-        f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are wanted; "
+        f"round {round_}: {sum(teaching)} of {len(teaching)} groups teach, {settings.num_prompts} are needed; "
         f"{len(parts)} of at most {settings.refill} refills, sampled in {seconds:.2f} s"
     )
 
 
 def prompts_needed(settings: Rollout, teaching: Sequence[bool]) -> int:
-    """Number of prompts to sample: as many as should give the missing groups at the share that teaches so far."""
+    """Number of prompts to sample: enough for the missing groups, at the share of groups that have taught so far."""
     most, taught = settings.sampled_prompts, sum(teaching)
     missing = max(0, settings.num_prompts - taught)
     return min(most, -(-missing * len(teaching) // taught)) if taught else most

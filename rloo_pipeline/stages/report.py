@@ -17,7 +17,8 @@ def report(config: Config, run: Path, summary: Path, html: Path) -> None:
     """Writes the summary and the report of the run in folder `run`.
 
     Raises:
-        UserError: a file is missing or damaged, belongs to another run, or was scored by another version of functions.
+        UserError: a file is missing or damaged, belongs to a different run, or was scored by a different version of
+            functions.
     """
     rounds, evaluations = tables_of(config, run)
     lineage.require_own(config.seed, [*rounds, *evaluations])

@@ -1,6 +1,6 @@
 """report-so-far: makes report.html from the files of a run in flight, and a record of its sources.
 
-It only reads files of the run and works while the run goes on; no stage waits for it, and an error in it ends no run.
+It only reads files of the run while the run goes on; no stage waits for it, and an error in it does not end the run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def report_so_far(config: Config, run: Path, output: Path) -> None:
     """
     number = int(output.stem)
     write_page(config, run, f"after round {number}")
-    write_json(output, {"round": number})  # the page may show later rounds, which the clock decides
+    write_json(output, {"round": number})  # the page may already show later rounds
 
 
 def write_page(config: Config, run: Path, when: str) -> None:
-    """Writes report.html of a run in flight or of one whose checks failed, unless the final one exists. An error is
-    only a warning, which says `when`.
+    """Writes report.html of a run in flight, or of one whose checks failed, unless the final one exists. An error only
+    gives a warning, which says `when`.
     """
     try:
         page = render(config, run, so_far(config, run))

@@ -1,7 +1,7 @@
 """reward_model: preferences → a reward model (Bradley–Terry, on the engine of updates) and its checks.
 
-Training starts from the run's model or another one, and changes all weights. The stage `checks` judges what is measured
-here on held-out preferences, so a new limit does not train again.
+Training starts from the run's model or a different one, and changes all weights. The stage `checks` judges what is
+measured here on held-out preferences, so changing a limit does not repeat the training.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ def _pairs(config: Config, section: RewardModel, assets: Path, prompts: Path, mo
 
 
 def _without_evaluation_prompts(pairs: list[Preference], prompts: Path, path: str) -> list[Preference]:
-    """The pairs whose prompt the run does not measure itself on; else its gain could be the reward model's memory.
+    """The pairs whose prompts are not evaluation prompts; otherwise a gain could be the reward model's memory.
 
     Raises:
-        UserError: none is left.
+        UserError: no pair is left.
     """
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = [prompt for part in parts for prompt in PromptSet(part).table["prompt"].to_pylist()]

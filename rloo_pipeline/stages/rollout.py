@@ -37,13 +37,14 @@ def rollout(
         round_: number of the round, from 1.
         shard: number of the shard, from 0.
         output: the table.
-        held_out: table for the held-out completions; without it there are none.
-        rates: pass rates, where `dataset.select` needs them.
+        held_out: table for the held-out completions; None samples none.
+        rates: pass rates, if `dataset.select` needs them.
         before: all shards of the round before, with `rollout.token_budget`.
 
     Raises:
         UserError: there are fewer prompts than a round needs, a table of pass rates or of the round before is missing,
-            damaged or of another round, the policy is not complete, or prompts and completions do not fit its context.
+            damaged or from a different round, the policy is incomplete, or prompts and completions do not fit its
+            context.
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
@@ -51,7 +52,7 @@ def rollout(
     if settings.token_budget is None:
         share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
         own, expected = indices[share.start : share.stop], {}
-        if config.vllm.data_parallel_size > 1:  # which completions do not depend on
+        if config.vllm.data_parallel_size > 1:  # only the speed depends on it
             expected = expected_lengths(config, train, own, round_, output.parents[2])
         names = ("round", round_)
         draw: groups.Samples = Draw(train.rows(own), settings.num_generations, sampling, config.seed, names, expected)
@@ -75,7 +76,7 @@ def rollout(
         held_out_about = about | groups.sampling_facts(config.model, held_out_sampling)
         tables.write(held_out, held_out_completions, held_out_completions.schema, "held_out", **held_out_about)
     tables.write(output, completions, completions.schema, "rollouts", **about)
-    tokens = sum(tables.lengths(completions["completion_ids"])) - begun
+    tokens = sum(tables.sampled_lengths(completions)) - begun
     speed = f"{tokens / sampler.seconds:.0f} tokens/s"
     say(
         f"round {round_} shard {shard}: {len(completions)} completions, {tokens} tokens, {speed}, "

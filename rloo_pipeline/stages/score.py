@@ -1,8 +1,8 @@
 """score: rollouts and the columns of their prompts → the score of each reward function and their weighted sum.
 
-A reward function may run in a job of its own (`only`), which writes a table with its scores alone. The job with the
+A reward function may run in a job of its own (`only`), which writes a table with only its scores. The job with the
 other functions reads them from there (`parts`) and writes the same table as a single job would. That job also scores
-the held-out completions of the shard, by the functions that need no GPU: its processes are there already.
+the held-out completions of the shard, by the functions that need no GPU, since their processes are running anyway.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def score(
     """Scores one shard of a round.
 
     Args:
-        config: with the reward functions.
+        config: the stage's configuration, with the reward functions.
         prompts: folder that the stage `prompts` wrote.
         policy: a policy with the tokenizer of the rollouts.
         rollouts: the shard.
@@ -56,7 +56,7 @@ def score(
 
     Raises:
         UserError: a reward function fails or does not return one finite number or None per completion; the
-            configuration has no function `only`; or a part is not of this shard.
+            configuration has no function `only`; or a part belongs to a different shard.
     """
     separate = dict(_part(config.rewards, part) for part in parts)
     rewards = [reward for reward in config.rewards if reward.column not in separate and only in (None, reward.column)]

@@ -13,30 +13,30 @@ from rloo_pipeline.judging.run_files import read_config, read_evaluation
 from rloo_pipeline.runtime.progress import say
 
 DIGITS = 12
-"""Digits that two values must share to count as equal: sums in another order can differ in the last digit."""
+"""Digits that two values must share to count as equal: sums in a different order can differ in the last digit."""
 
 
 class Best(NamedTuple):
     """The best policy of a run."""
 
     run: str
-    """The run's folder, relative to that of the experiment; `.` for a single run."""
+    """The run's folder, relative to the experiment's; `.` for a single run."""
     seed: int
     round: int
     value: float
     policy: str
-    """Digest."""
+    """Digest of the policy."""
 
 
 def select(runs: Sequence[Path], output: Path) -> None:
-    """Chooses; `Select` in the configuration says how.
+    """Chooses the best round of each run, and the best arm, as configured in `Select`.
 
     Args:
-        runs: folders of the runs, of an experiment <experiment>/<arm>/<seed>, in the order of the arms.
+        runs: folders of the runs, of an experiment as <experiment>/<arm>/<seed>, in the order of the arms.
         output: selection.json, in the folder of the experiment or of the single run.
 
     Raises:
-        UserError: an evaluation is missing or damaged, or evaluations are of different numbers of prompts.
+        UserError: an evaluation is missing or damaged, or evaluations have different numbers of prompts.
     """
     arms: dict[str, list[Best]] = {}
     prompts: dict[int, str] = {}
@@ -53,7 +53,7 @@ def select(runs: Sequence[Path], output: Path) -> None:
             f"{many}; give all arms the same rows"
         )
     means = {arm: round(sum(best.value for best in bests) / len(bests), DIGITS) for arm, bests in arms.items()}
-    chosen = max(means, key=means.__getitem__)  # the first of equal ones
+    chosen = max(means, key=means.__getitem__)  # the first if several are equal
     facts: dict[str, Any] = {
         "by": config.select.by if config.select else None,
         "prompts": next(iter(prompts)),
@@ -71,7 +71,7 @@ def select(runs: Sequence[Path], output: Path) -> None:
 
 
 def best_of(config: Config, run: Path, name: str) -> tuple[Best, int]:
-    """The best round of a run, the earlier of equal ones, and the number of prompts that it was evaluated on."""
+    """The best round of a run (the earliest of equal ones), and the number of prompts that it was evaluated on."""
     evaluations = {number: read_evaluation(run, of_round) for of_round, number in config.candidates.items()}
     if config.select is None:
         raise UserError(f"{run / 'config.yaml'}: select: not set, so there is nothing to choose by")

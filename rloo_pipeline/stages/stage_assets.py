@@ -58,13 +58,13 @@ def stage_assets(config: Config, output: Path) -> None:
 def _model(
     config: Config, temporary: Path, output: Path, key: str = "model", name: str = "model"
 ) -> tuple[Policy, dict[str, str | None]]:
-    """A model where it is now, with its path and revision for assets.json; None for an unknown revision.
+    """Finds or builds a model; returns it at its present place, and its path and revision (None if unknown).
 
     Args:
-        config: the configuration of a run of this model.
+        config: the configuration of a run that uses this model.
         temporary: folder to build in.
         output: folder that `temporary` becomes.
-        key: its key, for messages.
+        key: its key in the configuration, for messages.
         name: its folder in `temporary`, if it is built.
     """
     model = config.model
@@ -87,7 +87,7 @@ def _source(key: str, source: Source, data_dir: str | None) -> dict[str, str | N
 
 
 def _snapshot(name: str, kind: str, revision: str | None, patterns: list[str] | None) -> tuple[str, str]:
-    """Fetches a Hub repository. Returns its local folder and the commit, which is the name of the folder."""
+    """Fetches a Hub repository. Returns its local folder, and the commit, which names the folder."""
     # huggingface_hub reads the variable on import; this is the only stage that may use the network
     os.environ["HF_HUB_OFFLINE"] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
     from huggingface_hub import snapshot_download

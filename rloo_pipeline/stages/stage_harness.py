@@ -12,7 +12,7 @@ from rloo_pipeline.stages.harness import load_tasks, section_of
 
 
 def stage_harness(config: Config, output: Path) -> None:
-    """Loads every task once, which downloads its data, and writes the names.
+    """Loads every task once, which downloads its data, and writes the tasks' names.
 
     Raises:
         UserError: lm-eval does not know a task, or its data cannot be fetched.

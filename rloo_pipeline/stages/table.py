@@ -3,7 +3,7 @@
 A stage is the command that a rule calls; for example, the rules `score_alone` and `score` both call the stage `score`.
 Inputs, outputs and resources of rules are in workflow/rules/; the stages' functions and options are in cli/.
 
-Every command of a run imports this module before anything else, so it imports nothing of this package.
+Every command of a run imports this module before anything else, so it imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def only(*keys: str) -> Keys:
 
 
 class StageRow(NamedTuple):
-    """One rule."""
+    """A rule of the workflow, and the stage that it calls."""
 
     rule: str
     """Name of the rule; `update` for all rules of updates."""
@@ -44,7 +44,7 @@ class StageRow(NamedTuple):
     stage: str
     """Command that the rule calls."""
     log: str
-    """Log of a job, below logs/, without suffix; has the fields of `output`."""
+    """Log of a job, below logs/, without its suffix, with the same fields as `output`."""
     phase: Literal["before", "round", "after"] = "round"
     """Before the rounds, in each round, or after them."""
     each: Literal["", "shard", "reward", "evaluation", "trained"] = ""
@@ -54,7 +54,7 @@ class StageRow(NamedTuple):
     when: Callable[[Any, int], bool] | None = None
     """True if a run has these jobs, given its configuration and the round number; None if every run has them."""
     policy: Literal["none", "first", "sampled", "previous", "last"] = "sampled"
-    """Policy that the output is made from. `sampled`: the one that the round samples from."""
+    """Policy from which the output is made; `sampled` is the one that the round samples from."""
     decides: Mapping[str, Keys] | None = None
     """Sections of the configuration that the stage's result depends on, or parts of one as SECTION.KEY. None if another
     row has the same stage, or if the command is not a stage.
@@ -65,6 +65,8 @@ class StageRow(NamedTuple):
     """Role of the warm worker that can run the stage: its engine is vLLM, a model for log-probs, a trainer, or none
     (`scorer`). `observer` is a separate role, so that no round waits for stages that only observe.
     """
+    engine: Literal["sampler", "trainer"] | None = None
+    """Role of the worker that has such an engine, if the stage starts one that no worker keeps."""
     next_policy_waits: bool = False
     """True if the next policy waits for this stage."""
     watched: bool = True
@@ -82,7 +84,7 @@ class StageRow(NamedTuple):
 
 
 EACH = {"{reward}": "reward", "{shard}": "shard", "{name}": "evaluation"}
-"""Jobs of a row by a field of its output; the first that the output has counts."""
+"""Number of jobs of a row, by the first of these fields that its output has."""
 
 
 def _row(rule: str, output: str, phase: str = "round", **other: Any) -> StageRow:
@@ -99,7 +101,7 @@ _before, _after = partial(_row, phase="before", policy="none"), partial(_row, ph
 
 
 _WHERE = ("environment_workers", "environment_gpus")
-"""Keys of `rollout`: processes and GPUs of environments, which do not change results."""
+"""Keys of `rollout` for processes and GPUs of environments, which do not change results."""
 _SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
 """Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage; a
 budget decides in which round completions end."""
@@ -112,11 +114,11 @@ _ENVIRONMENTS = (
 _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "config")
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
-"""Keys of `dataset` without `select`, which changes neither the prompts themselves nor policy 0."""
+"""Keys of `dataset` except `select`, which changes neither the prompts themselves nor policy 0."""
 _TEACHER = but("weight", "discount", "beta", "top_k")
-"""Keys of `algorithm.teacher` that say which model it is."""
+"""Keys of `algorithm.teacher` that identify the model."""
 _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
-"""Keys of `reward_model` that say where its training starts from, and with which data."""
+"""Keys of `reward_model` that say which model and data its training starts with."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
 _EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
@@ -141,7 +143,7 @@ ROWS = (
     _before(
         "prompts",
         "prompts/counts.json",
-        # prompts contain the schemas of tools, and end with the result of an environment's `reset`
+        # prompts contain tool schemas, and end with the text that an environment's `reset` returns
         decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
         reads=("evaluation",),
         box=(1, 90),
@@ -155,6 +157,7 @@ ROWS = (
         decides=_whole("reproducible", "seed", "model", "reward_model")
         | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
+        engine="trainer",
         box=(1, -15),
         after=("stage_assets",),
         identifies=True,
@@ -164,6 +167,7 @@ ROWS = (
         "policies/00000",
         decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
         reads=(*_LENGTHS, "update"),
+        engine="trainer",
         box=(2, 90),
         after=("prompts",),
         identifies=True,
@@ -183,9 +187,9 @@ ROWS = (
         "checks",
         "warmstart/checks.json",
         policy="first",
-        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks")
+        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks", "correct")
         | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
-        reads=("correct", "deepspeed"),
+        reads=("deepspeed",),
         worker="logprobs",
         box=(3, 215),
         after=("probe",),
@@ -197,7 +201,7 @@ ROWS = (
         policy="first",
         decides=_whole("reproducible", "seed", "model", "rewards", "correct")
         | {
-            # these do not change completions
+            # these keys do not change completions
             "rollout": but(
                 *("num_generations", "generation_batch_size", "oversample", "refill", "lag", "token_budget", *_WHERE)
             ),
@@ -246,7 +250,7 @@ ROWS = (
         decides=_whole("reproducible", "seed", "model", "rewards")
         | {
             "rollout": but("lag", "token_budget", *_WHERE),
-            # these decide which groups have a signal
+            # these keys decide which groups have a signal
             "algorithm": only(
                 *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
                 *("reward_clip_range", "reward_normalization"),
@@ -391,6 +395,7 @@ ROWS = (
         when=lambda config, _: config.evaluation.harness is not None,
         decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
         reads=("vllm",),
+        engine="sampler",
         box=(7, 240),
         after=("update", "stage_harness"),
     ),
@@ -449,7 +454,7 @@ ROWS = (
         after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
     ),
 )
-"""All rows, in the order in which a run's jobs begin."""
+"""All rows, in the order in which a run's jobs start."""
 
 
 def stages() -> Iterator[StageRow]:

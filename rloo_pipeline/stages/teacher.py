@@ -1,7 +1,7 @@
 """teacher: one shard of rollouts → log-probs of the completions under the teacher of `algorithm.teacher`.
 
-A teacher is a model of its own that never changes; it sees the token ids that the student saw and sampled. With several
-(`algorithm.teacher.models`), each scores the completions whose prompts name it, one teacher after the other.
+A teacher is a separate model that never changes; it sees the token ids that the student saw and sampled. With several
+(`algorithm.teacher.models`), each scores the completions whose prompts name it, one teacher at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def teacher(config: Config, assets: Path, rollouts: Path, output: Path, prompts:
         prompts: folder that the stage `prompts` wrote, in a run with several teachers.
 
     Raises:
-        UserError: the configuration has no teacher, one of its files is damaged, a prompt names an unknown teacher, or
-            a teacher has fewer tokens than `top_k`.
+        UserError: the configuration has no teacher, a file of a teacher is damaged, a prompt names an unknown teacher,
+            or a teacher has fewer tokens than `top_k`.
     """
     if not config.teachers:
         raise UserError("algorithm.teacher: not set, so there is no teacher; set it")

@@ -1,6 +1,6 @@
 """track: metrics.json of a run's rounds → a W&B folder or an MLflow store, and a record of what was sent.
 
-It only reads files of the run and works while the run goes on; no stage waits for it.
+It only reads files of the run, while the run goes on; no stage waits for it.
 """
 
 from __future__ import annotations

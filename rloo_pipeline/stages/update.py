@@ -58,14 +58,14 @@ def update(
         states: folder of the run with its trainer states, which this stage reads and writes.
         inputs: the round's tables.
         outputs: files and folders to write.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
         checks: checks.json of the run; if given, proves that the policy sampled the rollouts.
 
     Raises:
-        UserError: an input is damaged, or tables, log-probs or trainer state belong to another round or policy.
+        UserError: an input is damaged, or tables, log-probs or trainer state belong to a different round or policy.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
-    digest = start.digest  # its files are checked before anything reads them
+    digest = start.digest  # verifies its files before anything else reads them
     config = checkpointing.resolve(config, start)
     inputs = inputs.used(config)
     sampled = round_tables.read(inputs, round=round_, policy=sampler.digest, vocabulary=sampler.vocabulary)
@@ -92,7 +92,7 @@ def update(
 
 
 def restore(config: Config, policy: Policy, states: Path, prompts: Path | None = None) -> None:
-    """Writes the weights of a policy again, which were on a node's own disk, and the trainer's state after its round.
+    """Rewrites the weights of a policy that a node's own disk has lost, and the trainer's state after its round.
 
     Args:
         config: the configuration of `update`.
@@ -101,7 +101,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None =
         prompts: as for `update`.
 
     Raises:
-        UserError: as `retraining.restore`.
+        UserError: see `retraining.restore`.
     """
     reproducible.use_torch(config.deepspeed.threads, config.reproducible)
     config = checkpointing.resolve(config, Policy(policy.folder.with_name(f"{0:05d}"), policy.trust_remote_code))
@@ -111,7 +111,7 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None =
 
 
 def _share_of_peak(config: Config, engine: Engine, trained: TrainedRound) -> str:
-    """The share of the cards' peak that the optimizer steps reached, as a clause."""
+    """A clause with the share of the cards' peak speed that the optimizer steps reached."""
     if not trained.steps:
         return ""
     names, masked = ("prompt_ids", "completion_ids"), trained.batch.masked.tolist()

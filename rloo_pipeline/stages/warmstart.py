@@ -22,23 +22,23 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
 
     Args:
         config: the stage's configuration.
-        assets, prompts: folders that these stages wrote.
+        assets, prompts: folders that `stage-assets` and `prompts` wrote.
         output: the policy.
 
     Raises:
-        UserError: the model is not complete or cannot be trained as configured, or no demonstrations are left.
+        UserError: the model is incomplete or cannot be trained as configured, or no demonstrations are left.
     """
     if config.update.lora is not None and devices.device_type() == "cuda":
-        model_support.check_dtype_on_gpu(config.model.dtype)  # else the first adapter would fail, after round 1
+        model_support.check_dtype_on_gpu(config.model.dtype)  # otherwise the first adapter fails, after round 1
     model = Policy(asset_files.model_of(assets), config.model.trust_remote_code)
     model_support.check_run(config, model)
     model_files.check_finite(model.weights)
     result = self_check.load_or_run(model, config.dataset.shows_images)
-    policy_model.check_adapter(model, config.update.lora)
+    policy_model.check_layers(model, config.update.lora, config.deepspeed.zero_stage)
     if (section := config.warmstart.sft) is not None:
         sft(checkpointing.resolve(config, model, section.optimizer), section, model, assets, prompts, output)
         return
-    if config.model.quantization is None:  # else they are loaded here
+    if config.model.quantization is None:  # otherwise they are loaded below
         plain_model.check_tensors(model)
     model.tokenizer  # noqa: B018, fails here where it cannot be loaded
     with atomic_folder(output) as temporary:
@@ -51,7 +51,7 @@ def warmstart(config: Config, assets: Path, prompts: Path, output: Path) -> None
             for file in folder_files(model.folder):
                 if file.suffix not in model_files.PICKLES:
                     link_or_copy(file, temporary / file.relative_to(model.folder))
-            (temporary / model_files.SELF_CHECK).unlink(missing_ok=True)  # it may be a hard link to the model's record
+            (temporary / model_files.SELF_CHECK).unlink(missing_ok=True)  # may be hard-linked to the model's
         result.write(temporary)
         seal(temporary, output.name, seed=config.seed, assets=lineage.assets_digest(assets))
     change = f"rounded to {config.model.quantization}" if config.model.quantization else "unchanged"

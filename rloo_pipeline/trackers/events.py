@@ -1,8 +1,9 @@
-"""A round's metrics as a TensorBoard event file, so that `tensorboard --logdir results` shows the curves of every run.
+"""Writes a round's metrics as a TensorBoard event file, so that `tensorboard --logdir results` shows every run's
+curves.
 
-One file holds one round. Names and step (the optimizer steps so far) are TRL's. Its bytes depend on the metrics alone:
-the wall time of an event is the number of the round, in seconds, and no host is named. So TensorBoard's axis `Relative`
-counts rounds, and a repeated round has the same file. Numbers are float32, as all scalars of TensorBoard; metrics.json
+One file holds one round. Names and step (the optimizer steps so far) are TRL's. The bytes depend only on the metrics:
+the wall time of an event is the number of the round, in seconds, and no host is named. A repeated round thus writes the
+same file, and TensorBoard's `Relative` axis counts rounds. Numbers are float32, as always in TensorBoard; metrics.json
 has full precision.
 """
 
@@ -15,16 +16,16 @@ from rloo_pipeline.artifacts.files import atomic_write
 from rloo_pipeline.trackers.names import STEP, named
 
 VERSION = "brain.Event:2"
-"""Version in the first event of every TensorBoard file."""
+"""Version that the first event of every TensorBoard file carries."""
 
 
 def write_events(path: Path, round_: int, metrics: Mapping[str, float | int | None], part: str = "train") -> None:
-    """Writes every metric of a round as a scalar; None is left out.
+    """Writes every metric of a round as a scalar. None values are left out.
 
     Args:
         path: path of the file; TensorBoard requires `tfevents` in its name.
-        round_: the number of the round, from 1.
-        metrics: the content of metrics.json.
+        round_: number of the round, from 1.
+        metrics: content of metrics.json.
         part: first part of TRL's names: `train` or `eval`.
     """
     from tensorboard.compat.proto.event_pb2 import Event

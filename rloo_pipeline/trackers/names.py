@@ -1,4 +1,4 @@
-"""The names under which trackers get metrics: those of TRL's trainers, so that curves of both lie over each other.
+"""The names under which trackers get metrics: those of TRL's trainers, so that curves of both can be overlaid.
 
 transformers writes `train/reward` and `eval/reward` to TensorBoard and W&B, and `reward` and `eval_reward` to MLflow.
 """
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from rloo_pipeline.config import JSON
 
 STEP = "train/global_step"
-"""Optimizer steps of the run so far: the axis of TRL's curves."""
+"""Name of the optimizer steps so far, the x-axis of TRL's curves."""
 
 
 def named(metrics: Mapping[str, float | int | None], part: str) -> dict[str, float]:
     """Metrics that are not null, named as in TensorBoard and W&B.
 
     Args:
-        metrics: by their names in metrics.json, where optimizer steps are `step`.
+        metrics: metrics by their names in metrics.json, where optimizer steps are `step`.
         part: `train` or `eval`.
     """
     present = {name: value for name, value in sorted(metrics.items()) if value is not None}
@@ -25,13 +25,13 @@ def named(metrics: Mapping[str, float | int | None], part: str) -> dict[str, flo
 
 
 def in_mlflow(name: str) -> str:
-    """A name of `named` as transformers writes it to MLflow."""
+    """Converts a name from `named` to the one that transformers uses in MLflow."""
     part, _, rest = name.partition("/")
     return rest if part == "train" else f"{part}_{rest}"
 
 
 def eval_metrics(summary: JSON) -> dict[str, float | int | None]:
-    """An evaluation's summary as metrics, by the names that TRL has for those of training, and `accuracy`."""
+    """An evaluation's summary as metrics, under the names of TRL's training metrics, and `accuracy`."""
     rewards = {name: None if estimate is None else estimate["value"] for name, estimate in summary["rewards"].items()}
     metrics: dict[str, float | int | None] = {f"rewards/{name}/mean": rewards[name] for name in rewards}
     metrics["reward"] = metrics.pop("rewards/reward/mean")

@@ -1,8 +1,9 @@
-"""A run's metrics in MLflow: the store that MLFLOW_TRACKING_URI names, else an SQLite file in results/<run>/mlflow/.
+"""Writes a run's metrics to MLflow: to the store that MLFLOW_TRACKING_URI names, or else to an SQLite file in
+results/<run>/mlflow/.
 
 A tag with its id identifies the run. If the store already holds its first rounds, later rounds are appended; otherwise
-the run is deleted and written again. The same goes for a run whose writer was killed, because MLflow would keep a point
-that is sent twice.
+the run is deleted and written again. A run whose writer was killed is also written again, because MLflow keeps points
+that are sent twice.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
 ID, ROUNDS, DIGEST, WRITING = "rloo.id", "rloo.rounds", "rloo.digest", "rloo.writing"
 METRICS_PER_CALL, PARAMS_PER_CALL, MAX_VALUE_LENGTH = 1000, 100, 6000
-"""Limits of MLflow; the last is characters of a parameter's value."""
+"""MLflow's limits; the last one is the length of a parameter's value in characters."""
 
 
 def send(history: History, run: Path) -> str:
-    """Writes the rounds of a history to the store, so that it holds them and no others of the run.
+    """Writes the rounds of a history to the store, so that it holds exactly these rounds of the run.
 
     Returns:
-        A sentence on where to see them.
+        A sentence that says where to see them.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -57,7 +58,7 @@ def send(history: History, run: Path) -> str:
 
 
 def _experiment(client: MlflowClient, artifacts: str | None) -> str:
-    """The experiment's id; creates it if it does not exist."""
+    """The experiment's id. Creates the experiment if it does not exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -66,7 +67,7 @@ def _experiment(client: MlflowClient, artifacts: str | None) -> str:
 
 
 def _find_or_create(client: MlflowClient, experiment: str, history: History) -> tuple[str, int]:
-    """The id of the run to write to, and how many rounds it already has."""
+    """The id of the run to write to, and the number of rounds that it already has."""
     stored_runs = client.search_runs([experiment], f"tags.`{ID}` = '{history.id}'")
     for run in stored_runs:
         tags, count = run.data.tags, int(run.data.tags.get(ROUNDS, 0))
@@ -104,7 +105,7 @@ def _log_config(client: MlflowClient, run_id: str, config: Mapping[str, Any]) ->
 
 
 def _name(name: str) -> str:
-    """The name with characters that MLflow does not allow replaced."""
+    """Replaces characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
 
 

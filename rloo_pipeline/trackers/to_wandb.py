@@ -1,8 +1,8 @@
-"""A run's metrics as an offline run of Weights & Biases, in results/<run>/wandb/, for `wandb sync` to send.
+"""Writes a run's metrics as an offline run of Weights & Biases, in results/<run>/wandb/, for `wandb sync` to send.
 
-`wandb sync` appends what it sends to the run on the server, so no round may be in two folders that are sent. A folder
-that has not been sent yet is rewritten with every new round. After it has been sent, later rounds go to a new folder.
-If rounds were repeated with other numbers, everything starts over as another run.
+`wandb sync` appends to the run on the server, so no round may be in two folders that are sent. A folder that has not
+been sent yet is rewritten with every new round. Once it has been sent, later rounds go to a new folder. If rounds were
+repeated with different numbers, everything starts over as a new run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from rloo_pipeline.trackers.names import STEP
 from rloo_pipeline.trackers.trackers import PROJECT, History, Point
 
 STATE = "rloo.json"
-"""Records what the folders hold: the run's `id`, how often it started over (`again`), `rounds` and their `digest`, the
-first round of the last folder (`first`) and that folder's name (`last`)."""
+"""File that records what the folders hold: the run's `id`, how often it started over (`again`), `rounds` and their
+`digest`, the first round in the last folder (`first`), and that folder's name (`last`).
+"""
 
 
 def send(history: History, run: Path) -> str:
     """Writes the rounds of a history to the folders.
 
     Returns:
-        A sentence on how to send them.
+        A sentence that says how to send them.
     """
     place = run / "wandb"
     state = read_json(place / STATE) if (place / STATE).exists() else None
@@ -50,7 +51,7 @@ def send(history: History, run: Path) -> str:
 
 
 def _folder(place: Path, name: str, history: History, points: Sequence[Point]) -> Path:
-    """Writes a folder with some rounds; replaces the one that began with the same round."""
+    """Writes a folder with some rounds. Replaces a folder that began with the same round."""
     began = time.strftime("%Y%m%d_%H%M%S", time.gmtime(points[0].time))
     folder = place / f"offline-run-{began}-{name}"
     with atomic_folder(folder) as temporary:
@@ -65,7 +66,7 @@ def _folder(place: Path, name: str, history: History, points: Sequence[Point]) -
 
 
 def _write(run_id: str, history: History, points: Sequence[Point], scratch: Path) -> None:
-    """Writes rounds with W&B's client, with everything off that records the machine, code or environment."""
+    """Writes rounds with W&B's client, with all recording of machine, code and environment turned off."""
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ.setdefault(name, str(caches.cache_folder() / "wandb"))
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -93,8 +94,8 @@ def _write(run_id: str, history: History, points: Sequence[Point], scratch: Path
         settings=settings,
     )
     run.define_metric(STEP)
-    run.define_metric("*", step_metric=STEP, step_sync=True)  # the axis of every chart, as transformers sets it
-    for point in points:  # two rows for a round, because W&B joins what has one step
+    run.define_metric("*", step_metric=STEP, step_sync=True)  # the x-axis of every chart, as transformers sets it
+    for point in points:  # two rows per round, because W&B merges rows with the same step
         if point.held_out:
             held_out = {**point.held_out, STEP: point.held_out_step, "_timestamp": point.time}
             run.log(held_out, step=2 * point.round - 1)

@@ -1,9 +1,9 @@
-"""The metrics of a run for Weights & Biases and MLflow: metrics.json and held_out.json of each round, at the
-optimizer steps of the policies that they are of.
+"""Collects a run's metrics for Weights & Biases and MLflow: metrics.json and held_out.json of each round, at the
+optimizer steps of the policies that they describe.
 
 Trackers hold copies, which can be made again from the run's files at any time; they are never an input of the run.
-`History.id` identifies a run by its name and by everything that decides its numbers. So a run that is sent again stays
-the same run in the tracker, and a run with another learning rate is another one.
+`History.id` identifies a run by its name and everything that decides its numbers. A run that is sent again thus stays
+the same run in the tracker, and one with a different learning rate is a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rloo_pipeline.trackers.names import STEP, eval_metrics, named
 PROJECT = "rloo_pipeline"
 """W&B project and MLflow experiment, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME is set."""
 DECIDING = [row.stage for row in ROWS if row.identifies]
-"""Stages whose results decide the metrics."""
+"""Stages whose results determine the metrics."""
 
 
 class Point(NamedTuple):
@@ -39,15 +39,15 @@ class Point(NamedTuple):
     time: float
     """Time at which metrics.json was written, in seconds since 1970."""
     values: dict[str, float]
-    """The metrics that are not null, by their names in TensorBoard and W&B."""
+    """The metrics that are not null, under their names in TensorBoard and W&B."""
     held_out: dict[str, float]
-    """The metrics of held-out completions; empty where they were not measured."""
+    """Metrics of held-out completions; empty if they were not measured."""
     held_out_step: int
-    """Optimizer steps of the policy that they are of, which is an earlier one."""
+    """Optimizer steps of the policy that sampled them, which is an earlier one."""
 
     @property
     def step(self) -> int:
-        """Optimizer steps of the run so far; the round where its metrics do not say."""
+        """Optimizer steps of the run so far; the number of the round if its metrics lack them."""
         return int(self.values.get(STEP, self.round))
 
 
@@ -61,20 +61,20 @@ class History(NamedTuple):
     finished: bool
 
     def digest(self, count: int) -> str:
-        """Digest of the first `count` rounds; if it is equal to the stored one, nothing has to be sent again."""
+        """Digest of the first `count` rounds. If it equals the stored one, these rounds need not be sent again."""
         points = ((point.round, point.values, point.held_out, point.held_out_step) for point in self.points[:count])
         content = [self.id, *points]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 Send = Callable[[History, Path], str]
-"""Makes a tracker hold the history and nothing else of this run; returns a sentence on where to see it."""
+"""Makes a tracker hold exactly this history of the run. Returns a sentence that says where to see it."""
 TRACKERS = [name for name in get_args(Tracker) if name != TENSORBOARD]
-"""Names in `report_to`, each that of a library; the module `to_NAME` has the function `send` that uses it."""
+"""Names in `report_to`, each that of a library. The module `to_NAME` has the function `send` that uses it."""
 
 
 def sender(name: str) -> Send:
-    """The function that sends to a tracker."""
+    """The function `send` of a tracker's module."""
     send: Send = importlib.import_module(f"{__package__}.to_{name}").send
     return send
 
@@ -93,7 +93,7 @@ def require(names: Iterable[str]) -> None:
 
 
 def history_of(run: Path, config: Config, last: int) -> History:
-    """The run up to round `last`, or up to the first unfinished round.
+    """The history of a run up to round `last`, or up to the first unfinished round.
 
     Raises:
         UserError: a file of the run is damaged.
@@ -112,12 +112,12 @@ def history_of(run: Path, config: Config, last: int) -> History:
 
 
 def with_accuracy(run: Path, first: int, last: int) -> int:
-    """The last round from `first` to `last` up to which each later one has its held-out accuracy too."""
+    """The last round, from `first` to `last`, such that every round from `first` on has its held-out accuracy."""
     return next((number - 1 for number in range(first + 1, last + 1) if not held_out_of(run, number).exists()), last)
 
 
 def identity(config: Config) -> str:
-    """The run's name with a digest of everything that decides its numbers."""
+    """The run's name, and a digest of everything that decides its numbers."""
     rollout = config.rollout
     by_rules = {key: value for key, value in (("lag", rollout.lag), ("refill", rollout.refill)) if value}
     decides = json.dumps({stage: config.params(stage) for stage in DECIDING} | by_rules, sort_keys=True)

@@ -25,7 +25,7 @@ from rloo_pipeline.training.selection import ScoresByFunction, select
 
 
 class RoundTensors(NamedTuple):
-    """Tensors of a round's completions that advantages and loss need, one row each; K consecutive rows are one group.
+    """The tensors that advantages and loss need, one row per completion of a round; K consecutive rows are one group.
 
     Their token ids are in `packing.Sequences`, row by row.
     """
@@ -33,22 +33,22 @@ class RoundTensors(NamedTuple):
     scores: Float64[Tensor, " completions"]
     """Weighted sums of the rewards; NaN where unscorable."""
     mask: Bool[Tensor, "completions tokens"]
-    """True on the tokens that the model sampled, which come first in their row, without those of tools and users."""
+    """True for tokens that the model sampled, which come first in their row; tokens of tools and users are left out."""
     truncated: Bool[Tensor, " completions"]
-    """The completion has no end token. An episode that ends at its last turn is not truncated; one that has no room for
-    a token, or for the answer of a tool, is."""
+    """True if the completion has no end token. An episode that ends after its last allowed turn is not truncated; one
+    that runs out of room for a token or for a tool's answer is."""
     old_logps: Float[Tensor, "completions tokens"] | None
-    """log π_old; None where the log-probs of the first step serve as π_old's."""
+    """log π_old; None if the log-probs of the first step serve as π_old's."""
     reference_logps: Float[Tensor, "completions tokens"] | None = None
-    """log π_ref; None where beta is 0."""
+    """log π_ref; None if beta is 0."""
     teacher_logps: Float[Tensor, "completions tokens"] | None = None
     """log π_teacher; None without a teacher."""
     sampling_logps: Float[Tensor, "completions tokens"] | None = None
-    """Log-probs under the sampler; None where its distribution was truncated (top_p, top_k, min_p)."""
+    """Log-probs under the sampler; None if its distribution was truncated (top_p, top_k, min_p)."""
     lengths: Int[Tensor, " completions"] | None = None
-    """Tokens that count against `max_completion_length`, with those of tools and users; None without them."""
+    """Tokens that count against `max_completion_length`, including those of tools and users; None if there are none."""
     teacher_top_logps: Float[Tensor, "completions tokens K"] | None = None
-    """The teacher's log-probs of its likeliest tokens; −inf for tokens that the student lacks.
+    """The teacher's log-probs of its likeliest tokens; −inf for tokens that are not in the student's vocabulary.
     None without `algorithm.teacher.top_k`."""
     entropies: Float[Tensor, "completions tokens"] | None = None
     """Entropies of π_old in nats; None without `algorithm.top_entropy_quantile`."""
@@ -57,10 +57,10 @@ class RoundTensors(NamedTuple):
 
 
 class AlgorithmState(NamedTuple):
-    """State of the algorithm that passes from round to round, besides policy and optimizer."""
+    """State of the algorithm, besides policy and optimizer, that carries over from round to round."""
 
     beta: float | None = None
-    """The adapted KL coefficient; None where it is constant."""
+    """The adapted KL coefficient; None if it is constant."""
     moments: shaping.Moments = shaping.Moments()
     """Moments of all rewards so far, for `reward_normalization: running`."""
     num_tokens: int = 0
@@ -83,20 +83,20 @@ class Batch(NamedTuple):
     rewards: Float64[Tensor, " completions"]
     """Rewards with length penalties, standardized and clipped, before KL; NaN where unscorable or excluded."""
     kl: Float64[Tensor, " completions"] | None
-    """KL estimate summed over tokens, in nats; None where the KL is not in the reward."""
+    """KL estimate summed over tokens, in nats; None if the KL is not in the reward."""
     advantages: Float[Tensor, " completions"] | Float[Tensor, "completions tokens"]
     """Per token under `kl.placement: token_reward` or with a teacher without `top_k`."""
     masked: Bool[Tensor, " completions"]
-    """Not in the loss."""
+    """True for completions that are left out of the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     beta: float
     teacher_kl: Float64[Tensor, " completions"] | None = None
     """log π_old − log π_teacher summed over tokens, in nats; None if it is not in the advantages."""
     kept: Bool[Tensor, "completions tokens"] | None = None
-    """Tokens in the policy loss by `top_entropy_quantile`; None for all."""
+    """Tokens that `top_entropy_quantile` keeps in the policy loss; None if it keeps all."""
     chosen: Bool[Tensor, "completions tokens"] | None = None
-    """Tokens that `clip: clip_cov` drops or `clip: kl_cov` holds back; None for none."""
+    """Tokens that `clip: clip_cov` drops or `clip: kl_cov` holds back; None if there are none."""
 
 
 def make_batch(
@@ -113,7 +113,7 @@ def make_batch(
         The batch, and the state with this round's rewards in its moments.
 
     Raises:
-        UserError: the estimator needs scores of 0 and 1 and there are others; or groups of equal scores have
+        UserError: the estimator needs scores of 0 and 1, but there are others; or groups of equal scores have
             advantages but the configuration drops them.
     """
     masked, excluded, _ = select(algorithm, rollout.num_generations, completions.scores, completions.truncated)
@@ -146,8 +146,8 @@ def make_batch(
         per_token = advantages.unsqueeze(-1) - beta * kl.reward_to_go(token_kl.double())
         advantages = torch.where(completions.mask, per_token, torch.nan)
     if algorithm.normalize_advantages or function.whitened:
-        # If the scores alone give equal advantages, as they are or clipped, their deviation is that of the penalties
-        # only: do not divide by it, nor by a spread that is only rounding.
+        # If the scores alone, raw or clipped, give equal advantages, any spread comes from the penalties or from
+        # rounding: do not divide by it.
         divide = nan_stats.differ(scores) and all(nan_stats.differ(function.formula(values)) for values in plain)
         advantages = nan_stats.whiten(advantages, divide)
     advantages, teacher_kl = advantages.nan_to_num(0.0), None
@@ -162,7 +162,7 @@ def make_batch(
 
 
 def with_choices(algorithm: Algorithm, batch: Batch, seed: int) -> Batch:
-    """Adds to a batch the tokens that its losses leave out or hold back; `seed` is that of `clip_cov`'s draw.
+    """Marks the tokens that the losses of a batch leave out or hold back; `seed` seeds the choice of `clip_cov`.
 
     Without log-probs of π_old before the first step, no token is held back: all ratios are 1 then.
     """
@@ -184,7 +184,7 @@ def _shaped(
     """Applies length penalties, standardization and clipping.
 
     Returns:
-        The rewards, what they would be without penalties, and the updated moments.
+        The rewards, the rewards without penalties, and the updated moments.
     """
     length, rewards = algorithm.response_length, scores
     sampled = completions.mask.sum(-1)
@@ -205,7 +205,7 @@ def _shaped(
 
 
 def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tensor) -> Tensor | None:
-    """[completions, longest] KL of each token; None where the KL is not in the reward."""
+    """[completions, longest] KL of each token; None if the KL is not in the reward."""
     old, reference = completions.old_logps, completions.reference_logps
     if algorithm.kl.placement == "loss" or old is None or reference is None:
         return None
@@ -213,7 +213,7 @@ def _kl_in_reward(algorithm: Algorithm, completions: RoundTensors, masked: Tenso
 
 
 def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor, "completions tokens"]:
-    """log π_old − log π_teacher of each token, whose mean over samples of π_old is the reverse KL."""
+    """log π_old − log π_teacher of each token; its mean over samples of π_old is the reverse KL."""
     old, teacher = completions.old_logps, completions.teacher_logps
     assert old is not None, "`needs_old_pass` is true"
     assert teacher is not None, "`RoundFiles.used` requires its tables"
@@ -221,7 +221,7 @@ def _kl_to_teacher(completions: RoundTensors, masked: Tensor) -> Float64[Tensor,
 
 
 def load_estimator(algorithm: Algorithm) -> Estimator:
-    """The estimator; a user's raises UserError in a call whose result is not an advantage for each completion."""
+    """Returns the estimator. A user's own raises UserError if it does not return one advantage per completion."""
     function = import_string.load(estimator(algorithm.advantage))
     if isinstance(function, Estimator):
         return function
@@ -246,5 +246,5 @@ def _check_success(algorithm: Algorithm, scores: Tensor) -> None:
         raise UserError(
             f"algorithm.advantage: {algorithm.advantage} needs scores of 0 and 1, but {others.numel()} of the "
             f"{scores.numel()} completions of this round have other scores, such as {float(others[0]):g}; "
-            "use rewards whose weighted sum is 0 or 1, or another estimator"
+            "use rewards whose weighted sum is 0 or 1, or a different estimator"
         )

@@ -2,7 +2,7 @@
 
 `packed` is the fastest: one row without padding, in which completions share their prompt. It needs layers that attend
 through transformers' attention interface and mix tokens nowhere else. `padded` and `single` are plain transformers: a
-batch padded on the right, or one sequence after the other. They compute a shared prompt once per completion.
+batch padded on the right, or one sequence at a time. They compute a shared prompt once per completion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModelInputs(NamedTuple):
     arguments: dict[str, Any]
     """Arguments of the model's forward."""
     predicting: Int[Tensor, " completion_tokens"]
-    """Index of the output that predicts each completion token, with rows one after the other."""
+    """Index of the output that predicts each completion token, counted over the rows one after the other."""
 
 
 class Packed:
@@ -34,7 +34,7 @@ class Packed:
     attention: str | None = attention.NAME
     """Attention implementation in transformers; None for the model's default."""
     speed = ""
-    """Remark in the log on a form that is slower than the first."""
+    """Log text if this form is slower than the packed one."""
 
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
@@ -46,8 +46,8 @@ class Packed:
         Args:
             sequences: prompts and completions.
             rows: indices of sequences.
-            max_tokens: most tokens of a micro-batch.
-            shares: fewest micro-batches to make, such as the number of ranks.
+            max_tokens: maximum number of tokens in a micro-batch.
+            shares: minimum number of micro-batches, such as the number of ranks.
         """
         completions, of_prompt = sequences.completions, dict[tuple[int, ...], list[int]]()
         for row in rows:
@@ -94,7 +94,7 @@ class Padded(Packed):
     def micro_batches(
         self, sequences: Sequences, rows: Sequence[int], max_tokens: int, shares: int = 1
     ) -> list[list[int]]:
-        """Does the same as in `Packed`, but counts padding."""
+        """As in `Packed`, but padding counts towards `max_tokens`."""
         lengths = {row: len(sequences.prompts[row]) + len(sequences.completions[row]) for row in rows}
         limit = min(max_tokens, -(-sum(lengths.values()) // shares))
         most = self.most_sequences or len(lengths)
@@ -122,14 +122,14 @@ class Padded(Packed):
         return ModelInputs(arguments, sequence * len(step) + first_copy - starts[sequence])
 
     def logits(self, model: Any, pack: Pack) -> Float[Tensor, "completion_tokens vocabulary"]:
-        """Does the same as in `Packed`; not every model can leave logits out."""
+        """As in `Packed`, but computes all logits first, since not every model can skip some."""
         arguments, predicting = self.inputs(pack)
         out: Tensor = model(**arguments, use_cache=False).logits.flatten(0, 1).index_select(0, predicting)
         return out
 
 
 class Single(Padded):
-    """One sequence after the other."""
+    """One sequence at a time."""
 
     name = "single"
     speed = "one sequence at a time in plain transformers: much slower than packed"
@@ -137,7 +137,7 @@ class Single(Padded):
 
 
 def forms_for(images: bool) -> list[Packed]:
-    """The forms to try for a model; prompts with images are in plain batches only."""
+    """The forms to try for a model; prompts with images are never packed."""
     return [form for form in FORMS.values() if not (images and form.name == Packed.name)]
 
 

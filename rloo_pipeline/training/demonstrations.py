@@ -1,7 +1,7 @@
-"""Demonstrations as token ids, split into those SFT trains on and held-out ones. Used by `warmstart` and `checks`.
+"""Demonstrations as token ids, split into those for SFT and held-out ones. Used by `warmstart` and `checks`.
 
-A demonstration with tools is an episode: messages of the assistant, and answers of tools between them. Each of its
-turns is one demonstration here, with all that comes before it as the prompt, in the very tokens that an episode has.
+A demonstration with tools is an episode: messages of the assistant, with tool answers between them. Each of its turns
+is one demonstration here. Its prompt is everything before it, in exactly the token ids that an episode has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Demonstrations(NamedTuple):
 
     trained: Sequences
     held_out: list[Pair]
-    """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` others drawn by the seed."""
+    """Demonstrations of evaluation prompts, plus `warmstart.sft.held_out` random others."""
 
 
 def demonstrations(config: Config, section: Sft, path: str, model: Policy, prompts: Path) -> Demonstrations:
@@ -49,12 +49,12 @@ def demonstrations(config: Config, section: Sft, path: str, model: Policy, promp
         config: configuration of the run.
         section: the section `warmstart.sft`.
         path: file with the rows.
-        model: the model, for its tokenizer.
+        model: the model whose tokenizer is used.
         prompts: folder of the prompt sets.
 
     Raises:
-        UserError: a column is missing, a prompt lacks the result of the environment's `reset`, a completion spells an
-            end token, or no demonstration is left to train on.
+        UserError: a column is missing, a prompt lacks the text that the environment's `reset` returned, a completion
+            spells an end token, or no demonstration is left to train on.
     """
     parts = {prompts / "eval", held_out_part(prompts)}
     evaluated = {tuple(ids) for part in parts for ids in PromptSet(part).table["prompt_ids"].to_pylist()}
@@ -80,19 +80,19 @@ def tokenized(
     observed: Collection[PromptIds],
     tools: Callable[[Row], list[JSON]],
 ) -> tuple[list[Pair], list[Pair]]:
-    """Tokenizes demonstrations; separates those to train on from those with evaluation prompts.
+    """Tokenizes demonstrations; returns those to train on, and those with evaluation prompts.
 
     Args:
         rows: demonstrations.
-        path: their file, for messages.
+        path: file of the demonstrations, for messages.
         section: the section `warmstart.sft`.
         template: the model's template.
         evaluated: token ids of the evaluation prompts.
-        observed: token ids of all prompts, if they end with the result of an environment's `reset`; else empty.
-        tools: returns the schemas of the tools that the prompt of a row lists.
+        observed: token ids of all prompts if the environment's `reset` adds a text to them, else empty.
+        tools: returns the schemas of the tools in the prompt of a row.
 
     Raises:
-        UserError: as `demonstrations`.
+        UserError: see `demonstrations`.
     """
     pairs: list[Pair] = []
     held_out: list[Pair] = []
@@ -102,8 +102,8 @@ def tokenized(
         ids = encode(prompt_of(row, template.dataset, where), template.dataset, template.tokenizer, where, tools(row))
         if observed and tuple(ids) not in observed:
             raise UserError(
-                f"{where}: its prompt is none of this run's, which end with what `reset` of the environment returns; "
-                "end it with that text, or drop the row"
+                f"{where}: its prompt is not one of this run's, which end with the text that the environment's `reset` "
+                "returns; end it with that text, or drop the row"
             )
         messages = completion_messages(row, section.completion_column, where)
         turns = list(_turns(ids, messages, template))
@@ -123,7 +123,7 @@ def _with_observations(parts: Sequence[Path]) -> set[PromptIds]:
 
 
 def _check_turns(turns: Sequence[Pair], template: ToolTemplate, where: str) -> None:
-    """Checks that the model's turns contain no end token except at their end, and that the model embeds their tokens.
+    """Checks that the model's turns contain no end token except at their end, and only tokens that it can embed.
 
     Raises:
         UserError: a completion spells an end token, or has a token without a row in the embedding.
@@ -139,7 +139,7 @@ def _check_turns(turns: Sequence[Pair], template: ToolTemplate, where: str) -> N
 
 
 def _turns(prompt_ids: list[int], messages: Sequence[Message], template: ToolTemplate) -> Iterator[Pair]:
-    """Each turn of the model in a demonstration, with the ids before it."""
+    """Yields each turn of the model in a demonstration, after the ids that precede it."""
     ids, called = prompt_ids, list[str]()
     for role, group in groupby(messages, key=lambda message: message["role"]):
         if role == "assistant":

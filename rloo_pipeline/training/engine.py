@@ -1,9 +1,9 @@
 """A DeepSpeed engine around a policy: log-probs, optimizer steps, saving.
 
 The loss of an optimizer step is a sum over sequences divided by a number that is fixed before the step, so it does not
-depend on how the sequences are cut into micro-batches and spread over ranks; only dropout does, which is drawn for each
-micro-batch. DeepSpeed averages gradients over ranks; the loss is therefore multiplied by their number. The learning
-rate is a pure function of the step, so the step count is the whole state of the scheduler.
+depend on how sequences are split into micro-batches and over ranks. Only dropout does, since it is drawn for each
+micro-batch. DeepSpeed averages gradients over ranks, so the loss is multiplied by their number. The learning rate is a
+pure function of the step, so the step count is the whole state of the scheduler.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ class Engine:
         """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
+        if settings.zero_stage == 3:
+            split_loading.check_gathered(self.model, policy)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
-        # In bfloat16 DeepSpeed collects garbage twice for each parameter group. Some optimizers have a group for each
-        # tensor: that takes minutes if the collector looks at all objects each time.
+        # In bfloat16 DeepSpeed runs the garbage collector twice per parameter group. Some optimizers have a group per
+        # tensor, and that takes minutes if the collector scans all objects each time.
         gc.freeze()
         with announcing("starting DeepSpeed"):
             optimizer = optimizers.build(module, settings)
@@ -83,8 +85,8 @@ class Engine:
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
-        # ZeRO 3 and adapters lay out weights in their own way, so their trainer state holds them. Otherwise the policy
-        # that the state's manifest names holds the weights, and the state leaves them out.
+        # ZeRO 3 and adapters lay out weights in their own way, so their trainer state includes them. Otherwise the
+        # weights are in the policy that the state's manifest names, and the state leaves them out.
         self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
         in_state, quantized = self.weights_in_state, settings.quantization is not None
         deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, in_state, quantized)
@@ -96,26 +98,26 @@ class Engine:
         devices.hold_gpu(self)
 
     def load(self, configuration: JSON) -> tuple[Any, Any]:
-        """Loads the model, and the module that trains it, with DeepSpeed's configuration."""
+        """Loads the model for DeepSpeed's configuration; returns it, and the module around it that trains it."""
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
         with split_loading.gathered(model):
             return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
 
     def seed_dropout(self, seed: int) -> None:
-        """Seeds dropout, with another seed on every rank, since the ranks have different micro-batches."""
+        """Seeds dropout, differently on every rank, since the ranks have different micro-batches."""
         torch.manual_seed(derive(seed, "dropout", self.rank.number))
 
     def logps(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool = True
     ) -> Tensor:
-        """Computes log-probs of the sampled tokens under the current policy, without gradient, shared over the ranks.
+        """Computes log-probs of the sampled tokens under the current policy, without gradient, split over the ranks.
 
-        Dropout is active if it is active in optimizer steps; a ratio would otherwise compare two different policies.
+        Dropout is active if it is active in optimizer steps; otherwise a ratio would compare two different policies.
 
         Args:
             sequences: prompts and completions; the same on every rank.
             max_tokens: tokens per micro-batch.
-            advance: called with the number of sequences done.
+            advance: called with the number of finished sequences.
             dropout: False turns dropout off.
 
         Returns:
@@ -133,7 +135,9 @@ class Engine:
     def _forward(
         self, sequences: Sequences, max_tokens: int, advance: Callable[[int], None], dropout: bool, entropies: bool
     ) -> Tensor:
-        """[1 or 2, sequences, most sampled tokens]: log-probs, and entropies, which only a loss function can get."""
+        """[1 or 2, sequences, most sampled tokens]: log-probs, and optionally entropies, which only a loss function
+        sees.
+        """
         shape = 1 + entropies, len(sequences.prompts), max(sequences.sampled())
         values = torch.zeros(shape, device=self.device)
 
@@ -175,7 +179,7 @@ class Engine:
         advance: Callable[[int], None],
         before_change: Callable[[], None] | None = None,
     ) -> float:
-        """Takes one optimizer step on `rows`, shared over the ranks.
+        """Takes one optimizer step on `rows`, split over the ranks.
 
         If a gradient overflows float16, the step is repeated with a smaller loss scale, never skipped.
 
@@ -183,8 +187,8 @@ class Engine:
             sequences: prompts and completions of the round; the same on every rank.
             rows: indices of this step's sequences.
             max_tokens: tokens per micro-batch.
-            loss_of: returns the share of some rows in the loss, already divided by the step's denominator.
-            advance: called with the number of sequences done.
+            loss_of: returns the contribution of some rows to the loss, already divided by the step's denominator.
+            advance: called with the number of finished sequences.
             before_change: called between the backward pass and the change of weights.
 
         Returns:
@@ -220,9 +224,10 @@ class Engine:
         loss_of: LossOf,
         advance: Callable[[int], None] | None,
     ) -> Tensor:
-        """Adds up this rank's gradients and returns its share of the loss; row `filler` stands in an empty batch.
+        """Accumulates this rank's gradients and returns its share of the loss; an empty batch runs row `filler`
+        instead.
 
-        Nothing is counted if there is no `advance`: the step is a repeated one. The next micro-batch is packed before
+        Without `advance` no progress is counted, because the step is repeated. The next micro-batch is packed before
         the backward pass, after which DeepSpeed may wait for its reductions.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -245,8 +250,8 @@ class Engine:
         self.step_count += 1
 
     def sum_over_ranks(self, values: Tensor, of_tokens: bool = False) -> Tensor:
-        """The sum of a tensor over all ranks, on the CPU. Ranks that share a micro-batch all have its values, which
-        count once; with `of_tokens`, each of them has the values of its own tokens, and all count.
+        """Sums a tensor over all ranks, on the CPU. Ranks that share a micro-batch all have the same values, which
+        count once; with `of_tokens`, each has the values of its own tokens, and all count.
         """
         if self.rank.world == 1:
             return values.cpu()
@@ -262,8 +267,8 @@ class Engine:
         return values[0]
 
     def save_policy(self, target: Path, on_nodes: bool = False, **made_from: object) -> str:
-        """Writes the policy as Hugging Face or PEFT files. Every rank must call it, and writes some of a full model's
-        weights; the files do not depend on the number of ranks. With `on_nodes`, the weights go to the nodes' own
+        """Writes the policy as Hugging Face or PEFT files. Every rank must call it: each writes some of the weights of
+        a full model. The files do not depend on the number of ranks. With `on_nodes`, the weights go to the nodes' own
         disks, if the controller has made a folder there (`node_files`).
 
         Returns:
@@ -290,14 +295,14 @@ class Engine:
         """Writes PEFT's files to an empty folder."""
         adapter = self.model.peft_config["default"]
         adapter.base_model_name_or_path = str(self.policy.base)
-        if isinstance(adapter.target_modules, set):  # a set's order differs between processes
+        if isinstance(adapter.target_modules, set):  # the order of a set differs between processes
             adapter.target_modules = sorted(adapter.target_modules)
         self.model.save_pretrained(target, state_dict=weights)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under the model's own names; ZeRO 3 gathers them from the ranks, one at a time, for the first.
+        """Weights under the model's own names. Under ZeRO 3 the ranks gather them on the first, one at a time.
 
-        They are on the CPU, except for an adapter and its base, of which PEFT writes only a small part.
+        They are on the CPU, except with an adapter: PEFT writes only a small part of the model.
         """
         if self.settings.zero_stage == 3:
             yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
@@ -308,11 +313,11 @@ class Engine:
 
     @property
     def can_wait(self) -> bool:
-        """True if a worker can keep the engine while other stages have the GPU."""
+        """True if a worker can keep the engine while other stages use the GPU."""
         return self.device.type == "cpu" or offload.obstacle(self.engine) is None
 
     def leave_gpu(self) -> None:
-        """Calls `offload`, but only on a GPU."""
+        """Calls `offload`, but only if the engine is on a GPU."""
         if self.device.type != "cpu":
             self.offload()
 
@@ -342,7 +347,7 @@ class Engine:
 
 
 def import_libraries() -> ModuleType:
-    """Imports everything that engines need, ahead of the first one in a warm worker; returns DeepSpeed."""
+    """Imports the libraries that engines need, before a warm worker makes its first one; returns DeepSpeed."""
     if devices.device_type() == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
@@ -353,7 +358,7 @@ def import_libraries() -> ModuleType:
 
 
 def loss_at_rows(rows: Sequence[int], loss_of: LossOf) -> LossOf:
-    """Turns a loss of rows into a loss of positions in a pack of these rows; without rows the loss is 0."""
+    """Turns a loss over rows into a loss over positions in a pack of these rows; without rows the loss is 0."""
 
     def loss_of_positions(positions: Sequence[int], logps: Tensor, *others: Tensor) -> Tensor:
         return loss_of([rows[i] for i in positions], logps, *others) if rows else 0.0 * logps.sum()

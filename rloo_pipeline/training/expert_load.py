@@ -1,11 +1,11 @@
 """Measures how a mixture of experts spreads its tokens in the forward passes of a round's optimizer steps.
 
-A token counts once for each pass over the completions: neither old log-probs count, nor layers that run again in the
-backward pass, nor steps that are repeated. Tokens of a prompt count once for each micro-batch that has them, and
+A token counts once for each pass over the completions. Passes for old log-probs do not count, nor do layers that run
+again in the backward pass, nor repeated steps. Tokens of a prompt count once for each micro-batch that has them, and
 padding counts where a model trains in padded batches.
 
-With n_e tokens that a layer sends to expert e, the share of an expert is p_e = n_e / Σ n, and the entropy of the layer
-is −Σ p_e·log p_e / log E: 1 where all E experts get the same, 0 where one gets everything.
+If a layer sends n_e tokens to expert e, the share of an expert is p_e = n_e / Σ n, and the entropy of the layer is
+−Σ p_e·log p_e / log E: 1 if all E experts get the same number, 0 if one gets everything.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class ExpertLoad:
-    """Counts the tokens of each expert of each layer of a model."""
+    """Counts the tokens that each expert layer sends to each expert."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Hooks the layers of experts; a model without them has no metrics."""
+        """Hooks the expert layers; a model without any has no metrics."""
         self.counts: list[Tensor] = []
         self.counts_now = False
         for layer in filter(takes_experts, model.modules()):
@@ -46,15 +46,15 @@ class ExpertLoad:
             chosen = parameters.bind(*args, **named).arguments[name]
             most = len(self.counts[layer_index])
             counts = devices.moved(self.counts[layer_index], chosen.device)  # on the GPU from the first pass on
-            places = chosen.flatten().clamp(max=most).long()  # the last place takes all that do not name an expert
-            padded = counts.new_zeros(most + 1).scatter_add_(0, places, torch.ones_like(places, dtype=counts.dtype))
+            bins = chosen.flatten().clamp(max=most).long()  # the last bin is for ids that are not an expert's
+            padded = counts.new_zeros(most + 1).scatter_add_(0, bins, torch.ones_like(bins, dtype=counts.dtype))
             self.counts[layer_index] = counts + padded[:most]
 
         layer.register_forward_pre_hook(count, with_kwargs=True)
 
     @contextmanager
     def counting(self, counts: bool = True) -> Iterator[None]:
-        """A block in which the model's forward passes are counted, if `counts`; elsewhere they are not."""
+        """A block in which the model's forward passes are counted (if `counts`); they are not counted outside of it."""
         self.counts_now = counts
         try:
             yield
@@ -67,10 +67,10 @@ class ExpertLoad:
             counts.zero_()
 
     def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Metrics:
-        """The metrics of the layer that is spread worst; every rank takes part.
+        """The metrics of the layer whose load is the least even; every rank takes part.
 
         Args:
-            sum_over_ranks: adds a tensor up over the ranks.
+            sum_over_ranks: sums a tensor over the ranks.
 
         Returns:
             `experts/largest_share` and `experts/entropy`; nothing for a model without experts.

@@ -1,9 +1,9 @@
-"""Kernels that replace several of PyTorch's on a GPU, each only if it gives the results of plain transformers.
+"""GPU kernels that replace several of PyTorch's, each only if it gives the results of plain transformers.
 
-Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), by the type of the model, and the head's loss in one
-pass (`one_pass`). The self-check's small copy of the model goes through each of them on the GPU, once per process and
-configuration, and is compared with plain transformers on the CPU. FlashAttention 3 has a separate check, in 16 bits
-(`kernels/flash_attention_3.py`). A kernel that fails is left out, with a line in the log.
+These are Liger's RMSNorm, SwiGLU and rotary embeddings (arXiv 2410.10989), depending on the type of the model, and the
+head's loss in one pass (`one_pass`). Once per process and configuration, the self-check's small copy of the model runs
+with each of them on the GPU, and is compared with plain transformers on the CPU. FlashAttention 3 has a separate check,
+in 16 bits (`kernels/flash_attention_3.py`). A kernel that fails is left out, with a line in the log.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.transformers_internals.loaded_model import takes_experts
 
 ROTARY = "rotary_pos_emb"
-"""Part of the names of transformers' functions that Liger replaces for all models of a type."""
+"""Part of the names of the transformers functions that Liger replaces for all models of a type."""
 _problems: dict[tuple[str, str], str] = {}
-"""By kernels and digest of the self-check."""
+"""Results, by kernels and digest of the self-check."""
 
 
 def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
@@ -55,25 +55,25 @@ def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
 
 
 def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, checked: SelfCheck, device: str) -> str:
-    """Why some kernels are not for a model; empty if they are.
+    """The reason some kernels cannot be used for a model; empty if they can.
 
     Args:
         use: installs the kernels in a model.
         config: transformers configuration of the model.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         checked: its self-check, for the form of batch.
-        device: the device to check them on.
+        device: device on which to check them.
     """
 
     def prepare(model: Any) -> None:
         use(model.to(device))
 
     cudnn: Any = torch.backends.cudnn
-    usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # in which an image's patches are multiplied on a GPU
+    usual, cudnn.allow_tf32 = cudnn.allow_tf32, False  # a GPU would multiply an image's patches in TF32
     try:
         self_check.run(config, trust_remote_code, checked.images, [FORMS[checked.form]], prepare)
-    except Exception as error:  # a library's kernel may fail on a card in any way
-        for module in _transformers():  # a model with images has its language model's functions in another module
+    except Exception as error:  # of any kind: a library's kernel may fail on this card
+        for module in _transformers():  # the language model of a model with images has its functions in another module
             _restore_rotary(vars(module))
         return one_line(error)
     finally:
@@ -82,31 +82,32 @@ def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, ch
 
 
 def _transformers() -> list[ModuleType]:
-    """The modules of transformers' models that have been imported."""
+    """The modeling modules of transformers that have been imported."""
     return [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
 
 
 def liger(model: Any) -> None:
-    """Lets a model, if Liger knows its type, compute with Liger's kernels where its tensors are on a GPU.
+    """Makes a model, if Liger knows its type, compute with Liger's kernels where its tensors are on a GPU.
 
-    A model computes on the CPU as well, before DeepSpeed moves it, so what Liger replaces is told apart by the device.
-    Liger also replaces classes of transformers' modules, which come back: small models on the CPU are made of them.
+    A model also computes on the CPU, before DeepSpeed moves it, so each replaced function goes by the device. Liger
+    also replaces classes in transformers' modules; these are restored, since small models on the CPU are built from
+    them.
     """
-    logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it tells which of its kernels are for other devices
+    logging.getLogger("liger_kernel").setLevel(logging.ERROR)  # it reports kernels that are for other devices
     guard.require("liger-kernel")
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers import monkey_patch
 
-    set_impl("nvidia-triton")  # else the choice depends on the other libraries that are there
+    set_impl("nvidia-triton")  # else the choice depends on which other libraries are installed
     modules = _transformers()
     before, forwards = [dict(vars(module)) for module in modules], {part: part.forward for part in model.modules()}
-    # all that Liger has for the type by default, but for layers whose experts are counted and replayed, and an
-    # activation that is in a table of all models
+    # Liger's defaults for the type, except for layers whose experts are counted and replayed, and for an
+    # activation in a table that all models share
     without = ["layer_norm", "relu_squared", "cross_entropy", "fused_linear_cross_entropy"]
     without += ["swiglu"] if any(map(takes_experts, model.modules())) else []
     try:
         monkey_patch._apply_liger_kernel_to_instance(model, **dict.fromkeys(without, False))
-    finally:  # it may have replaced some of them when it fails
+    finally:  # if it fails, it may have replaced some of them already
         for module, names in zip(modules, before, strict=True):
             for name, usual in names.items():
                 if (fast := vars(module)[name]) is not usual:
@@ -117,7 +118,7 @@ def liger(model: Any) -> None:
 
 
 def _by_device(usual: Any, fast: Any) -> Any:
-    """A function of a tensor and more: by Liger on a GPU, by transformers on a CPU."""
+    """A function of a tensor and other arguments that calls Liger on a GPU and transformers on a CPU."""
     usual = getattr(usual, "usual", usual)
 
     def by_device(tensor: Any, *arguments: Any, **options: Any) -> Any:
@@ -128,12 +129,12 @@ def _by_device(usual: Any, fast: Any) -> Any:
 
 
 def _restore_rotary(names: dict[str, Any]) -> None:
-    """Gives transformers' own functions back to a module with these names."""
+    """Restores transformers' own functions in a module, given its names."""
     names |= {name: value.usual for name, value in names.items() if ROTARY in name and hasattr(value, "usual")}
 
 
 def one_pass(model: Any) -> None:
-    """Lets the head of a model compute its losses in one pass."""
+    """Makes the head of a model compute its losses in one pass."""
     from rloo_pipeline.training.one_pass import use
 
     use(model)

@@ -6,7 +6,7 @@ from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
-REMEDY = "set model.dtype to bfloat16 or float32, or go to a machine whose processor or GPU does"
+REMEDY = "set model.dtype to bfloat16 or float32, or use a machine whose processor or GPU supports it"
 
 
 def trains_in(dtype: Dtype) -> bool:
@@ -21,7 +21,7 @@ def check_dtype(dtype: Dtype) -> None:
     """Checks that this machine can train in a number format.
 
     Raises:
-        UserError: it cannot.
+        UserError: this machine cannot train in that format.
     """
     if not trains_in(dtype):
         raise UserError(f"model.dtype: {dtype} cannot be trained on this machine, says DeepSpeed; {REMEDY}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Deepspeed
+from rloo_pipeline.config import Config, Deepspeed
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.training import plain_model, policy_model, sequence_group
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class TokenValues(NamedTuple):
-    """One list per completion with one number per token, in nats."""
+    """Values of the tokens of each completion, in nats: one list per completion, one number per token."""
 
     logps: list[list[float]]
     entropies: list[list[float]]
     top_logps: list[Any]
-    """NumPy arrays with K numbers per token, position by position."""
+    """NumPy arrays with the log-probs of the K likeliest tokens, position by position."""
     top_ids: list[Any]
     """NumPy arrays with the ids of these K tokens."""
 
@@ -41,7 +42,7 @@ class TokenValues(NamedTuple):
 def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     """Loads a policy for inference on this process's device; an adapter is loaded onto its base.
 
-    With `split` every rank calls this, and the ranks share the weights where they can be split.
+    With `split`, every rank calls this, and the ranks share the weights if the model can be split.
 
     Raises:
         UserError: the folder is incomplete, or packing does not cover the architecture.
@@ -55,16 +56,31 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
         model = plain_model.load_adapter(model, policy)
     if split:
         split_loading.gather_for_forward(model)
-    model.requires_grad_(False)  # else the kernels would make room for gradients, also where none is computed
+    model.requires_grad_(False)  # else the kernels allocate gradients, even where none is computed
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
 def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
-    """Loads a policy as `load` does, over the ranks of the section `deepspeed`, as a function to log-probs."""
+    """Loads a policy as `load` does, split as configured in the section `deepspeed`, to compute log-probs."""
     if deepspeed.sequence_parallel > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
     model = load(policy, dtype, deepspeed.splits_weights)
     return TokenLogProbs(model, temperature, sequence_group.group_of(deepspeed.sequence_parallel))
+
+
+def logps_of_completions(
+    config: Config, policy: Policy, temperature: float, sequences: Sequences, label: str
+) -> list[list[float]]:
+    """Log-probs of completions under a policy that is loaded only for them, and that leaves a worker's GPU again.
+
+    Takes the arguments of `load_configured` and `score`, with the sections `model` and `deepspeed` of `config`.
+    """
+    logprobs = load_configured(policy, config.model.dtype, config.deepspeed, temperature)
+    logps = score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
+    logprobs.discard()
+    del logprobs
+    gc.collect()  # a reference cycle would keep this model in memory beside the next one
+    return logps
 
 
 def score(
@@ -75,7 +91,7 @@ def score(
     entropies: bool = False,
     top_k: int = 0,
 ) -> TokenValues:
-    """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, shared over the ranks.
+    """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, split over the ranks.
 
     Every rank gets all of them, and makes the same number of passes, since a pass of a split model is collective.
 
@@ -106,14 +122,14 @@ def score(
             else:
                 scored.append((rows, logprobs(pack).split(pack.completion_lengths.tolist())))
             counter.advance(len(rows))
-        for rows, logps in scored:  # a GPU has had all passes before the first one is read
+        for rows, logps in scored:  # all passes are queued on a GPU before the first result is read
             for row, logps_of_row in zip(rows, logps, strict=True):
                 values.logps[row] = logps_of_row.tolist()
-    return values if world == 1 else _of_all_ranks(values, world)
+    return values if world == 1 else _gathered_from_ranks(values, world)
 
 
-def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
-    """The values of each row from a rank that has computed it."""
+def _gathered_from_ranks(values: TokenValues, world: int) -> TokenValues:
+    """The values of each row, taken from a rank that has computed it."""
     parts: list[Any] = [None] * world
     torch.distributed.all_gather_object(parts, values)
 
@@ -124,7 +140,7 @@ def _of_all_ranks(values: TokenValues, world: int) -> TokenValues:
 
 
 def _collect(values: TokenValues, rows: Sequence[int]) -> LossOf:
-    """A loss of 0 that stores its arguments: only a loss receives the entropies."""
+    """A loss of 0 that stores its arguments, since only a loss receives the entropies."""
 
     def loss_of(positions: Sequence[int], logps: Tensor, mask: Tensor, entropy: Tensor) -> Tensor:
         for position, row_logps, row_entropy, row_mask in zip(positions, logps, entropy, mask, strict=True):

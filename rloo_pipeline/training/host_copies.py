@@ -1,8 +1,8 @@
-"""Tensors that leave a GPU between two stages, with their content in host memory.
+"""Moves tensors off a GPU between two stages and keeps their content in host memory.
 
-The host memory is mapped once, since fresh memory makes the copies slower, and pinned, so that a GPU copies at the
-speed of its link. CUDA pins it here, since torch's own pinned memory has sizes that are powers of two. Storages are
-emptied and refilled and no tensor is replaced, because a model and an optimizer may hold views into the same buffers.
+The host memory is mapped once, since copies into fresh memory are slower, and pinned, so that a GPU copies at the speed
+of its link. CUDA pins it directly, since torch rounds sizes of pinned memory up to powers of two. Storages are emptied
+and refilled in place, because a model and an optimizer may hold views into the same buffers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 from rloo_pipeline.runtime.progress import say
 
 ALIGNED = 512
-"""Bytes; a copy begins at a multiple of it."""
+"""Alignment of the copies in bytes."""
 PORTABLE = 1
 """CUDA's flag for memory that is pinned for all of its contexts."""
 TOLD = 1e9
-"""Bytes from which the log says how long a move took."""
+"""Moves of at least this many bytes have their time in the log."""
 
 Storages = dict[int, UntypedStorage]
 """Storages by `UntypedStorage._cdata`."""
@@ -38,18 +38,18 @@ class HostCopies:
         self._copies: Storages = {}
         """The copy of each storage."""
         self._pinned: list[int] = []
-        """Addresses that are pinned."""
-        weakref.finalize(self, _unpin, self._pinned).atexit = False  # the end of the process releases it too
+        """Addresses of pinned memory."""
+        weakref.finalize(self, _unpin, self._pinned).atexit = False  # when the process ends, it is released anyway
 
     def take(self, tensors: Iterable[Tensor], constants: Iterable[Tensor] = ()) -> Callable[[], None]:
         """Copies the storages of tensors to host memory and empties them.
 
         Args:
             tensors: tensors that are not used until they are filled again.
-            constants: further ones, which never change, so that one copy serves for all times.
+            constants: further tensors, which never change, so that one copy serves every time.
 
         Returns:
-            A function that fills them again.
+            A function that refills them.
         """
         began = time.monotonic()
         changing = storages(tensors)
@@ -64,14 +64,14 @@ class HostCopies:
         for storage, _ in copies:
             storage.resize_(0)
         size = sum(copy.nbytes() for _, copy in copies)
-        _tell(size, "to", began)
+        _log_move(size, "to", began)
 
         def restore() -> None:
             began = time.monotonic()
             for storage, copy in copies:
                 storage.resize_(copy.nbytes())
                 storage.copy_(copy)
-            _tell(size, "from", began)
+            _log_move(size, "from", began)
 
         return restore
 
@@ -80,7 +80,7 @@ class HostCopies:
         return copy is not None and copy.nbytes() == storage.nbytes()
 
     def _map(self, new: Storages) -> Tensor | None:
-        """Maps one piece of memory for the copies of all these storages; None if they are empty."""
+        """Maps one block of memory for the copies of all these storages; None if they are empty."""
         ends = [*accumulate(-(-storage.nbytes() // ALIGNED) * ALIGNED for storage in new.values())]
         if not ends or not ends[-1]:
             self._copies |= {key: UntypedStorage(0) for key in new}
@@ -95,14 +95,14 @@ class HostCopies:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def of(self, values: object) -> object:
-        """The same values, with the copies in place of tensors whose storages are empty."""
+        """The same values, with host copies in place of tensors whose storages are empty."""
 
         def copied(tensor: Tensor) -> Tensor:
             copy = self._copies.get(tensor.untyped_storage()._cdata)
             if copy is None or tensor.untyped_storage().nbytes():
                 return tensor
             view = tensor.new_empty(0, device="cpu").set_(copy, tensor.storage_offset(), tensor.shape, tensor.stride())
-            return view.requires_grad_(tensor.requires_grad)  # which torch.save writes too
+            return view.requires_grad_(tensor.requires_grad)  # torch.save writes this flag too
 
         return pytree.tree_map_only(Tensor, copied, values)
 
@@ -112,17 +112,17 @@ def storages(tensors: Iterable[Tensor]) -> Storages:
     return {(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}
 
 
-def _tell(size: int, way: str, began: float) -> None:
+def _log_move(size: int, way: str, began: float) -> None:
     if size > TOLD:
         say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 
 
 def _pin(memory: Tensor) -> bool:
-    """Pins host memory. False if CUDA refuses, and then copies are slower."""
+    """Pins host memory. Returns False if CUDA refuses; copies are slower then."""
     failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE))
     if failed:
         say(f"CUDA cannot pin {memory.nbytes / 1e9:.1f} GB of host memory (error {failed}), so moves are slower")
-        with suppress(RuntimeError):  # of the next kernel, to which CUDA tells the error too
+        with suppress(RuntimeError):  # CUDA reports the error to the next kernel too
             torch.zeros(1, device="cuda")
     return not failed
 

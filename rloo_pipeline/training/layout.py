@@ -21,7 +21,9 @@ from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.sequence_group import SequenceGroup
 
 MIN_FILL = 7 / 8
-"""Shortest sequence of a block, as a share of its longest: padding adds at most a factor of 1 / MIN_FILL² of work."""
+"""Minimum length of a block's shortest sequence, as a share of the longest: padding adds at most a factor of 1 /
+MIN_FILL² of work.
+"""
 
 
 class Block(NamedTuple):
@@ -58,7 +60,7 @@ class Gather(torch.autograd.Function):
     def forward(
         ctx: Any, heads: Shaped[Tensor, "row_heads head_dim"], index: HeadIndex
     ) -> Shaped[Tensor, "laid_out_heads head_dim"]:
-        """Copies every entry of the row to all its places in the layout."""
+        """Copies every entry of the row to all its positions in the layout."""
         ctx.index = index
         return heads.index_select(0, index.sources)
 
@@ -95,7 +97,7 @@ class Layout:
     real: Bool[Tensor, " laid_out"]
     """False at padding."""
     first_copy: Int64[Tensor, " tokens"]
-    """Index in the layout of each token of the row; of a shared token its first copy."""
+    """Index in the layout of each token of the row; for a shared token, of its first copy."""
     starts: Int32[Tensor, " boundaries"]
     """Start of each sequence in the layout, and the end."""
     begins: Int64[Tensor, " laid_out"]
@@ -109,7 +111,7 @@ class Layout:
     even: bool
     """True if all sequences have the same length."""
     group: SequenceGroup | None = None
-    """Ranks over which the tokens of the row are split; None where a rank has all of them."""
+    """Ranks over which the tokens of the row are split; None if a rank has all of them."""
     _by_heads: dict[int, HeadIndex] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Layout:
@@ -120,7 +122,7 @@ class Layout:
         return replace(self, **tensors, tokens=index, _by_heads={})
 
     def head_index(self, heads: int) -> HeadIndex:
-        """The layout for `heads` heads per token, by what is known of one: a GPU is not asked for any size."""
+        """The layout for `heads` heads per token, derived from that for one without asking a GPU for any size."""
         if heads == 1:
             return self.tokens
         if heads not in self._by_heads:
@@ -158,7 +160,7 @@ def lay_out(
         prompts: index in the row where the prompt begins; neighbours with the same index share a prompt.
         prompt_lengths: lengths in tokens.
         completions: index in the row where the completion begins.
-        completion_lengths: lengths in tokens, as far as the row contains the completion.
+        completion_lengths: lengths in tokens of the part of each completion that is in the row.
     """
     lengths = prompt_lengths + completion_lengths
     order = lengths.argsort(descending=True, stable=True)

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts import tables
 
 
 def length_metrics(rollouts: pa.Table) -> dict[str, float | int | None]:
-    """Lengths in tokens of all completions and of those with an end token, and the share without one."""
+    """Length statistics in tokens for all completions and for those with an end token, and the share without one."""
     lengths = tables.sampled_lengths(rollouts)
     reasons = rollouts["finish_reason"].to_pylist()
     ended = [length for length, reason in zip(lengths, reasons, strict=True) if reason == "stop"]

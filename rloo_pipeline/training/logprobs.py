@@ -1,7 +1,7 @@
 """Log-probs of completion tokens under a causal language model, at the sampling temperature.
 
 log π(y_t) = z_t[y_t]/T − logsumexp(z_t/T), in float32 for every number format of the model. Logits are computed only at
-positions that predict a token that the model sampled, and never all at once if the model supports that
+positions that predict a sampled token. If the model supports it, they never exist all at once
 (`kernels/lm_head.py`).
 """
 
@@ -38,7 +38,7 @@ class SplitModel(NamedTuple):
 
 
 class TokenLogProbs(nn.Module):
-    """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss of them."""
+    """A causal language model as a function from a pack to log-probs of completion tokens, or to a loss over them."""
 
     def __init__(
         self, model: nn.Module, temperature: float, group: SequenceGroup | None = None, offloads: bool = False
@@ -49,8 +49,8 @@ class TokenLogProbs(nn.Module):
             model: the model.
             temperature: sampling temperature T.
             group: ranks that share the tokens of a pack; None for this rank only.
-            offloads: True keeps what the decoder stores for the backward pass in host memory; for a model that
-                recomputes its layers and so stores their inputs only.
+            offloads: True keeps the activations that the decoder stores for the backward pass in host memory. Use it
+                for a model that recomputes its layers and so stores only their inputs.
 
         Raises:
             UserError: this model's packs cannot be split over a group.
@@ -72,7 +72,7 @@ class TokenLogProbs(nn.Module):
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
         self.split = split(model)
-        """The model before its vocabulary projection, and that; None computes all logits at once."""
+        """The model split before its vocabulary projection; None computes all logits at once."""
         if self.group.size > 1 and self.form.name != batch_forms.Packed.name:
             raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
         if self.group.size > 1 and self.split is None:
@@ -116,12 +116,9 @@ class TokenLogProbs(nn.Module):
                 f"covers at most {self.length_limit.tokens} tokens; shorten prompts, completions or demonstrations, or "
                 "use another model"
             )
+        if pack.experts is not None:
+            self.replay.require(self.form.name)
         if self.form.name != batch_forms.Packed.name:
-            if pack.experts is not None:
-                raise UserError(
-                    f"rollout.router_replay: {self.name} trains in {self.form.name} batches, but replay only supports "
-                    "packed ones; set it to false"
-                )
             yield
             return
         self.replay.use(pack.experts, pack.input_ids.device)
@@ -134,7 +131,7 @@ class TokenLogProbs(nn.Module):
             yield
 
     def _kept(self) -> AbstractContextManager[Any]:
-        """A block whose stored activations are kept in host memory if offloading is on."""
+        """A block whose stored activations go to host memory if offloading is on."""
         if not self.offloads:
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
@@ -150,7 +147,7 @@ class TokenLogProbs(nn.Module):
             torch.cuda.empty_cache()
 
     def offload(self) -> None:
-        """Does so on any device; raises as `leave_gpu`."""
+        """As `leave_gpu`, but on any device."""
         if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
             raise IncompatibleEngine("weights that ZeRO 3 has split")
         if self._restore is None:
@@ -161,7 +158,7 @@ class TokenLogProbs(nn.Module):
         for storage in host_copies.storages([*self.parameters(), *self.buffers()]).values():
             if storage.resizable():  # on a CPU weights may be mapped from a file
                 storage.resize_(0)
-        torch.cuda.empty_cache()  # for the other processes on the GPU
+        torch.cuda.empty_cache()  # gives it back to other processes on the GPU
 
     def enter_gpu(self) -> None:
         """Moves the model back to its device."""
@@ -214,14 +211,14 @@ def split(model: nn.Module) -> SplitModel | None:
 
 @torch.no_grad()
 def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
-    """The form of a model's logits, found by feeding it made-up products: small ones for the scale, large for the cap.
+    """Finds the form of a model's logits by feeding it made-up products: small ones for the scale, large for the cap.
 
     Args:
         causal: causal language model of transformers.
         head: its vocabulary projection.
 
     Returns:
-        The form; None if the logits are not a `Form` of what `head` makes of the last hidden states.
+        The form; None if the logits are not a `Form` of the output of `head` for the last hidden states.
     """
     ids = torch.ones((1, 2), dtype=torch.long, device=head.weight.device)
     training = causal.training
@@ -250,8 +247,8 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
 
 @contextmanager
 def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None]:
-    """A block in which a decoder returns `output` for `ids` without computing, which takes long if its weights are
-    split. It computes if it gets other tensors, such as embeddings that the model scales.
+    """A block in which a decoder returns `output` for `ids` without computing, which would take long with split
+    weights. It does compute if it gets different tensors, such as embeddings that the model scales.
     """
     own, compute = decoder.__dict__.get("forward"), decoder.forward
 
@@ -269,7 +266,7 @@ def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None
 
 
 def _configured_scale(measured: float, config: Any) -> float | None:
-    """The scale in config.json that agrees with the measured one, which is rounded; None if there is no such scale."""
+    """The exact scale in config.json that matches the measured one up to rounding; None if there is none."""
     candidates = [1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
     return next((float(scale) for scale in candidates if scale and abs(measured / scale - 1) < 1e-2), None)
 
@@ -278,7 +275,7 @@ def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor, size: float) -
     """Runs the model with products up to `size` in place of the head's output.
 
     Returns:
-        The input of the head, the products (flat), and the logits that the model makes of them (flat).
+        The input of the head, the products (flat), and the logits that the model computes from them (flat).
     """
     recorded: list[Tensor] = []
 

@@ -25,12 +25,13 @@ from rloo_pipeline.training.objective import Record
 
 Metrics = dict[str, float | int | None]
 OF_ENGINES = ("sampling_logp_difference/mean", "sampling_logp_difference/max", "kl", "outside_band")
-"""Metrics `sampling/…` that compare two engines, so they have no value if the sampler masks tokens."""
+"""Metrics `sampling/…` that compare the two engines; they have no value if the sampler masks tokens."""
 
 
 def staleness(rollouts: pa.Table, round_: int) -> float | None:
-    """Rounds by which the policy that sampled is older than the one that the update of round `round_` starts from; with
-    `rollout.token_budget` on average over tokens, of which there may be none.
+    """Rounds by which the sampling policy is older than the policy that the update of round `round_` starts from.
+
+    With `rollout.token_budget`, this is the mean over tokens; None without any tokens.
     """
     if tables.SEGMENTS not in rollouts.column_names:
         return round_ - 1 - int(tables.footer(rollouts)["policy_round"])
@@ -61,21 +62,25 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
 
 
 def rewarded(scores: pa.Table) -> bool:
-    """False if no function has a weight, since the run learns from a teacher alone."""
+    """False if no reward function has a weight: the run then learns from a teacher alone."""
     weights = tables.weights_of(scores)
     return not weights or any(weights.values())
 
 
 def tool_metrics(rollouts: pa.Table) -> Metrics:
-    """Calls of tools for each completion, in all and of each tool, and the share of calls that an error answered (0
-    without a call), as in TRL's GRPOTrainer; nothing without tools.
+    """Tool calls per completion, in total and by tool, and the share of calls answered by an error (0 without a call).
+
+    The names are those of TRL's GRPOTrainer. Without tools there are no metrics.
     """
     if not tables.is_episodes(rollouts):
         return {}
     calls, failures = (sum(rollouts[name].to_pylist()) for name in ("tool_calls", "tool_failures"))
     names = json.loads(tables.footer(rollouts).get(tables.TOOLS, "[]"))
-    messages = (message for row in rollouts["messages"].to_pylist() for message in json.loads(row))
-    called = Counter(call["function"]["name"] for message in messages for call in message.get("tool_calls") or ())
+    rows = rollouts.select(["messages", "finish_reason"]).to_pylist()
+    # calls at the end were made if their answers had no room, but not if a limit on turns ended the episode
+    parts = (json.loads(row["messages"])[: None if row["finish_reason"] == "length" else -1] for row in rows)
+    calls_made = (call for part in parts for message in part for call in message.get("tool_calls") or ())
+    called = Counter(call["function"]["name"] for call in calls_made)
     return {
         "tools/call_frequency": calls / len(rollouts),
         "tools/failure_frequency": failures / calls if calls else 0.0,
@@ -84,7 +89,7 @@ def tool_metrics(rollouts: pa.Table) -> Metrics:
 
 
 def group_metrics(teaching: Tensor, sampled: RoundTables, trained_groups: int) -> Metrics:
-    """Numbers of groups that a round sampled, sampled in refills, and that teach; and the cost of one that teaches.
+    """Numbers of groups sampled, sampled in refills, and teaching, and the tokens sampled per teaching group.
 
     Args:
         teaching: [prompts] bool, all groups of the round.
@@ -126,7 +131,7 @@ def update_metrics(batch: Batch, record: Record, algorithm: Algorithm, ratio_is_
 
 
 def kl_of_completion(batch: Batch, record: Record) -> float | None:
-    """Mean KL per completion in nats, from the reward or the loss; None without a reference."""
+    """Mean KL per completion in nats, from the reward or from the loss; None without a reference."""
     if batch.completions.reference_logps is None:
         return None
     kl, counted = _kl_of(batch, record)
@@ -143,14 +148,15 @@ def _kl_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
 
 
 def _kl_of(batch: Batch, record: Record) -> tuple[Tensor, Tensor]:
-    """[completions] KL in nats, and [completions] bool: which of them count."""
+    """[completions] KL in nats, and [completions] bool: True where it counts."""
     return (record.kl, record.trained > 0) if batch.kl is None else (batch.kl, ~batch.masked)
 
 
 def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
     """Metrics of the gap between sampler and trainer.
 
-    They cover all completions if there was a pass for π_old, else those of the first optimizer step, which has π_old.
+    They cover all completions if there was a pass for π_old; otherwise those of the first optimizer step, which starts
+    from π_old.
     """
     gap, counted = _gap_of(batch, record)
     log_weights = gap.log_weight[counted]
@@ -172,7 +178,7 @@ def _gap_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
 
 
 def _weight_metrics(record: Record, tokens: Tensor, section: Mismatch) -> Metrics:
-    """Mismatch weights that multiplied the losses, under TRL's names, and the share truncated or dropped.
+    """Mismatch weights applied to the losses, under TRL's names, and the share truncated or dropped.
 
     The weights are per token or per completion, depending on the correction.
     """
@@ -191,7 +197,7 @@ def _weight_metrics(record: Record, tokens: Tensor, section: Mismatch) -> Metric
 
 
 def _gap_of(batch: Batch, record: Record) -> tuple[mismatch.Gap, Tensor]:
-    """The gap of each completion, and [completions] bool: where it is measured."""
+    """The gap of each completion, and [completions] bool: True where it is measured."""
     completions = batch.completions
     old, sampling = completions.old_logps, completions.sampling_logps
     if old is not None and sampling is not None and old is not sampling:

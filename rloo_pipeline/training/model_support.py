@@ -1,6 +1,6 @@
-"""Decides from config.json which models cannot be trained, and which adapters vLLM cannot serve, without torch.
+"""Decides from config.json, without torch, which models cannot be trained and which adapters vLLM cannot serve.
 
-`self_check` finds by computing what the keys of config.json do not show; it also chooses the form of batch.
+`self_check` computes with a small copy to find what config.json does not show; it also chooses the form of batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Config, Dtype, Lora
 
 COUNTS, MOST = ("layers", "n_layer", "experts"), 10_000
-"""Suffixes of keys in config.json that count parts of a model, and their maximum; transformers makes lists of parts."""
+"""Suffixes of config.json's keys that count parts of a model, and the largest count: transformers lists the parts."""
 DYNAMIC = {"dynamic", "longrope", "su"}
 """Kinds of rotary embedding whose angles depend on the longest sequence in the batch."""
 ENCODERS = frozenset(
@@ -49,9 +49,9 @@ WITHOUT_LORA = frozenset(
         *("Step1ForCausalLM", "Step3TextForCausalLM", "Step3p5ForCausalLM", "Zamba2ForCausalLM"),
     }
 )
-"""Architectures for which vLLM serves no adapter."""
+"""Architectures whose adapters vLLM cannot serve."""
 RENAMED = {"Glm4ForCausalLM": {"gate_up_proj"}}
-"""Modules that have other names in vLLM than in transformers, by architecture."""
+"""Modules whose names in vLLM differ from those in transformers, by architecture."""
 ATTENTION_MODULES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 """Modules whose adapters vLLM serves in models with experts."""
 
@@ -63,19 +63,19 @@ class LengthLimit(NamedTuple):
 
     tokens: int
     cause: str
-    """Key of config.json that sets the limit, with its value."""
+    """The reason for the limit, phrased to follow "MODEL has"."""
 
 
 def check_run(config: Config, policy: Policy) -> None:
-    """Checks the model of a run, for the length of its sequences, and the LoRA adapter that it trains.
+    """Checks the model of a run, the length of its sequences, and the LoRA adapter that it trains.
 
     Raises:
-        UserError: the folder has no model but an adapter, as `check_model` and `check_heads`, or vLLM cannot serve the
-            adapter.
+        UserError: the folder has an adapter instead of a model, `check_model` or `check_heads` fails, or vLLM cannot
+            serve the adapter.
     """
     if not (file := policy.folder / "config.json").exists():
         raise UserError(f"{file}: no such file, so this is not a model folder; check the path")
-    if policy.is_adapter:  # beside a config.json, as some trainers write it
+    if policy.is_adapter:  # some trainers write it beside a config.json
         raise UserError(
             f"{policy.folder / ADAPTER}: this is an adapter on another model; merge it into that model and use the "
             "result"
@@ -88,6 +88,8 @@ def check_run(config: Config, policy: Policy) -> None:
             f"{policy.config_file}: the weights are in 4 bits (NF4); set model.quantization: nf4 and update.lora, "
             "or use the model that they were made from"
         )
+    if config.rollout.router_replay and not policy.has_experts:
+        raise UserError(f"{policy.config_file}: the model has no experts; set rollout.router_replay: false")
     completion = max(config.rollout.max_completion_length, config.evaluation.max_completion_length or 0)
     check_model(policy.config, config.dataset.max_prompt_length + completion, policy.config_file)
 
@@ -127,7 +129,7 @@ def check_model(hf_config: Mapping[str, Any], longest: int | None = None, file: 
     if limit is not None and longest is not None and longest > limit.tokens:
         raise UserError(
             f"{file}: {kind} has {limit.cause}, and the longest prompt and completion together may have {longest} "
-            "tokens; a sequence of a batch would change the others', so lower dataset.max_prompt_length or the "
+            "tokens; longer ones would change the others of their batch, so lower dataset.max_prompt_length or the "
             f"max_completion_length of rollout and evaluation until they have {limit.tokens} at most, or use another "
             "model"
         )
@@ -139,19 +141,19 @@ def length_limit(hf_config: Mapping[str, Any]) -> LengthLimit | None:
 
 
 def comes_in_nf4(hf_config: Mapping[str, Any]) -> bool:
-    """True if a config.json is that of a checkpoint in NF4 of bitsandbytes."""
+    """True if a config.json describes a bitsandbytes checkpoint in NF4."""
     quantization = hf_config.get("quantization_config") or {}
     return bool(quantization.get("load_in_4bit")) and quantization.get("bnb_4bit_quant_type") == "nf4"
 
 
 def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
-    """Why a model is never trained, to follow the file and type of the model in a sentence; None for no reason."""
+    """The reason a model is never trained, phrased to follow "FILE: TYPE …"; None if there is none."""
     text = text_config(hf_config)
     for kind in (hf_config.get("model_type"), text.get("model_type")):
         if kind in ENCODERS and not text.get("is_decoder"):
             return "is an encoder, which attends to later tokens too (is_decoder is not true)"
     if any(part.get("quantization_config") and not comes_in_nf4(part) for part in (hf_config, text)):
-        return "has quantized weights (quantization_config) other than NF4 of bitsandbytes, which cannot be trained"
+        return "has quantized weights (quantization_config) other than bitsandbytes NF4, which cannot be trained"
     for key, value in text.items():
         if key.endswith(COUNTS) and isinstance(value, int) and value > MOST:
             return f"has {key} {value!s:.20}, more than {MOST:,}"
@@ -183,25 +185,25 @@ def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:
 def check_lora(policy: Policy, lora: Lora | None) -> None:
     """Checks that vLLM can serve the adapter that a run would train.
 
-    PEFT can put an adapter on any layer; vLLM serves only some layers, under its own names, and fails when it loads the
-    first adapter: in round 2, after round 1 has been paid for.
+    PEFT can put an adapter on any layer. vLLM serves only some layers, under its own names, and would fail only when it
+    loads the first adapter: in round 2, after round 1 has been paid for.
 
     Args:
         policy: the full model.
         lora: the section `update.lora`.
 
     Raises:
-        UserError: vLLM cannot serve it.
+        UserError: vLLM cannot serve the adapter.
     """
     if lora is not None and (problem := _lora_problem(policy.config, lora)):
         raise UserError(f"{policy.config_file}: {problem}")
 
 
 def check_dtype_on_gpu(dtype: Dtype) -> None:
-    """Checks the number format of a sampler that serves an adapter on a GPU.
+    """Checks the number format of a sampler that serves an adapter, if it is on a GPU.
 
     Raises:
-        UserError: vLLM cannot sample in it.
+        UserError: vLLM cannot sample in this format.
     """
     if dtype == "float32":
         raise UserError(
@@ -214,9 +216,9 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     """The part that vLLM cannot serve, and advice; None if it serves the adapter."""
     kind = str(next(iter(hf_config.get("architectures") or ()), hf_config.get("model_type", "this model")))
     if kind in WITHOUT_LORA:
-        return f"vLLM serves no LoRA adapter of {kind}; remove update.lora, or use another model"
+        return f"vLLM serves no LoRA adapters for {kind}; remove update.lora, or use another model"
     renamed = RENAMED.get(kind, set())
-    if lora.is_pattern:  # `policy_model.check_adapter` finds the names
+    if lora.is_pattern:  # `policy_model.check_layers` finds the names
         return None
     targets = renamed | {"all-linear"} if lora.target_modules == "all-linear" else set(lora.target_modules)
     if named := ", ".join(sorted(targets & renamed)):
@@ -227,7 +229,7 @@ def _lora_problem(hf_config: Mapping[str, Any], lora: Lora) -> str | None:
     experts, text = experts_key(hf_config), text_config(hf_config)
     if experts and (named := ", ".join(sorted(targets - ATTENTION_MODULES))):
         return (
-            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on {named} of it in "
+            f"{kind} has experts ({experts}: {text[experts]}), and vLLM does not serve an adapter on its {named} in "
             f"PEFT's format; name attention modules in update.lora.target_modules, such as {EXAMPLE}"
         )
     return None

@@ -39,11 +39,11 @@ class Record(NamedTuple):
     high: Float[Tensor, " completions"]
     """Share of actions clipped above."""
     entropy: Float[Tensor, " completions"]
-    """Sum over tokens, nats."""
+    """Entropy of the policy, summed over tokens, in nats."""
     kl: Float[Tensor, " completions"]
     """KL in the loss, summed over tokens, nats."""
     trained: Float[Tensor, " completions"]
-    """1 where the last pass trained on the completion."""
+    """1 if the last pass trained on the completion."""
     weight: Float[Tensor, "completions 3"]
     """Smallest, mean and largest mismatch weight that multiplied the losses of its actions."""
     outside: Float[Tensor, " completions"]
@@ -51,18 +51,18 @@ class Record(NamedTuple):
     distilled: Float[Tensor, " completions"]
     """Divergence from the teacher in the loss, summed over tokens, nats."""
     gap: Float[Tensor, "completions 7"]
-    """`mismatch.Gap` at the first step of the round, used where there was no pass for π_old."""
+    """`mismatch.Gap` at the first step of the round, used if there was no pass for π_old."""
     has_gap: Float[Tensor, " completions"]
-    """1 where `gap` is measured."""
+    """1 if `gap` is measured."""
 
     @classmethod
     def empty(cls, completions: int, device: torch.device | None = None) -> Record:
-        """A record of zeros; on the device of the log-probs, which is then not waited for."""
+        """A record of zeros, on the device of the log-probs so that recording does not wait for it."""
         shapes = {"gap": (completions, len(mismatch.Gap._fields)), "weight": (completions, 3)}
         return cls(**{name: torch.zeros(shapes.get(name, (completions,)), device=device) for name in cls._fields})
 
     def reset_pass(self) -> None:
-        """Zeroes what the next pass over the round measures again: all but `gap` and `has_gap`."""
+        """Zeroes what each pass over the round measures again: all but `gap` and `has_gap`."""
         for values in self[:9]:
             values.zero_()
 
@@ -92,7 +92,7 @@ class StepLoss:
             longest=longest,
         )
         self.clip: Clip | OwnLoss = algorithm.clip if algorithm.loss is None else own_loss(algorithm.loss)
-        # In the first step ratios are 1 up to rounding, whose sign alone would decide the gradient that kl_cov adds.
+        # In the first step ratios differ from 1 only by rounding, whose sign alone would decide kl_cov's gradient.
         nothing_to_hold = first and algorithm.clip == "kl_cov" and algorithm.old_logps == "trainer"
         self.chosen = None if nothing_to_hold else batch.chosen
         self.measures_gap = first and batch.completions.sampling_logps is not None
@@ -109,13 +109,13 @@ class StepLoss:
 
         Args:
             rows: the completions of the micro-batch.
-            logps: under the policy being trained.
-            mask: true on completion tokens.
-            entropy: entropy of each token's distribution, nats.
+            logps: log-probs under the policy being trained.
+            mask: True for completion tokens.
+            entropy: entropy of each token's distribution, in nats.
             candidates: log-probs of the teacher's likeliest tokens, with `algorithm.teacher.top_k`.
         """
         algorithm, batch, chosen = self.algorithm, self.batch, torch.tensor([*rows])
-        places = devices.moved(chosen, self.record.ratio.device)
+        record_rows = devices.moved(chosen, self.record.ratio.device)
         in_loss = mask & ~devices.moved(batch.masked[chosen], mask.device).unsqueeze(-1)
         old = self._rows_of(batch.completions.old_logps, chosen, logps)
         old = logps.detach() if old is None else old
@@ -130,24 +130,24 @@ class StepLoss:
             action_losses = action_losses * kept
         sampling = self._rows_of(batch.completions.sampling_logps, chosen, logps)
         if sampling is not None and algorithm.mismatch.correction != "none":
-            action_losses = action_losses * self._mismatch_weights(places, old, sampling, in_loss)
+            action_losses = action_losses * self._mismatch_weights(record_rows, old, sampling, in_loss)
         loss = aggregate(action_losses, in_loss, algorithm.loss_agg_mode, self.totals)
         reference = self._rows_of(batch.completions.reference_logps, chosen, logps)
         if reference is not None and algorithm.kl.placement == "loss":
-            loss = loss + batch.beta * self._kl(places, logps, old, reference, in_loss)
+            loss = loss + batch.beta * self._kl(record_rows, logps, old, reference, in_loss)
         teacher_top = self._rows_of(batch.completions.teacher_top_logps, chosen, logps)
         if candidates is not None and teacher_top is not None:
-            loss = loss + self._distilled(places, candidates, teacher_top, in_loss)
+            loss = loss + self._distilled(record_rows, candidates, teacher_top, in_loss)
         for values, measured in zip(self.record[:3], result[1:], strict=True):
-            values[places] = measured
-        self.record.entropy[places] = (entropy * in_loss).sum(-1)
-        self.record.trained[places] = in_loss.any(-1).float()
+            values[record_rows] = measured
+        self.record.entropy[record_rows] = (entropy * in_loss).sum(-1)
+        self.record.trained[record_rows] = in_loss.any(-1).float()
         if self.measures_gap and sampling is not None:
-            self.record.gap[places] = torch.stack(mismatch.gap(logps, sampling, in_loss), dim=-1).float()
-            self.record.has_gap[places] = self.record.trained[places]
+            self.record.gap[record_rows] = torch.stack(mismatch.gap(logps, sampling, in_loss), dim=-1).float()
+            self.record.has_gap[record_rows] = self.record.trained[record_rows]
         return loss
 
-    def _mismatch_weights(self, places: Tensor, old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
+    def _mismatch_weights(self, record_rows: Tensor, old: Tensor, sampling: Tensor, in_loss: Tensor) -> Tensor:
         """Mismatch weight of each action; records the weights."""
         section = self.algorithm.mismatch
         assert section.correction != "none"
@@ -160,30 +160,30 @@ class StepLoss:
         float_weight = weight.float()
         smallest = torch.where(actions, float_weight, torch.inf).amin(-1).nan_to_num(posinf=0.0)
         mean = torch.where(actions, float_weight, 0.0).sum(-1) / count
-        self.record.weight[places] = torch.stack([smallest, mean, float_weight.amax(-1)], dim=-1)
-        self.record.outside[places] = outside.sum(-1) / count
+        self.record.weight[record_rows] = torch.stack([smallest, mean, float_weight.amax(-1)], dim=-1)
+        self.record.outside[record_rows] = outside.sum(-1) / count
         return weight
 
-    def _kl(self, places: Tensor, logps: Tensor, old: Tensor, reference: Tensor, in_loss: Tensor) -> Tensor:
+    def _kl(self, record_rows: Tensor, logps: Tensor, old: Tensor, reference: Tensor, in_loss: Tensor) -> Tensor:
         """The micro-batch's share of the KL in the loss, before β; records the KL."""
         algorithm = self.algorithm
         tokens = kl.estimate(algorithm.kl.estimator, logps, reference, in_loss)
-        self.record.kl[places] = tokens.detach().sum(-1)
+        self.record.kl[record_rows] = tokens.detach().sum(-1)
         if algorithm.kl.bias_correction:
             tokens = tokens * log_ratio(logps, old, in_loss, algorithm.importance_sampling_level).exp()
         return aggregate(tokens, in_loss, algorithm.loss_agg_mode, self.totals)
 
-    def _distilled(self, places: Tensor, candidates: Tensor, teacher_top: Tensor, in_loss: Tensor) -> Tensor:
+    def _distilled(self, record_rows: Tensor, candidates: Tensor, teacher_top: Tensor, in_loss: Tensor) -> Tensor:
         """The micro-batch's share of the divergence from the teacher in the loss; records the divergence."""
         section = self.algorithm.teacher
         assert section is not None
         tokens = torch.where(in_loss, divergence.of_top(candidates, teacher_top, section.beta), 0.0)
-        self.record.distilled[places] = tokens.detach().sum(-1)
+        self.record.distilled[record_rows] = tokens.detach().sum(-1)
         return section.weight * aggregate(tokens, in_loss, self.algorithm.loss_agg_mode, self.totals)
 
     @staticmethod
     def _rows_of(values: Tensor | None, rows: Tensor, like: Tensor) -> Tensor | None:
-        """Rows of [completions, longest], cut to the width of the micro-batch, on its device."""
+        """Takes rows of [completions, longest], trims them to the micro-batch's width, and moves them to its device."""
         return None if values is None else devices.moved(values[rows, : like.shape[1]], like.device)
 
 
@@ -199,10 +199,10 @@ def clip_bounds(algorithm: Algorithm) -> Bounds:
 
 
 def own_loss(name: str) -> OwnLoss:
-    """The user's loss of this import string, whose result is checked in each call.
+    """The user's loss with this import string; each call checks its result.
 
     Raises:
-        UserError: it does not exist; or in a call, its result is not a loss for each token.
+        UserError: the function cannot be found; or, in a call, it does not return a loss for each token.
     """
     function = import_string.load(name)
 

@@ -5,7 +5,7 @@ logits keep the number format of the model. With m and s the running maximum and
 m), a block with the maximum m' > m changes s to s·e^(m − m') and t to (t + s·(m − m'))·e^(m − m'), as in FlashAttention
 (Dao et al. 2022). The second pass writes the gradient of the logits in their place.
 
-The kernels are Triton's, so this module needs it; tests/unit/training/test_one_pass.py runs them in its interpreter.
+The kernels need Triton, and so does this module; tests/unit/training/test_one_pass.py runs them in its interpreter.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor
 from rloo_pipeline.training.kernels.lm_head import ELEMENTS, KIND, NEVER, Projection, Top
 
 BLOCK = 4096
-"""Logits that a program reads at once."""
+"""Number of logits that a program reads at once."""
 _LEAST = tl.constexpr(NEVER)
 
 
 def use(model: Any) -> None:
-    """Lets the head of a causal language model compute its losses this way."""
+    """Makes the head of a causal language model compute its losses this way."""
     setattr(model.get_output_embeddings(), KIND, OnePassProjection)
 
 
 class OnePassProjection(Projection):
-    """The same as `Projection`. Heads with a bias and capped logits (phi-2, Gemma 2) do as that does."""
+    """Does the same as `Projection`, and leaves heads with a bias or capped logits (phi-2, Gemma 2) to it."""
 
     largest: Tensor
     """Maximum of each row of `probs`, which holds logits here."""
 
     def held_at_once(self) -> tuple[torch.dtype, int]:
-        """As many bytes as in float32 with the softmax beside the logits."""
+        """As many logits as fit into the bytes that `Projection` takes for float32 logits and their softmax."""
         if not self._applies:
             return super().held_at_once()
         return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()
@@ -96,7 +96,7 @@ class OnePassProjection(Projection):
         return logits.scatter_(-1, self.columns[part, 1:], of_candidates)
 
     def _of_candidates(self, part: slice, rows: slice, scale: Tensor, total: Tensor) -> Tensor:
-        """The gradient of the candidates' logits; its summands can be large and cancel, so it is rounded only once."""
+        """The gradient of the candidates' logits. Its terms can be large and cancel, so it is rounded only once."""
         ids, given = self.columns[part, 1:], scale[:, 1:]
         # tokens that the student lacks are stored as token 0, with a gradient of 0
         given = given.where(ids != 0, given.where(ids == 0, 0).sum(-1, keepdim=True))
@@ -151,7 +151,7 @@ def _differentiate(
     divisor: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """at_target · onehot − scale · softmax in place of a block of the logits of one row."""
+    """Overwrites a block of one row's logits with at_target · onehot − scale · softmax."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * block + tl.arange(0, block)
     inside, pointers = places < vocabulary, logits + row * vocabulary + places

@@ -1,10 +1,10 @@
 """Packing: sequences of different lengths in one row without padding.
 
-The completions of one prompt follow it and share it: all layers but attention work on the flat row, which holds each
+The completions of one prompt follow it and share it: all layers except attention work on the flat row, which holds each
 prompt once. `kernels/attention.py` keeps the sequences apart.
 
 Tokens that the model did not sample (answers of tools, text of the chat template between turns) are context: they are
-in the row, but have no log-prob. A pack, and all that follows from it, has values of the sampled tokens only.
+in the row, but have no log-prob. The outputs for a pack therefore cover only the sampled tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class OwnTokens(NamedTuple):
     """The completion tokens that each rank of a `SequenceGroup` predicts."""
 
     places: Int[Tensor, " completion_tokens"]
-    """Positions of all ranks' tokens among all completion tokens, those of the first rank first."""
+    """Positions among all completion tokens, rank by rank."""
     counts: tuple[int, ...]
-    """Number of them for each rank."""
+    """Number of tokens of each rank."""
     mine: Int[Tensor, " own_completion_tokens"]
     """Positions of this rank's tokens."""
 
@@ -41,7 +41,7 @@ class OwnTokens(NamedTuple):
 
 
 class Pack(NamedTuple):
-    """Sequences of prompt and completion, packed into one row; the part of it that a rank has (`part`)."""
+    """Sequences of prompt and completion, packed into one row, or the part of it that one rank holds (`part`)."""
 
     input_ids: Int[Tensor, "1 tokens"]
     position_ids: Int[Tensor, "1 tokens"]
@@ -53,15 +53,15 @@ class Pack(NamedTuple):
     targets: Int[Tensor, " completion_tokens"]
     """Ids of the completion tokens that the model sampled."""
     completion_lengths: Int[Tensor, " sequences"]
-    """Number of these tokens; on the CPU, wherever the pack is."""
+    """Number of these tokens in each sequence; always on the CPU."""
     vision: Vision | None = None
-    """Images of the prompts, one sequence after the other."""
+    """Images of the prompts, sequence by sequence."""
     experts: Int[Tensor, "tokens layers_and_choices"] | None = None
-    """Experts that the sampler chose, layer by layer, on the CPU as well; None if routers choose."""
+    """Experts that the sampler chose, layer by layer; always on the CPU. None if routers choose."""
     candidates: Int[Tensor, "completion_tokens K"] | None = None
-    """Other distinct ids at each completion token whose log-probs the loss needs; None if it needs none."""
+    """Ids of other tokens, distinct at each position, whose log-probs the loss needs; None if it needs none."""
     own: OwnTokens | None = None
-    """The completion tokens of a part; None in a whole row."""
+    """Tells which rank predicts which completion tokens of a split row; None for a whole row."""
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
@@ -100,7 +100,7 @@ class Pack(NamedTuple):
     def inputs(self) -> dict[str, Any]:
         """Arguments of the model's forward.
 
-        With a mask, transformers do not look for sequences in the positions: their masks of windows are then those of
+        With a mask, transformers does not infer sequences from the positions. Its masks of windows are then those of
         one sequence, and `kernels/attention.py` keeps the sequences apart.
         """
         mask = torch.ones_like(self.input_ids)
@@ -117,7 +117,7 @@ class Pack(NamedTuple):
         """Pads values of the completion tokens with 0; returns them and a mask that is False at padding."""
         lengths, longest = self.completion_lengths, int(self.completion_lengths.max())
         mask = torch.arange(longest) < lengths.unsqueeze(-1)
-        # as indices: a mask on a GPU is counted there, and the gradient would wait for the count
+        # indices, not the mask: a GPU must count a mask first, and the gradient would wait for that
         places = devices.moved(mask.flatten().nonzero().squeeze(-1), values.device)
         padded = values.new_zeros(mask.numel(), *values.shape[1:]).index_copy(0, places, values)
         return padded.view(*mask.shape, *values.shape[1:]), devices.moved(mask, values.device)
@@ -129,9 +129,9 @@ class Sequences(NamedTuple):
     prompts: Sequence[Sequence[int]]
     completions: Sequence[Sequence[int]]
     loss_masks: Sequence[Sequence[bool]] | None = None
-    """True on the completion tokens that the model sampled, at least one of each sequence; None: it sampled all."""
+    """True for completion tokens that the model sampled, at least one per sequence; None if it sampled all."""
     images: RowImages | None = None
-    """Images of the prompts; None if none has any."""
+    """Images of the prompts; None if there are none."""
     experts: Sequence[np.ndarray] | None = None
     """Experts that the sampler chose, [prompt and completion without its last token, layers × choices] per sequence;
     None if routers choose.
@@ -140,8 +140,8 @@ class Sequences(NamedTuple):
     """`Pack.candidates`, [sampled tokens, K] per sequence."""
 
     def pick(self, rows: Sequence[int], group: SequenceGroup | None = None) -> Pack:
-        """Packs these sequences; neighbours with the same prompt share it, unless prompts have images, which may differ
-        where their ids do not. With a `group` of several ranks, this is the part of this rank.
+        """Packs these sequences. Neighbours with the same prompt share it, unless prompts have images, which may differ
+        even if the ids do not. With a `group` of several ranks, returns this rank's part.
         """
         if group is not None and group.size > 1:
             return self.pick(rows).part(group)
@@ -165,8 +165,8 @@ def pack(
     loss_masks: Sequence[Sequence[bool]] | None = None,
     share: bool = True,
 ) -> Pack:
-    """Packs sequences whose prompts and completions are not empty; `loss_masks` as in `Sequences`. With `share`,
-    neighbours with the same prompt have it once.
+    """Packs sequences with non-empty prompts and completions; `loss_masks` as in `Sequences`. With `share`, neighbours
+    with the same prompt store it once.
 
     The first token of a completion is predicted from the prompt. Its last token is predicted but predicts nothing, so
     the row does not contain it.
@@ -206,8 +206,8 @@ def _of_sampled(pack: Pack, loss_masks: Sequence[Sequence[bool]]) -> Pack:
 
 
 def _experts(prompts: Sequence[Sequence[int]], experts: Sequence[np.ndarray]) -> Tensor:
-    """Joins the experts of several sequences into those of a row. A prompt that sequences share has the experts of the
-    first of them.
+    """Joins the experts of several sequences into those of a row. A shared prompt has the experts of the first sequence
+    that shares it.
     """
     starts = [0, *(len(prompt) if previous == prompt else 0 for previous, prompt in pairwise(prompts))]
     return torch.from_numpy(

@@ -1,22 +1,22 @@
 """Loads a model as transformers and PEFT do, and refuses weights that are not exactly its tensors.
 
-It imports nothing of the packed training, so that a change there does not sample again.
+It does not import packed training, so that editing that code does not make a run sample again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, check_loading_info
+from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, StoredTensors, check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -24,11 +24,11 @@ class Sizes(NamedTuple):
     """Sizes of a model's tensors."""
 
     largest: int
-    """Numbers in the largest one."""
+    """Elements of the largest tensor."""
     total: int
-    """Numbers in all."""
+    """Elements of all tensors."""
     of_module: int
-    """Tensors that one module has itself, at most."""
+    """Largest number of tensors that belong to one module itself."""
 
 
 def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
@@ -38,12 +38,12 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
         UserError: a file is missing or truncated, transformers cannot load it, or its weights are not exactly the
             tensors of the model.
     """
-    policy.weights  # noqa: B018, checks that they are complete
-    mismatched = {"ignore_mismatched_sizes": True}  # they are in loading_info, by name
+    files = policy.weights  # checks that they are complete
+    mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
     check_loading_info(policy.base, loading_info)
-    if untied := loaded_model.untied_weights(model):  # transformers would use both, vLLM would not
+    if untied := _untied(model, StoredTensors(files)):  # transformers would use both, vLLM would not
         raise UserError(
             f"{policy.base}: {untied[0]} is not equal to the tensor that config.json ties it to; set "
             "tie_word_embeddings: false there"
@@ -51,11 +51,39 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
     return model
 
 
+def _untied(model: PreTrainedModel, stored: StoredTensors) -> list[str]:
+    """Names of tensors that should be tied to others but differ from them in the files.
+
+    transformers finds them while it loads weights, so the files are compared for a model that has none.
+    """
+    import torch
+
+    if model.device.type != "meta":
+        return loaded_model.untied_weights(model)
+    tied = loaded_model.tied_weights(model).items()
+    twice = [(name, source) for name, source in tied if stored.files.keys() >= {name, source}]
+    return [name for name, source in twice if not torch.equal(stored.read(name), stored.read(source))]
+
+
+def without_weights(policy: Policy, dtype: str = "float32", **options: object) -> PreTrainedModel:
+    """A full model whose buffers and tied parameters are set up, but whose parameters have no values."""
+    import torch
+    from accelerate import init_empty_weights
+
+    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = auto_class(policy.config).from_config(
+            config, dtype=getattr(torch, dtype), trust_remote_code=trusted, **options
+        )
+    model.tie_weights()
+    return model
+
+
 def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """Loads a full model whose linear layers are in NF4, except the output layer or those that its record names.
+    """Loads a full model with its linear layers in NF4, except the output layer or the layers that its record names.
 
     Raises:
-        UserError: as `load_plain`, or the model has no linear layer that can be quantized.
+        UserError: see `load_plain`; or the model has no linear layer that can be quantized.
     """
     import torch
     from transformers import BitsAndBytesConfig
@@ -70,21 +98,21 @@ def load_nf4(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
     model = load_plain(policy, dtype, quantization_config=config, **options)
     layers = [layer for _, layer in layers_in_nf4(model)]
     if not layers:
-        raise UserError(f"{policy.base}: no layer of it can be held in 4 bits; remove model.quantization")
+        raise UserError(f"{policy.base}: none of its layers can be held in 4 bits; remove model.quantization")
     for layer in layers:
-        layer.support_avx512bf16_for_cpu = False  # its kernel rounds in another way than that of other CPUs
+        layer.support_avx512bf16_for_cpu = False  # that kernel rounds differently from those of other CPUs
     return model
 
 
 def layers_in_nf4(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names and layers that are held in 4 bits."""
+    """The layers that are held in 4 bits, with their names."""
     from bitsandbytes.nn.modules import Linear4bit
 
     yield from ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Linear4bit))
 
 
 def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
-    """Loads a causal language model with transformers' function of this name; does not check its tensors.
+    """Loads a causal language model with transformers' `from_pretrained`; does not check its tensors.
 
     Raises:
         UserError: transformers cannot load it.
@@ -108,23 +136,23 @@ def from_pretrained(policy: Policy, dtype: str, **options: object) -> Any:
 
 
 def auto_class(hf_config: Mapping[str, Any]) -> Any:
-    """The class of transformers that loads the model of a config.json."""
+    """The transformers class that loads the model of a config.json."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if vision.takes_images(hf_config) else AutoModelForCausalLM
 
 
 def check_tensors(policy: Policy) -> None:
-    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them here.
+    """Checks the names and shapes of a policy's tensors without reading them, for a stage that does not load them.
 
     Raises:
-        UserError: as `load_plain`.
+        UserError: see `load_plain`.
     """
     load_plain(policy, "float32", device_map="meta")
 
 
 def sizes(policy: Policy) -> Sizes:
-    """The sizes of a full model's tensors, which are not read; raises as `load_plain`."""
+    """The sizes of a full model's tensors, which are not read; raises the same errors as `load_plain`."""
     model = load_plain(policy, "float32", device_map="meta")
     counts = [parameter.numel() for parameter in model.parameters()]
     of_module = max(len(list(module.parameters(recurse=False))) for module in model.modules())
@@ -138,7 +166,6 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
         UserError: PEFT cannot load it, or its weights are not exactly the tensors of the adapter.
     """
     import peft
-    from safetensors import safe_open
 
     Policy(policy.base).verify()
     options: dict[str, Any] = {"autocast_adapter_dtype": False, "ignore_mismatched_sizes": True}
@@ -148,8 +175,7 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
         raise_disk_full(error)
         raise UserError(f"{policy}: not an adapter that PEFT can load ({one_line(error)})") from error
     expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
-    with safe_open(policy.folder / ADAPTER_WEIGHTS, "pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    shapes = StoredTensors([policy.folder / ADAPTER_WEIGHTS]).shapes
     common = sorted(shapes.keys() & expected.keys())
     loading_info = {
         "missing_keys": expected.keys() - shapes.keys(),
@@ -178,31 +204,6 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def recompute_layers(model: Any) -> None:
-    """Makes a model store the inputs of its layers only, and compute the rest again in the backward pass."""
+    """Makes a model store only the inputs of its layers, and compute the rest again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
-
-
-class StoredTensors:
-    """The tensors in the weight files of a model, each read when it is asked for.
-
-    Attributes:
-        files: the file that has each tensor, by the tensor's name.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Reads the names of the tensors in a folder's safetensors files."""
-        from safetensors import safe_open
-
-        self.files: dict[str, Path] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            with safe_open(file, "pt") as opened:
-                self.files |= dict.fromkeys(opened.keys(), file)
-
-    def read(self, name: str) -> Tensor:
-        """A tensor. Its file is closed again, for its pages count as this process's memory."""
-        from safetensors import safe_open
-
-        with safe_open(self.files[name], "pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +20,7 @@ from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import SelfCheck
 from rloo_pipeline.training.settings import TrainerSettings
+from rloo_pipeline.transformers_internals.router_replay import RouterReplay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +33,7 @@ def load(
     split: JSON | None = None,
     quantization: Literal["nf4"] | None = None,
 ) -> PreTrainedModel:
-    """Loads the full model of a policy, or the base of its adapter, for the form of batch that is right for it.
+    """Loads the full model of a policy, or the base of its adapter, for the form of batch that the self-check chose.
 
     Args:
         policy: the policy.
@@ -66,10 +66,10 @@ def load(
 def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None = None) -> Any:
     """Loads a policy for training: all weights, or with `settings.lora` the base with its adapter or a new one.
 
-    `split` is that of `load`.
+    `split` is as in `load`.
 
     Raises:
-        UserError: as `load`, or a new adapter names a layer that the model has not.
+        UserError: see `load`; or a new adapter names a layer that the model lacks.
     """
     model: Any = load(
         policy,
@@ -89,23 +89,30 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     return _with_adapter(model, settings.lora).train()
 
 
-def check_adapter(policy: Policy, lora: Lora | None) -> None:
-    """Checks before sampling that a full model has the layers that get an adapter.
+def check_layers(policy: Policy, lora: Lora | None, zero_stage: int = 0) -> None:
+    """Checks before sampling that a full model has the layers that get an adapter, and none that ZeRO 3 cannot train.
 
     Raises:
-        UserError: layers are missing, PEFT cannot make an adapter for them, or vLLM would not serve it.
+        UserError: layers are missing, PEFT cannot make an adapter for them, vLLM cannot serve the adapter, or as
+            `split_loading.check_gathered`.
     """
+    if lora is None and zero_stage != 3:
+        return
+    model = plain_model.without_weights(policy)
+    if zero_stage == 3:
+        split_loading.check_gathered(model, policy)
     if lora is None:
         return
-    from accelerate import init_empty_weights
-
-    config, trusted = deepcopy(policy.transformers_config), policy.trust_remote_code
-    with init_empty_weights(include_buffers=False):
-        model: Any = plain_model.auto_class(config.to_dict()).from_config(config, trust_remote_code=trusted)
     adapted = _with_adapter(model, lora, low_cpu_mem_usage=True)
     if lora.is_pattern:
         names = {name.rpartition(".")[2] for name in adapted.targeted_module_names}
         model_support.check_lora(policy, lora.model_copy(update={"target_modules": sorted(names)}))
+
+
+def check_replay(policy: Policy, form: str) -> None:
+    """Raises UserError if a full model, which trains in this form of batch, cannot replay the sampler's experts."""
+    model = plain_model.without_weights(policy)
+    RouterReplay(model, model.config.get_text_config().num_hidden_layers).require(form)
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:
@@ -113,7 +120,7 @@ def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = 
     import peft
 
     _check_targets(model, lora)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_beside_text(model))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **lora.model_dump(), exclude_modules=_vision_pattern(model))
     try:
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage)
     except ValueError as error:
@@ -124,16 +131,16 @@ def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = 
 
 
 def _check_targets(model: nn.Module, lora: Lora) -> None:
-    """Checks the names of layers that get an adapter: PEFT ignores a name that no layer has, if others are there.
+    """Checks that the model has each layer that an adapter names; PEFT ignores a missing one if it finds others.
 
     Raises:
-        UserError: no layer has one of them.
+        UserError: the model has no layer of such a name.
     """
     if isinstance(lora.target_modules, str):
         return
     from transformers import Conv1D
 
-    beside = re.compile(_beside_text(model) or r"(?!)")
+    beside = re.compile(_vision_pattern(model) or r"(?!)")
     layers = [
         name
         for name, module in model.named_modules()
@@ -148,8 +155,8 @@ def _check_targets(model: nn.Module, lora: Lora) -> None:
             )
 
 
-def _beside_text(model: Any) -> str | None:
-    """A pattern of the modules that get no adapter: vision encoder and projector of a model of images."""
+def _vision_pattern(model: Any) -> str | None:
+    """A pattern of the modules that get no adapter: the vision encoder and projector; None for a text model."""
     hf_config = model.config.to_dict()
     if not vision.takes_images(hf_config):
         return None
@@ -157,7 +164,7 @@ def _beside_text(model: Any) -> str | None:
 
 
 def _freeze_vision(model: Any) -> None:
-    """Freezes all but the language model: the vision encoder and its projector."""
+    """Freezes everything except the language model: the vision encoder and its projector."""
     trained = {*model.base_model.language_model.parameters(), *model.get_output_embeddings().parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in trained)
@@ -181,10 +188,11 @@ def save_beside(model: PreTrainedModel, target: Path, previous: Policy) -> None:
 
 
 def _save_configuration(model: PreTrainedModel, target: Path, previous: Policy) -> None:
-    """`model.save_pretrained` without weights, and for a policy without generation defaults those of its config.json.
+    """Does what `model.save_pretrained` does without weights.
 
-    Their file stays as it is: a model may not have read it, and transformers would refuse to write some that it reads,
-    such as a temperature without `do_sample`. What ends a completion is that of the previous policy.
+    A policy's file of generation defaults stays as it is: a model may not have read it, and transformers would refuse
+    to write some that it reads, such as a temperature without `do_sample`. A policy without the file gets one with the
+    defaults of its config.json, and with the end tokens of the previous policy.
     """
     from transformers import GenerationConfig
 

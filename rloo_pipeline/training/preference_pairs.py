@@ -1,8 +1,8 @@
 """Preferences as token ids for the trainer: a chosen and a rejected conversation, which share their beginning.
 
 The reward of a conversation is read at its last token. A pack leaves out the last token of a completion, which predicts
-nothing, and has one value for each predicted token. So each conversation gets one more token, the only one that counts
-as sampled: the conversation's last token predicts it.
+nothing, and has one value for each predicted token. So each conversation gets one extra token, which its last token
+predicts and which is the only one that counts as sampled.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Pairs(NamedTuple):
 
 
 def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label: str) -> Pairs:
-    """Tokenizes pairs as `rewards.model` tokenizes what it scores; drops those with a conversation over the limit.
+    """Tokenizes pairs as `rewards.model` does when it scores; drops those with a conversation over the limit.
 
     Args:
         pairs: preferences.
-        model: for its tokenizer.
+        model: the model whose tokenizer is used.
         max_length: maximum number of tokens of a conversation.
-        label: what the pairs are, for messages.
+        label: name of the pairs, for messages.
 
     Raises:
-        UserError: a conversation cannot be tokenized, a pair is equal in tokens, or none is within the limit.
+        UserError: a conversation cannot be tokenized, a pair has equal tokens, or no pair is within the limit.
     """
     tokenizer, pad = model.tokenizer, pad_of(model)
     prompts, completions, margins, keys, lengths = list[list[int]](), list[list[int]](), [], [], list[int]()
@@ -76,7 +76,7 @@ def tokenized(pairs: Sequence[Preference], model: Policy, max_length: int, label
 
 
 def _ids(pair: Preference, completion: Any, model: Policy) -> list[int]:
-    """Token ids of a conversation of a pair."""
+    """Token ids of one of a pair's conversations."""
     try:
         return ids_of(model.tokenizer, shown(pair.prompt, completion, False), str(model), {})
     except UserError as error:
@@ -92,12 +92,12 @@ def pad_of(model: Policy) -> int | None:
 def split_held_out(
     pairs: Sequence[Preference], held_out: Sequence[Preference] | None, seed: int, path: str
 ) -> tuple[list[Preference], list[Preference]]:
-    """Pairs to train on and held-out ones, which have no prompt in common.
+    """Splits pairs into some to train on and held-out ones, which have no prompt in common.
 
     Args:
-        pairs: preferences of `reward_model.train`.
-        held_out: those of `reward_model.eval`; None draws the pairs of a tenth of the prompts.
-        seed: seed of the draw.
+        pairs: preferences from `reward_model.train`.
+        held_out: preferences from `reward_model.eval`; None holds out the pairs of a tenth of the prompts.
+        seed: seed of the random choice.
         path: file of `pairs`, for messages.
 
     Raises:

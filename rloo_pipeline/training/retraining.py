@@ -1,7 +1,7 @@
 """Brings a trainer to where a round left it, from the newest trainer state on disk and the tables of later rounds.
 
 The trainer after round r is a function of the state after round s and the tables of rounds s + 1 to r. On CPUs a replay
-gives the same bytes; on GPUs, or where keys that only decide speed have changed in between, it differs by rounding.
+gives the same bytes. On GPUs, or if keys that only affect speed have changed in between, it differs by rounding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES
+from rloo_pipeline.artifacts.model_files import POLICIES, StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -22,13 +22,12 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
-from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
 
 ROUNDING = 0.5
 """Largest distance of a replayed policy from the one on disk, relative to the length of the replayed updates.
 
-Rounding that moves a gradient's element across 0 turns its whole step in Adam around; another state or other tables
+Rounding that moves an element of the gradient across 0 reverses its whole step in Adam. A wrong state or wrong tables
 give about 1 or more.
 """
 
@@ -41,12 +40,12 @@ def engine_after(
     Args:
         config: the stage's configuration.
         round_: number of the round; 0 for a new trainer.
-        start: the policy of that round.
+        start: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
-        UserError: a state or a table is damaged or missing, or they do not give the policy.
+        UserError: a state or a table is damaged or missing, or they do not reproduce the policy.
     """
     engine, carried, before = _replayed(config, round_, start, states, prompts, newest=round_)
     engine.policy = start
@@ -58,14 +57,14 @@ def engine_after(
 
 
 def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) -> tuple[Engine, AlgorithmState]:
-    """The trainer after the round that trained a policy; writes its weights again, which a node has lost.
+    """Recreates the trainer after the round that trained a policy, and rewrites the policy's weights that a node lost.
 
-    The arguments are those of `engine_after`.
+    The arguments are the same as for `engine_after`.
 
     Raises:
-        UserError: as `engine_after`, or these would be other weights.
+        UserError: see `engine_after`; or the weights would differ from the lost ones.
     """
-    round_ = int(policy.folder.name)  # whose own state, if there is one, lacks the weights or has damaged ones
+    round_ = int(policy.folder.name)  # the round's own state, if it exists, has lost or damaged weights
     engine, carried, _ = _replayed(config, round_, policy, states, prompts, newest=round_ - 1)
     with _saved(engine, states) as replayed:
         if engine.rank.first:
@@ -73,9 +72,9 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
             names = {file.name for file in node_files.links(policy.folder)}
             if any(written[name] != now.get(name) for name in names) or not node_files.fill(policy.folder, replayed):
                 raise UserError(
-                    f"{policy}: its weights, which were on a node's own disk, are lost, and the tables of its rounds "
-                    "now give others: put keys that decide only speed back as they were, or delete the folder and run "
-                    "again, which trains and samples again since the last policy that was kept"
+                    f"{policy}: its weights were on a node's own disk and are lost, and training its rounds again "
+                    "gives different ones: set keys that only affect speed to what they were, or delete the folder and "
+                    "run again, which repeats all rounds since the last policy that was kept"
                 )
     engine.barrier()
     engine.policy = policy
@@ -85,8 +84,9 @@ def restore(config: Config, policy: Policy, states: Path, prompts: Path | None) 
 def _replayed(
     config: Config, round_: int, start: Policy, states: Path, prompts: Path | None, newest: int
 ) -> tuple[Engine, AlgorithmState, Policy]:
-    """The trainer after a round, and the policy that it was loaded with; the arguments are those of `engine_after`, and
-    the newest round whose state may be used.
+    """The trainer after a round, and the policy that it was loaded with.
+
+    The arguments are the same as for `engine_after`, and the newest round whose state may be used.
     """
     number, state = _newest(newest, states)
     before = start
@@ -102,13 +102,13 @@ def _replayed(
     if state is not None:
         carried = AlgorithmState.from_json(trainer_state.load(engine, state))
     for again in range(number + 1, round_ + 1):
-        say(f"round {again} is trained again, since no trainer state of it was written before the last trainer ended")
+        say(f"round {again} is trained again, since the last trainer ended before it wrote a state of it")
         carried = _train(config, again, engine, carried, states.parent, prompts)
     return engine, carried, before
 
 
 def _newest(round_: int, states: Path) -> tuple[int, Path | None]:
-    """The newest state that belongs to a round up to this one, and the number of its round; 0 if there is none."""
+    """The newest state of a round up to this one, and the number of its round; 0 if there is none."""
     for folder in trainer_state.of_rounds(states):
         facts, number = lineage.facts_of(folder), int(folder.name)
         table = lineage.facts_of(_round(states.parent, number) / lineage.TRAIN)
@@ -123,7 +123,7 @@ def _round(run: Path, number: int) -> Path:
 
 
 def _digest_of(run: Path, number: int) -> str:
-    """Digest of a policy, which may have been removed."""
+    """Digest of a policy, whose folder may have been removed."""
     if number == 0:
         return Policy(run / POLICIES / f"{0:05d}").digest
     return lineage.facts_of(_round(run, number) / lineage.TRAIN).get("policy", "")
@@ -132,11 +132,11 @@ def _digest_of(run: Path, number: int) -> str:
 def _train(
     config: Config, round_: int, engine: Engine, carried: AlgorithmState, run: Path, prompts: Path | None
 ) -> AlgorithmState:
-    """Trains a round from the tables in its folder; the numbers of shards may have been others then."""
+    """Trains a round from the tables in its folder, whose number of shards may differ from today's."""
     folder = _round(run, round_)
     kinds = [sorted(folder.glob(f"{kind}/*.parquet")) for kind in RoundFiles._fields]
     if not kinds[0]:
-        raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as new; start a new run")
+        raise UserError(f"{folder / 'rollouts'}: no tables, and no trainer state is as recent; start a new run")
     if config.rollout.refill:
         kinds = [[*paths, folder / round_tables.REFILL / f"{paths[0].parent.name}.parquet"] for paths in kinds if paths]
     inputs = RoundFiles(*kinds).used(config)
@@ -145,13 +145,13 @@ def _train(
     trained = round_training.train(config, round_, engine, carried, sampled, prompts)
     written = tables.read(folder / lineage.TRAIN, "train", ["prompt_id", "sample"])
     if not trained.rollouts.select(["prompt_id", "sample"]).equals(written):
-        raise UserError(f"{folder}: its tables have other completions than {lineage.TRAIN}; delete it and run again")
+        raise UserError(f"{folder}: its tables do not have the completions of {lineage.TRAIN}; delete it and run again")
     return trained.algorithm_state
 
 
 @contextmanager
 def _saved(engine: Engine, states: Path) -> Iterator[Path]:
-    """A folder with the engine's policy, for the block."""
+    """Writes the engine's policy to a folder that exists during the block."""
     replayed = states / ".replayed.policy.tmp"
     try:
         engine.save_policy(replayed)
@@ -163,14 +163,14 @@ def _saved(engine: Engine, states: Path) -> Iterator[Path]:
 
 
 def _compare(replayed: Path, before: Path, start: Path) -> None:
-    """Compares a replayed policy with the one that it should be; the replay began from `before`."""
+    """Compares a replayed policy with the original; the replay began from `before`."""
     if _same(replayed, start):
         return
     length, distance = (_distance(start, other) for other in (before, replayed))
     if distance > ROUNDING * length:
         raise UserError(
-            f"{start}: not the policy that the tables of its rounds give (its distance from that is "
-            f"{distance:.3g}, and {length:.3g} from {before}); delete it and run again"
+            f"{start}: training its rounds again from their tables gives a different policy, at a distance of "
+            f"{distance:.3g} from this one ({length:.3g} from {before}); delete it and run again"
         )
     share = distance / length if length else 0.0
     say(f"the replayed policy differs from {start} by rounding: {share:.2g} of the updates' length")
@@ -184,7 +184,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _distance(one: Path, other: Path) -> float:
     """Euclidean distance of two policies; weights that only one has, such as a new adapter's, are 0 in the other."""
-    first, second = StoredTensors(one), StoredTensors(other)
+    first, second = (StoredTensors(sorted(folder.glob("*.safetensors"))) for folder in (one, other))
     squares = 0.0
     for name in first.files:
         weights = first.read(name).double()

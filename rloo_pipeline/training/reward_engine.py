@@ -1,7 +1,7 @@
 """A DeepSpeed engine around a reward model: a decoder with a linear head of one output, read at the last token.
 
-It trains in the packs of policies (`preference_pairs`), in which the two conversations of a pair share their beginning,
-and writes what transformers' AutoModelForSequenceClassification loads.
+It trains in the same packs as policies (`preference_pairs`), where the two conversations of a pair share their
+beginning, and writes a model that transformers' AutoModelForSequenceClassification loads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEAD = "score.weight"
 
 
 class RewardHead(nn.Module):
-    """A model for sequence classification as a function from a pack to rewards, or to a loss of them."""
+    """A model for sequence classification as a function from a pack to rewards, or to a loss over them."""
 
     def __init__(self, model: Any, form: Packed) -> None:
         """Wraps a model that was loaded for this form of batch."""
@@ -64,7 +64,7 @@ class RewardEngine(Engine):
         return model, RewardHead(model.train(), form)
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """As for policies, but by pair; both conversations count with the length of the longer one."""
+        """As for policies, but pair by pair, counting the length of the longer conversation for both."""
         longer = [max(map(len, sequences.completions[row : row + 2])) for row in range(0, len(sequences.prompts), 2)]
         prompts = [list(prompt) for prompt in sequences.prompts[::2]]
         rest = [[0] * (len(prompt) + 2 * length) for prompt, length in zip(prompts, longer, strict=True)]
@@ -73,10 +73,10 @@ class RewardEngine(Engine):
 
 
 def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
-    """A causal language model with a random head of one output in place of its own, and the form of batch for it.
+    """Loads a causal language model with a random one-output head in place of its own; also returns its form of batch.
 
     Raises:
-        UserError: transformers cannot load it this way, weights are missing, or it is a model for images.
+        UserError: transformers cannot load it this way, weights are missing, or the model takes images.
     """
     optional_parts.prepare_transformers()
     from transformers import AutoModelForSequenceClassification
@@ -99,18 +99,18 @@ def load_with_head(policy: Policy, dtype: Dtype) -> tuple[Any, Packed]:
         raise_disk_full(error)
         raise UserError(
             f"{policy.base}: transformers cannot load it for sequence classification ({one_line(error)}); "
-            "name another one in reward_model.name_or_path"
+            "name a different one in reward_model.name_or_path"
         ) from error
     head = getattr(model, "score", None)
     if type(head) is not nn.Linear or head.bias is not None or head.out_features != 1:
         raise UserError(
             f"{policy.base}: {type(model).__name__} has no head `score` of one output without bias; name a model of "
-            "another family in reward_model.name_or_path"
+            "a different family in reward_model.name_or_path"
         )
     output = {name for name in loading_info["unexpected_keys"] if name.rpartition(".")[0] in ("lm_head", "embed_out")}
     known = {"missing_keys": {HEAD}, "unexpected_keys": output}
     check_loading_info(policy.base, {**loading_info, **{key: set(loading_info[key]) - of for key, of in known.items()}})
-    # in float32 whatever the model's format, and called as a module, so that ZeRO 3 puts its weight together
+    # in float32 whatever the model's format, and called as a module, so that ZeRO 3 gathers its weight
     head.forward = lambda states: linear(states.float(), head.weight.float())
     settings = model.config.get_text_config()
     settings.pad_token_id = pad_of(policy)

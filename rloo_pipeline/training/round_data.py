@@ -1,4 +1,4 @@
-"""The tensors that an update makes of the tables of a round, and the table that it writes."""
+"""Converts the tables of a round to the tensors of an update, and builds the table that the update writes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rloo_pipeline.training.batch import Batch, RoundTensors
 from rloo_pipeline.training.packing import Sequences
 
 if TYPE_CHECKING:
-    from rloo_pipeline.training.objective import Record  # an edit of the loss computes no log-probs again
+    from rloo_pipeline.training.objective import Record  # for types only: editing the loss must not redo log-probs
 
 
 def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Sequences:
-    """The token ids of a table of rollouts, with the loss mask of episodes and the images of prompts.
+    """The token ids of rollouts, with the loss masks of episodes and the images of prompts.
 
-    The arguments and errors are those of `row_images.of_rollouts`.
+    The arguments and errors are the same as for `row_images.of_rollouts`.
     """
     masks = rollouts["loss_mask"].to_pylist() if tables.is_episodes(rollouts) else None
     images = row_images.of_rollouts(rollouts, prompts, policy)
@@ -34,10 +34,10 @@ def sequences_of(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Se
 
 
 def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
-    """The experts that the sampler chose, as `Sequences` has them.
+    """The experts that the sampler chose, in the form of `Sequences.experts`.
 
     Raises:
-        UserError: a completion has no experts, or its tokens have different numbers of them.
+        UserError: a completion has no experts, or their number differs between tokens.
     """
     column = rollouts[tables.EXPERTS] if tables.EXPERTS in rollouts.column_names else pa.nulls(len(rollouts))
     if column.null_count:
@@ -61,7 +61,7 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
 
 
 def candidates_of(teacher: pa.Table, top_k: int, vocabulary: int) -> list[np.ndarray]:
-    """The teacher's likeliest tokens, as `Sequences` has them; those that the student does not have are token 0.
+    """The teacher's likeliest tokens, in the form of `Sequences.candidates`; tokens that the student lacks become 0.
 
     Args:
         teacher: the round's table.
@@ -91,7 +91,7 @@ def completions_of(
 ) -> RoundTensors:
     """Converts a round's tables to tensors; the sampler's log-probs become π_old's under `old_logps: sampler`.
 
-    The tensors have the tokens that the model sampled, one after the other: those of tools and users are left out.
+    The tensors have only the tokens that the model sampled, without gaps: those of tools and users are left out.
     `vocabulary` is the student's number of tokens, which `algorithm.teacher.top_k` needs.
     """
     rollouts, reference, teacher = round_tables.rollouts, round_tables.reference, round_tables.teacher
@@ -131,12 +131,12 @@ def completions_of(
 
 
 def train_table(rollouts: pa.Table, batch: Batch, record: Record, ratio_known: bool) -> pa.Table:
-    """Builds train.parquet: what the update used of each completion.
+    """Builds train.parquet: the values that the update used for each completion.
 
     Args:
         rollouts: the rollouts trained on.
         batch: their rewards, KL and advantages.
-        record: statistics of the optimizer steps about them.
+        record: statistics of the optimizer steps on these rollouts.
         ratio_known: True if ratios were measured against the sampling policy; otherwise the column is null.
     """
     rewards = [None if value != value else value for value in batch.rewards.tolist()]

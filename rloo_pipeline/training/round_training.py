@@ -40,7 +40,7 @@ class TrainedRound(NamedTuple):
     algorithm_state: AlgorithmState
     """State for the next round."""
     experts: Metrics
-    """Metrics of a mixture's use of experts; empty for other models."""
+    """Metrics of how evenly a mixture uses its experts; empty for other models."""
     seconds: float
     """Wall time from the first forward pass to the last step."""
 
@@ -62,11 +62,11 @@ def train(
         engine: engine that holds the previous round's policy.
         state: algorithm state after the previous round.
         sampled: tables of all completions sampled in this round.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
-        proof: proof that the right policy sampled the rollouts; None if already done.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
+        proof: checks that the right policy sampled the rollouts; None if that is done.
 
-        Raises:
-            UserError: another policy sampled the rollouts.
+    Raises:
+        UserError: another policy sampled the rollouts.
     """
     if not len(sampled.rollouts):
         return _without_steps(config.algorithm, engine, state, sampled.rollouts)
@@ -76,7 +76,7 @@ def train(
     if config.rollout.router_replay:
         sequences = sequences._replace(experts=round_data.experts_of(rollouts))
     top_k, vocabulary = config.algorithm.teacher_top_k, engine.policy.vocabulary
-    # A cached engine and a freshly loaded one have drawn different random numbers so far; from here on they must agree.
+    # A cached engine and a freshly loaded one have drawn different random numbers so far; reseeding makes them agree.
     engine.seed_dropout(derive(config.seed, "update", round_))
     engine.experts.reset()
     max_tokens = config.deepspeed.micro_batch_tokens
@@ -111,7 +111,7 @@ def train(
 
 
 def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, rollouts: pa.Table) -> TrainedRound:
-    """The result of a round in which no group has ended (`rollout.token_budget`): the policy stays as it is."""
+    """The result of a round in which no group has finished (`rollout.token_budget`): the policy stays as it is."""
     none = torch.zeros(0)
     for _ in range(skipped := algorithm.num_iterations * algorithm.steps_per_generation):
         engine.skip_step()
@@ -124,7 +124,7 @@ def _without_steps(algorithm: Algorithm, engine: Engine, state: AlgorithmState, 
 def _prove(
     engine: Engine, proof: RolloutProof, completions: RoundTensors, rollouts: pa.Table, prompts: Path | None
 ) -> None:
-    """Proves the rollouts before the first step, unless the log-probs of that step will prove them."""
+    """Proves the rollouts before the first step, unless that step's own log-probs will do it."""
     old, sampling = completions.old_logps, completions.sampling_logps
     if sampling is None or proof.masked or engine.settings.uses_dropout:
         proof.by_pass(engine, rollouts, prompts)
@@ -133,7 +133,7 @@ def _prove(
 
 
 def measures_ratio(algorithm: Algorithm) -> bool:
-    """True if the ratios of the steps are measured against π_old; if not, they are 1 by construction."""
+    """True if the ratios of the steps are measured against π_old; otherwise they are 1 by construction."""
     return algorithm.old_logps == "sampler" or algorithm.needs_old_pass or algorithm.is_one_step
 
 
@@ -227,7 +227,7 @@ def summary(found: Metrics, seconds: float) -> str:
 
 
 def _step_metrics(engine: Engine, trained: TrainedRound) -> Metrics:
-    """Loss and gradient norm as means over the round's optimizer steps; null where there was no step."""
+    """Loss and gradient norm as means over the round's optimizer steps; null if there was no step."""
     steps = trained.steps
     return {
         "step": engine.step_count,

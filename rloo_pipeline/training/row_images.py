@@ -1,6 +1,6 @@
 """The images of the sequences in a batch, as arguments of the model's forward.
 
-Each image goes through the image processor of the model alone, so what the model gets of it depends on nothing else.
+The model's image processor gets each image alone, so its output depends on nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CACHE_SIZE = 16
-"""Processed images that are kept: the completions of a prompt follow each other."""
+"""Number of processed images to keep: completions of one prompt follow each other."""
 
 
 class Vision(NamedTuple):
@@ -33,24 +33,24 @@ class Vision(NamedTuple):
     arguments: dict[str, Tensor]
     """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
     tokens: ImageTokens
-    """Tokens that stand for an image."""
+    """The tokens that stand for an image."""
 
     def to(self, device: torch.device) -> Vision:
         """The images on another device."""
         return self._replace(arguments={name: devices.moved(values, device) for name, values in self.arguments.items()})
 
     def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
-        """All arguments that a batch with these ids has because of its images."""
+        """All arguments that a batch with these ids needs for its images."""
         return {**self.arguments, **self.tokens.marked(input_ids)}
 
 
 class RowImages(NamedTuple):
-    """The images of sequences, by their number."""
+    """The images of sequences, by row."""
 
     rows: Sequence[Sequence[Any]]
     """The images of each sequence, such as their digests."""
     pixels: Callable[[Any], Mapping[str, Tensor]]
-    """Processes an image."""
+    """Function that processes an image."""
     tokens: ImageTokens
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
@@ -59,7 +59,7 @@ class RowImages(NamedTuple):
 
 
 def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:
-    """Processed images as one batch; None for none."""
+    """Joins processed images into one batch; None if there are none."""
     if not images:
         return None
     return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, tokens)
@@ -74,12 +74,12 @@ def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> Row
         policy: the policy, for its processor.
 
     Raises:
-        UserError: the folder of the prompts is not named.
+        UserError: the prompts have images, but `prompts` is None.
     """
     if image_store.IDS not in rollouts.column_names:
         return None
     if prompts is None:
-        raise UserError("the rollouts are of prompts with images; name the folder of the prompts with --prompts")
+        raise UserError("the prompts of these rollouts have images; name the folder of the prompts with --prompts")
     store = image_store.ImageStore(prompts)
     pixels = lru_cache(CACHE_SIZE)(lambda digest: policy.pixels(store.image(digest)))
     return RowImages(rollouts[image_store.IDS].to_pylist(), pixels, policy.image_tokens)

@@ -1,13 +1,13 @@
-"""Proves that completions were sampled from the policy that they claim.
+"""Proves that completions were sampled from the policy that they name.
 
 The sampler (vLLM) gives the log-prob of each token that it samples. The trainer's model of the same policy gives nearly
-the same log-probs; only rounding differs. So their mean absolute difference, in nats per token, shows if vLLM had that
-policy with its whole adapter. The largest allowed difference is
+the same log-probs; only rounding differs. So their mean absolute difference, in nats per token, shows whether vLLM had
+that policy with its whole adapter. The largest allowed difference is
 
     max(rounding of the number format, TIMES × the difference of policy 0 in checks.json)
 
-plus `ERRORS` standard errors, since a round is a sample. The standard error is that of the ratio Σ|d| / Σ tokens over
-completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to other experts raise no alarm.
+plus `ERRORS` standard errors, since a round is a sample. This is the standard error of the ratio Σ|d| / Σ tokens over
+completions (Cochran 1977, section 6.3), so a few tokens that rounding sends to different experts raise no alarm.
 
 With truncated or masked sampling (top_p, top_k, min_p, masks of `rollout.generation_kwargs`), the sampler's log-prob is
 that of the whole distribution minus the log of the remaining mass, so it is at least as high. Then only the amount by
@@ -16,7 +16,6 @@ which the trainer's log-prob exceeds it counts.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,6 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive, permutation
 from rloo_pipeline.training import forward_only, round_data
 from rloo_pipeline.training.deepspeed_internals import split_loading
@@ -46,19 +44,20 @@ EXPERTS = 4
 """Factor on `ROUNDING` for mixtures of experts, if policy 0 was not measured."""
 TIMES, ERRORS = 3.0, 4.0
 CHECK = "logprob_difference"
-"""Name of the same check of policy 0. In `checks.accept`, it accepts later differences too."""
+"""Name of this check for policy 0. If it is in `checks.accept`, later differences are accepted too."""
 KEY = "sampler_difference"
 """Key of checks.json: the difference of policy 0 in nats per token; null if its sampling was truncated."""
 
 FORMAT = "sampler_format"
-"""Key of checks.json: number format of the engine that sampled then, if it is not that of the policy."""
+"""Key of checks.json: number format of the engine that sampled policy 0, if it differs from the policy's."""
 FEWEST, MOST, SHARE = 4, 64, 32
-"""Completions of a separate pass: one of `SHARE`, but at least `FEWEST` and at most `MOST`.
+"""Number of completions in a separate pass: one in `SHARE`, but at least `FEWEST` and at most `MOST`.
 
 A round takes the time of at least four forward passes over its completions (one to sample them, three to train on
-them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, loading the policy comes on top.
-Few completions find a wrong policy less surely. In the demo in float32, a policy that is one round too old (0.003 nats
-per token, completions of 32 tokens) is found in a round with a probability of 0.13 by 4, 0.15 by 16 and 0.94 by 64.
+them), so from 128 completions on this pass takes at most 1/128 of a round. With a lag, the policy must be loaded as
+well. Fewer completions would detect a wrong policy less reliably. In the demo in float32, a policy that is one round
+too old (0.003 nats per token, completions of 32 tokens) is detected in a round with probability 0.13 by 4 completions,
+0.15 by 16 and 0.94 by 64.
 """
 
 
@@ -127,7 +126,7 @@ def bound(policy: Policy, number_format: str, temperature: float, checks: Path) 
 
 
 def require(found: SamplerDifference, allowed: Bound, policy: Policy, what: str, remedy: str) -> None:
-    """Refuses completions that a policy did not sample.
+    """Raises if a policy did not sample these completions.
 
     Args:
         found: measured difference.
@@ -142,30 +141,30 @@ def require(found: SamplerDifference, allowed: Bound, policy: Policy, what: str,
     if not found.mean - ERRORS * found.error > allowed.nats:
         return
     raise UserError(
-        f"{what} are not of {policy}: the sampler's log-probs are {found.mean:.2g} nats a token from the trainer's "
-        f"(over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); the likely "
-        f"cause: {_cause(policy)}; {remedy}"
+        f"{what} were not sampled from {policy}: the sampler's log-probs are {found.mean:.2g} nats a token from the "
+        f"trainer's (over {found.tokens} tokens), and at most {allowed.nats:.2g} is explained ({allowed.explained}); "
+        f"the likely cause: {_cause(policy)}; {remedy}"
     )
 
 
 def require_evaluation(
     config: Config, policy: Policy, table: pa.Table, logps: list[list[float]], completions: Path, checks: Path
 ) -> SamplerDifference:
-    """Refuses completions of an evaluation that are not of a policy.
+    """Raises if a policy did not sample these completions of an evaluation.
 
     Args:
         config: with the sections `model`, `evaluation` and `rollout`.
         policy: the policy.
         table: all or some of the completions.
         logps: the trainer's log-probs of them.
-        completions: their file.
+        completions: file of the completions.
         checks: checks.json of the run.
 
     Returns:
         The difference.
 
     Raises:
-        UserError: it is larger than what is explained.
+        UserError: the difference is larger than the allowed one.
     """
     found = of_lists(logps, table["sampling_logps"].to_pylist(), config.rollout.masked_by is not None)
     allowed = bound(policy, config.model.dtype, config.evaluation.temperature, checks)
@@ -174,27 +173,27 @@ def require_evaluation(
 
 
 def remedy(folder: Path) -> str:
-    """Advice on samples that another policy made; `folder` holds them."""
-    return f"delete {folder} and run again; to train in spite of it, set checks.accept: [{CHECK}]"
+    """Advice for samples from the wrong policy, which are in `folder`."""
+    return f"delete {folder} and run again; to train anyway, set checks.accept: [{CHECK}]"
 
 
 def _cause(policy: Policy) -> str:
-    """The usual reason for which a sampler serves another policy."""
+    """The usual reason a sampler serves the wrong policy."""
     if policy.is_adapter:
         return "vLLM does not apply all modules of the adapter (update.lora.target_modules), or kept an older adapter"
     if policy.folder.name.isdigit() and int(policy.folder.name) > 0:
         return "an engine that stayed alive kept the weights of an older policy, or vLLM quantizes them"
-    return "the folder has another revision of the model than it had for the sampler, or vLLM quantizes its weights"
+    return "the folder's model has changed since the sampler read it, or vLLM quantizes its weights"
 
 
 class RolloutProof:
-    """Proves before any weight changes that the right policy sampled a round's rollouts.
+    """Proves, before any weight changes, that the right policy sampled a round's rollouts.
 
     It uses trainer log-probs that the update computes anyway: those of the pass for π_old or, without one, those of the
     first optimizer step, between its backward pass and the change of weights. Three cases need a separate pass over
     1/32 of the completions (4 to 64): a lag, since the trainer then holds a later policy than the sampler did; dropout;
-    and truncated or masked sampling, which is judged by one side of the difference only. With `rollout.token_budget` it
-    looks at completions that the round's policy sampled as a whole.
+    and truncated or masked sampling, where the difference counts in one direction only. With `rollout.token_budget`, it
+    looks at completions that the round's policy sampled entirely.
     """
 
     def __init__(self, config: Config, round_: int, policy: Policy, checks: Path, rollouts: Sequence[Path]) -> None:
@@ -224,14 +223,7 @@ class RolloutProof:
         split_loading.start_ranks()
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, self.policy)
-        logprobs = forward_only.load_configured(
-            self.policy, config.model.dtype, config.deepspeed, config.rollout.temperature
-        )
-        devices.hold_gpu(logprobs)
-        logps = forward_only.score(logprobs, sequences, config.deepspeed.micro_batch_tokens, "proof").logps
-        logprobs.discard()
-        del logprobs
-        gc.collect()  # a model is in a reference cycle and would stay in memory with the trainer's
+        logps = forward_only.logps_of_completions(config, self.policy, config.rollout.temperature, sequences, "proof")
         self._require_lists(chosen, logps)
 
     def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:
@@ -276,7 +268,7 @@ class RolloutProof:
         return rollouts.take(sorted(order[: min(max(FEWEST, len(rollouts) // SHARE), MOST)]))
 
     def _own(self, rollouts: pa.Table) -> list[bool]:
-        """True for completions whose tokens are all of the policy that samples the round."""
+        """True for completions whose tokens were all sampled by the policy that samples the round."""
         if tables.SEGMENTS not in rollouts.column_names:
             return [True] * len(rollouts)
         number = self.config.rollout.policy_of(self.round)

@@ -1,7 +1,7 @@
 """Selects the completions that an update uses, and the groups that teach, so that `refill` and `update` agree.
 
-A group teaches if a completion in the loss has a score that differs from the mean of those in its baseline. Where
-`reward_clip_range` clips scores, and not standardized rewards, the clipped ones count.
+A group teaches if some completion in the loss has a score that differs from the mean in its baseline. If
+`reward_clip_range` clips the scores themselves (not standardized rewards), clipped scores are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ScoresByFunction(NamedTuple):
     """The scores of a round's completions, one column per reward function."""
 
     values: Float64[Tensor, "completions functions"]
-    """NaN where a function does not apply."""
+    """Scores; NaN where a function does not apply."""
     weights: Float64[Tensor, " functions"]
 
     def normalized_sums(self, excluded: Bool[Tensor, " completions"], samples: int) -> Float64[Tensor, " completions"]:
@@ -38,11 +38,11 @@ class Selection(NamedTuple):
     """The completions of a round that the update uses."""
 
     masked: Bool[Tensor, " completions"]
-    """Not in the loss."""
+    """True for completions that are left out of the loss."""
     excluded: Bool[Tensor, " completions"]
     """True for completions that are neither in the baseline nor in the denominator of the loss."""
     teaching: Bool[Tensor, " prompts"]
-    """The group has a non-zero advantage on a completion in the loss."""
+    """True for groups with a non-zero advantage on a completion in the loss."""
 
 
 def select(
@@ -53,7 +53,7 @@ def select(
 ) -> Selection:
     """Decides which completions are masked or excluded, and which groups teach.
 
-    The choice among the groups of a round, refills and `filter_zero_variance` use this function.
+    Selecting groups of a round, refills and `filter_zero_variance` all use this function.
 
     Args:
         algorithm: the section `algorithm`.
@@ -79,7 +79,7 @@ def teaching_groups(algorithm: Algorithm, samples: int, sampled: RoundTables) ->
 
 
 def chosen_rows(config: Config, sampled: RoundTables) -> list[int]:
-    """Rows that the update trains on: all of them, or the first teaching groups of a round with more than it needs."""
+    """Rows that the update trains on: all of them, or the first teaching groups if a round has more than it needs."""
     samples = config.rollout.num_generations
     if config.rollout.token_budget or len(sampled.rollouts) == config.rollout.generation_batch_size:
         return list(range(len(sampled.rollouts)))
@@ -105,7 +105,7 @@ def scores_of_functions(table: pa.Table) -> ScoresByFunction:
     """
     weights = tables.weights_of(table)
     if not weights:
-        raise UserError("scores: their tables have no weights of the reward functions; delete them and run again")
+        raise UserError("scores: the tables lack the weights of the reward functions; delete them and run again")
     columns = [table[tables.score_column(name)].to_pylist() for name in weights]
     rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
     values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))

@@ -1,10 +1,10 @@
-"""Sequence parallelism: the ranks of a group compute each micro-batch together, each one part of its tokens.
+"""Sequence parallelism: the ranks of a group compute each micro-batch together, each rank a part of its tokens.
 
 All layers except attention work on a rank's own tokens. Attention needs whole sequences but not all heads, so queries,
 keys and values are exchanged before it: a rank sends each head of its tokens to the rank that computes this head, and
-gets its own heads of all tokens. The outputs go back the same way (DeepSpeed-Ulysses, Jacobs et al. 2023, whose
+gets its own heads of all tokens. The outputs go back the same way (DeepSpeed-Ulysses, Jacobs et al. 2023; DeepSpeed's
 class fixes lengths and heads). A rank computes the part of the weights' gradient that goes through its tokens, so the
-gradients of a group add up to that of its micro-batch.
+gradients of a group add up to the gradient of its micro-batch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rloo_pipeline.training import model_support
 
 
 class SequenceGroup(NamedTuple):
-    """The ranks that share the tokens of a micro-batch, and the place of this rank among them."""
+    """The ranks that share the tokens of a micro-batch, and the index of this rank among them."""
 
     number: int
-    """Place of this rank, and of its part in the row."""
+    """Index of this rank, and of its part in the row."""
     size: int
     """Number of ranks, S; 1 splits nothing."""
     stream: int
-    """Place of this group among all groups; each group has different micro-batches."""
+    """Index of this group among all groups; each group has different micro-batches."""
     streams: int
     """Number of groups."""
     members: Any = None
     """torch's process group of these ranks; None if this rank is alone."""
     peers: Any = None
-    """torch's process group of the ranks with the same place in their groups."""
+    """torch's process group of the ranks with the same index in their groups."""
 
     def bounds(self, tokens: int) -> list[int]:
         """Start of each part of a row, and the end of the last.
@@ -61,7 +61,7 @@ class SequenceGroup(NamedTuple):
 
         Returns:
             Queries, keys and values, [tokens, heads / S, head_dim]. Key-value heads are repeated if each rank would
-            otherwise not have those of its query heads.
+            otherwise lack those of its query heads.
 
         Raises:
             UserError: the query heads cannot be divided among the ranks.
@@ -98,11 +98,11 @@ class SequenceGroup(NamedTuple):
         return exchanged
 
     def gather(self, values: Tensor, places: Tensor, counts: Sequence[int]) -> Tensor:
-        """Joins the values of all ranks, without gradient.
+        """Gathers the values of all ranks, without gradient.
 
         Args:
             values: [counts[number], …] values of this rank.
-            places: places of all values, those of the first rank first.
+            places: position of each value in the result, those of the first rank first.
             counts: number of values of each rank.
         """
         padded = values.new_zeros(max(counts), *values.shape[1:])
@@ -127,7 +127,7 @@ def alone() -> SequenceGroup:
 
 
 def group_of(size: int) -> SequenceGroup:
-    """This rank and its neighbours as a group. All ranks must call this, after they are connected (`start_ranks`)."""
+    """The group of this rank and its neighbours. All ranks must call this, after they are connected (`start_ranks`)."""
     return alone() if size == 1 else _connected(torch.distributed.group.WORLD, size)
 
 

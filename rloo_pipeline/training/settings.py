@@ -17,7 +17,7 @@ class LearningRate(NamedTuple):
     peak: float
     kind: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = 0
-    """Optimizer steps of the warm-up."""
+    """Number of optimizer steps in the warm-up."""
     horizon: int = 0
     """Optimizer step at which the decay ends, after the warm-up."""
     min_ratio: float = 0.0
@@ -49,7 +49,7 @@ class TrainerSettings(NamedTuple):
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     offload_activations: bool = False
-    """True if the activations that checkpointing stores are kept in host memory."""
+    """Keeps the activations that checkpointing stores in host memory."""
     lora: Lora | None = None
     communication_data_type: str = "float32"
     disable_dropout: bool = True
@@ -58,15 +58,15 @@ class TrainerSettings(NamedTuple):
     quantization: Literal["nf4"] | None = None
     """Number format of an adapter's frozen base."""
     offload: Offload = Offload()
-    """Parts to keep in host memory or on the node's disk."""
+    """Parts of the training state to keep in host memory or on the node's disk."""
     nvme_path: str | None = None
     """Folder on a disk of the node, for `offload`."""
     deepspeed_config: JSON | None = None
     """Further keys of DeepSpeed's configuration."""
     sequence_parallel: int = 1
-    """Ranks that share the tokens of a micro-batch."""
+    """Number of ranks that share the tokens of a micro-batch."""
     train_vision: bool = False
-    """True if the vision encoder of a model of images is trained too."""
+    """True if the vision encoder of a model with images is trained too."""
 
     @property
     def uses_dropout(self) -> bool:
@@ -90,7 +90,7 @@ class TrainerSettings(NamedTuple):
 
     @classmethod
     def of_section(cls, model: Model, deepspeed: Deepspeed, section: Update | Sft, horizon: int) -> Self:
-        """Settings by `section`, `model` and `deepspeed`, to train all weights at temperature 1.
+        """Settings from `section`, `model` and `deepspeed`, to train all weights at temperature 1.
 
         Args:
             model: the section `model`.

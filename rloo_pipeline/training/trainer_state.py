@@ -1,7 +1,7 @@
 """Trainer states on disk: DeepSpeed's checkpoint, the algorithm's state, the policy, and a manifest.
 
-States are a cache: each is what training from policy 0 gives (`retraining.py`). A worker therefore writes them beside
-the next rollouts, and not all of them; only the newest is kept.
+States are a cache: training from policy 0 recreates each of them (`retraining.py`). A worker therefore writes them
+during the next rollouts, and skips some; only the newest is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = {
     "world": "deepspeed.processes",
     "zero_stage": "deepspeed.zero_stage (where 0 counts as 1 in 16-bit formats)",
 }
-"""Keys of the configuration for facts about a state that come from it."""
+"""The configuration keys behind some facts about a state, by the name of the fact."""
 
 
 class TrainerState:
@@ -40,8 +40,8 @@ class TrainerState:
         Args:
             engine: the engine to save.
             algorithm_state: `AlgorithmState.to_json()`.
-            weights: folder of the engine's policy; with it, the state stays of use when the policy has been removed.
-            about: facts that `verify` must be called with again, such as the round.
+            weights: folder of the engine's policy; with it, the state remains usable after the policy has been removed.
+            about: facts that `verify` must be given again, such as the round.
         """
         self.engine, self.algorithm_state, self.weights, self.about = engine, algorithm_state, weights, about
         self.lag = 0
@@ -62,7 +62,7 @@ class TrainerState:
         self.parts[Path(path).name] = state_dict
 
     def write(self, target: Path) -> None:
-        """Writes the state to `target`, replaced as a whole, and removes the states of earlier rounds beside it.
+        """Replaces the state in `target`, all at once, and removes the states of earlier rounds beside it.
 
         Every rank takes part.
         """
@@ -97,22 +97,22 @@ class TrainerState:
         }
 
     def _link_policy(self, folder: Path) -> dict[str, str]:
-        """Links the files of the policy, or copies them where the file system has no hard links."""
+        """Links the files of the policy, or copies them if the file system has no hard links."""
         if self.weights is None:
             return {}
         for file in manifest.folder_files(self.weights):
             link = folder / file.relative_to(self.weights)
             link.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(file.resolve(), link)  # which may be on a node's own disk (exchange)
+                os.link(file.resolve(), link)  # the original may be on a node's own disk (exchange)
             except OSError:
                 shutil.copyfile(file, link)
         return {f"{POLICY}/{name}": digest for name, digest in manifest.read_manifest(self.weights).digests.items()}
 
 
 def _remove_others(target: Path, lag: int) -> None:
-    """Removes other states beside `target`, and what writers of states have left. Keeps those from which
-    policies up to `lag` rounds older can be made again.
+    """Removes other states beside `target`, and leftovers of interrupted writes. Keeps those from which policies up to
+    `lag` rounds older can be recreated.
     """
     enough = not lag
     for folder in of_rounds(target.parent):
@@ -128,12 +128,12 @@ def of_rounds(folder: Path) -> Iterator[Path]:
 
 
 def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
-    """Takes and writes a state; the arguments are those of `TrainerState`."""
+    """Takes and writes a state; the arguments are the same as for `TrainerState`."""
     TrainerState(engine, algorithm_state, None, **about).write(target)
 
 
 def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
-    """Checks a saved state before an engine is made for it: each rank reads some of the files.
+    """Checks a saved state before an engine is made for it; each rank reads some of the files.
 
     Args:
         source: folder of the state.
@@ -149,19 +149,19 @@ def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
     for key, value in expected.items():
         if saved.get(key) != value:
             raise UserError(
-                f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, this run has {value}; "
+                f"{source}: trainer state with {KEYS.get(key, key)} {saved.get(key)}, but this run has {value}; "
                 "keep the old setting or start a new run"
             )
 
 
 def load(engine: Engine, source: Path) -> JSON:
-    """Loads a state into an engine that was made of the policy saved with it, after `verify`.
+    """Loads a state into an engine that was made from the policy saved with it, after `verify`.
 
     Returns:
         The algorithm state.
 
     Raises:
-        UserError: a file holds something else than a state.
+        UserError: a file holds something other than a state.
     """
     if engine.settings.offload.on_disk:
         engine.step_count = nvme.load_state(engine.engine, source / TAG)

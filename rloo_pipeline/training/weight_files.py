@@ -1,7 +1,7 @@
-"""Weights of a full model as safetensors files of half a gigabyte, whatever the number of ranks.
+"""Writes the weights of a full model as safetensors files of half a gigabyte, independent of the number of ranks.
 
-All ranks write in parallel, each some of the files; on the nodes' own disks, the ranks of each node write all of them.
-If the checkpoint that transformers loaded has other names and shapes than the model (for example for experts), the
+All ranks write in parallel, each a part of the files; on the nodes' own disks, the ranks of each node write all files.
+If transformers loaded a checkpoint with other tensor names and shapes than the model's (for example for experts), the
 files have those of the checkpoint.
 """
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHARD = 500_000_000
-"""Bytes of a weights file; a rank holds at most two of them while a policy is written."""
+"""Bytes per weight file; a rank holds at most two such files while a policy is written."""
 
 
 def write_together(model: PreTrainedModel, target: Path, place: Path | None = None) -> dict[str, str]:
     """Writes the weights of a model; each rank writes some of the files. Every rank must call it.
 
     Args:
-        model: a model of transformers, whole on each rank or split over them.
+        model: a transformers model, whole on each rank or split over them.
         target: folder that all ranks see.
         place: folder on each node for the files (`node_files.place`), to which `target` then gets links.
 

@@ -1,4 +1,4 @@
-"""Reads from a model of transformers: names in its checkpoint, tied weights, layers of experts."""
+"""Reads properties of a transformers model: names in its checkpoint, tied weights, expert layers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHOSEN = {"top_k_index", "router_indices"}
-"""Arguments of layers of experts with the experts of each token."""
+"""Arguments in which expert layers get the experts of each token."""
 
 
 def tied_weights(model: Any) -> dict[str, str]:
-    """Names of weights that a configuration ties to others (such as an `lm_head.weight`), with the others' names."""
+    """Names of weights that a configuration ties to others (such as `lm_head.weight`), with the names of the others."""
     return dict(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
 def untied_weights(model: Any) -> list[str]:
-    """Names of weights that should be tied, but are not, since the checkpoint has other values for them."""
+    """Names of weights that should be tied, but are not, since the checkpoint has different values for them."""
     return sorted(tied_weights(model).keys() - model.all_tied_weights_keys.keys())
 
 
 def renames_weights(model: Any) -> bool:
-    """True if the checkpoint has other names or shapes than the model, for example for experts."""
+    """True if names or shapes in the checkpoint differ from the model's, for example for experts."""
     return bool(getattr(model, "_weight_conversions", None))
 
 
@@ -36,10 +36,10 @@ def as_in_checkpoint(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def takes_experts(layer: Any) -> bool:
-    """True if a module is a layer of experts, which is called with the experts of each token."""
+    """True if a module is an expert layer that is called with the experts of each token."""
     return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())
 
 
 def experts_argument(layer: Any) -> str:
-    """Name of the argument of a layer of experts that holds the experts of each token."""
+    """Name of the argument in which an expert layer gets the experts of each token."""
     return (CHOSEN & inspect.signature(layer.forward).parameters.keys()).pop()

@@ -1,8 +1,8 @@
-"""Imports transformers, or a part of it, without packages that it can do without.
+"""Imports transformers, or a part of it, without its optional dependencies.
 
 transformers imports scikit-learn (assisted generation) and SciPy (losses of object detection), which takes a second at
-the start of every stage. Qwen-VL's processors need torchvision for videos only, and PyTorch's CPU build from PyPI has
-none; images are processed by those on PIL then. The schemas of tools need the standard library alone. For vLLM see
+the start of every stage. Qwen-VL's processors need torchvision only for videos, and PyTorch's CPU build from PyPI comes
+without it; the processors based on PIL then handle images. Tool schemas need only the standard library. For vLLM see
 `rollout/vllm_internals.py`.
 """
 
@@ -28,7 +28,7 @@ def prepare_transformers() -> None:
     """Makes transformers cache that scikit-learn and SciPy are missing; call it before importing any of its models.
 
     Raises:
-        UserError: transformers is not the version whose internals are used in this package.
+        UserError: the installed transformers is not the version whose internals this package uses.
     """
     guard.require("transformers")
     with hidden_packages("sklearn", "scipy"):
@@ -42,7 +42,7 @@ def lacks_torchvision() -> bool:
     """True if torchvision cannot be used."""
     from transformers.utils import import_utils
 
-    import_utils.is_torchvision_v2_available()  # transformers remembers both answers
+    import_utils.is_torchvision_v2_available()  # so that transformers caches both answers
     return not import_utils.is_torchvision_available()
 
 
@@ -56,7 +56,7 @@ def prepare_processors() -> None:
 
 
 def _no_videos(processor: Any) -> SimpleNamespace:
-    """A stand-in for the video processor, which vLLM reads though no prompt has a video."""
+    """A stand-in for the video processor, which vLLM reads even if no prompt has a video."""
     from transformers.processing_utils import VideosKwargs
 
     images = processor.image_processor
@@ -65,7 +65,7 @@ def _no_videos(processor: Any) -> SimpleNamespace:
 
 
 def schema_maker() -> Any:
-    """The module of `get_json_schema`, which makes the JSON schema of a tool, and of the errors that it raises."""
+    """The transformers module with `get_json_schema`, which makes the JSON schema of a tool, and with its errors."""
     return import_module(SCHEMA_MODULE)
 
 
@@ -76,7 +76,7 @@ def schema_file() -> str:
 
 
 def load_schema_maker(file: str) -> None:
-    """Makes that module importable without transformers, whose import takes a second and which images may lack. Only
+    """Makes that module importable without transformers, which takes a second to import and which images may lack. Only
     the process that makes schemas calls this; processes of episodes do not.
 
     Schemas need only the standard library; the other imports of the file are replaced.

@@ -1,8 +1,8 @@
 """Trains mixtures of experts with the experts that the sampler chose (routing replay, Ma et al. 2025, R3).
 
-Near a tie, the trainer's router chooses other experts than vLLM's router, whose sums round differently. The token's
-log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts. Their
-weights still come from the trainer's own router, so the router gets its gradient.
+Near a tie, the trainer's router and vLLM's may choose different experts, since their sums round differently. The
+token's log-probs then differ by much more than rounding. With replay, the forward pass uses the sampler's experts.
+Their weights still come from the trainer's own router, so the router gets its gradient.
 
 A transformers router chooses experts by one call of `torch.topk` on their scores. This module replaces that call.
 """
@@ -27,10 +27,10 @@ ROUTER = re.compile(r"(^|\.)layers\.(\d+)\..*TopKRouter$")
 
 
 class RouterReplay:
-    """The routers of a model. They choose experts themselves until `use` sets the experts."""
+    """The routers of a model. They choose experts themselves until `use` sets them."""
 
     def __init__(self, model: nn.Module, layers: int) -> None:
-        """`model` is a causal language model with this number of decoder layers."""
+        """Finds the routers of `model`, a causal language model with this number of decoder layers."""
         self.layers = layers
         self.name = type(model).__name__
         self.experts: Tensor | None = None
@@ -49,27 +49,35 @@ class RouterReplay:
 
         Args:
             experts: for each token of a pack, the experts of all layers in turn, on the CPU; None if routers choose.
-            device: the pack's.
+            device: device of the pack.
 
         Raises:
-            UserError: this model's routers cannot be replaced, or the experts do not fit this model.
+            UserError: the experts do not fit this model.
         """
         self.experts = None
         if experts is None:
             return
+        choices, most, largest = int(self.routers[0].top_k), int(self.routers[0].num_experts), int(experts.max())
+        if experts.shape[1] != self.layers * choices or largest >= most:
+            raise UserError(
+                f"rollout.router_replay: the rollouts have {experts.shape[1]} experts per token, up to number "
+                f"{largest}, but {self.name} has {self.layers} layers with {choices} of {most}: they were "
+                "sampled from a different model; delete the round's rollouts and run again"
+            )
+        self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)
+
+    def require(self, form: str) -> None:
+        """Raises UserError if a model that trains in this form of batch, such as packed, cannot replay experts."""
+        if form != "packed":
+            raise UserError(
+                f"rollout.router_replay: {self.name} trains in {form} batches, but replay only supports packed ones; "
+                "set it to false"
+            )
         if not self.covers_all:
             raise UserError(
                 f"rollout.router_replay: {self.name} has no routers that can be replaced (they must choose experts by "
                 "one topk, as in Mixtral, Qwen3-MoE, OLMoE and gpt-oss); set it to false"
             )
-        choices, most, largest = int(self.routers[0].top_k), int(self.routers[0].num_experts), int(experts.max())
-        if experts.shape[1] != self.layers * choices or largest >= most:
-            raise UserError(
-                f"rollout.router_replay: the rollouts have {experts.shape[1]} experts a token, up to number "
-                f"{largest}, and {self.name} has {self.layers} layers with {choices} of {most}: they were "
-                "sampled from another model; delete the round's rollouts and run again"
-            )
-        self.experts = devices.moved(experts, device).long().view(len(experts), self.layers, choices)
 
     def _replaying(self, layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replaying(*args: Any, **named: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Calls functions of the user (rewards, tools, environments) in processes with deadlines, and in a sandbox."""
+"""Calls user functions (rewards, tools, environments) in processes with deadlines, optionally in a sandbox."""

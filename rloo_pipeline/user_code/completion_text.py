@@ -1,4 +1,4 @@
-"""The text of a completion in TRL's two forms."""
+"""The text of a completion, which TRL represents as a string or as a list of messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def text_of(completion: Any) -> str:
 
 
 def as_completion(text: str, prompt: Any) -> Any:
-    """A completion in TRL's form: the text itself where the prompt is a text, else a message of the assistant."""
+    """A completion in TRL's form: a string if the prompt is a string, otherwise a list with one assistant message."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 def after_thinking(text: str) -> str:
-    """The text after the last `</think>`; all of it without the tag."""
+    """The text after the last `</think>`, or the whole text if it has no such tag."""
     return text.rpartition(THINK_END)[2]

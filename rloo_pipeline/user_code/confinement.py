@@ -1,10 +1,10 @@
-"""Builds the command of the process that forks episodes. It can run as an ordinary process, with another Python, in a
-sandbox, or in an Apptainer image.
+"""Builds the command of the fork server, the process that forks episodes. It can run as an ordinary process, with
+another Python, in a sandbox, or in an Apptainer image.
 
-A single sandbox, the one that `code_reward` uses (`user_code/sandbox`), surrounds all episodes. So they share its /tmp,
-its user and its limit on processes, and one episode can kill another. The sandbox can read Python and its packages,
-this package, the code of environments and tools, and the paths in `read_only`. An image sees its own files, this
-package, that code, and `read_only`.
+All episodes run in a single sandbox, of the same kind as in `code_reward` (`user_code/sandbox`). They share its /tmp,
+its user and its process limit, so one episode can kill another. Code in the sandbox can read Python and its packages,
+this package, the code of environments and tools, and the paths in `read_only`. Code in an image sees the image's files,
+this package, that code, and `read_only`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BOOT_BESIDE = (
 )
 """Imports this package from its folder, so that another Python does not see the packages installed beside it."""
 CPU_SECONDS = float(1 << 31)
-"""Limit on CPU seconds in the sandbox, in effect none: episodes have deadlines, and the process that forks them must
-last as long as the stage.
+"""Limit on CPU seconds in the sandbox, effectively unlimited: episodes have their own deadlines, and the fork server
+must last as long as the stage.
 """
 FILE_MB = 512
-"""Maximum size in MiB of a file, and of the /tmp that the episodes in a sandbox share."""
+"""Maximum size of a file, and of the /tmp that the episodes in a sandbox share, in MiB."""
 PROCESSES = 16
-"""Average number of processes and threads that each worker in a sandbox may have."""
+"""Number of processes and threads per worker in a sandbox; all workers share the total."""
 
 
 class Confinement(NamedTuple):
@@ -66,18 +66,18 @@ class Confinement(NamedTuple):
 
 
 class ForkServerCommand(NamedTuple):
-    """The command that starts the process, and its environment."""
+    """The command that starts the fork server, and its environment."""
 
     argv: list[str]
     environment: dict[str, str]
     limits: dict[str, int] | None = None
-    """Arguments of `sandbox.inside.limits.apply`; None outside of the sandbox."""
+    """Arguments for `sandbox.inside.limits.apply`; None outside a sandbox."""
     schema_file: str = ""
-    """The file of transformers that makes tool schemas, where the process may not have transformers."""
+    """Path of transformers' module that makes tool schemas; set if the fork server may lack transformers."""
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
-    """Converts an import string for the process, whose working folder differs in a sandbox and in an image.
+    """Makes an import string valid inside a sandbox or an image, where the working folder differs.
 
     Raises:
         UserError: the file or module does not exist.
@@ -96,7 +96,7 @@ def command(confinement: Confinement, references: Sequence[str], file: int, work
     Args:
         confinement: sandbox, image or Python to run in.
         references: import strings of the environments and tools.
-        file: file descriptor to pass to `main`.
+        file: file descriptor of the socket, passed to `main`.
         workers: maximum number of episodes at a time.
 
     Raises:
@@ -203,7 +203,7 @@ def read_only_paths(confinement: Confinement) -> list[str]:
 
 
 def _packages() -> Iterator[str]:
-    """Folders of installed packages."""
+    """Yields the folders of installed packages."""
     for path in sys.path:
         if {"site-packages", "dist-packages"} & set(Path(path).parts) and Path(path).is_dir():
             yield path

@@ -1,4 +1,4 @@
-"""The pool's end of the socket to the process of one episode: the request under way, and its answer."""
+"""The pool's end of the socket to an episode's process: tracks the pending request and its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rloo_pipeline.user_code.messages import NO_MESSAGE, BadMessageError, UserCo
 from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 MESSAGE_BYTES = 1 << 23
-"""Maximum size of a message. Text and state are limited where they are made; JSON has at most 12 bytes a character."""
+"""Maximum size of a message. Text and state are limited at the source; JSON takes at most 12 bytes per character."""
 KINDS = {kind.__name__: kind for kind in (ToolText, RequestDone)}
 
 
@@ -32,19 +32,21 @@ class Answer(NamedTuple):
     state: str | None = None
     """The public attributes of the environment as JSON, in the answer to `finish`."""
     lost: str | None = None
-    """Why the episode cannot go on: its process was killed at its deadline, died, or reset or get_reward raised."""
+    """Why the episode cannot continue: its process died or was killed at its deadline, or reset or get_reward
+    raised.
+    """
     seconds: float = 0.0
-    """Seconds from the request to its answer, without waiting for a process."""
+    """Seconds from the request to its answer, not counting the wait for a process."""
 
 
 class Connection(UserCodeProcess):
-    """One process as the pool sees it."""
+    """The pool's handle on an episode's process."""
 
     def __init__(self, episode: int, serial: int, file: int) -> None:
         super().__init__(file)
         self.episode, self.serial = episode, serial
         self.request: str | None = None
-        """The request under way."""
+        """The pending request."""
         self._done: RequestDone | None = None
         """The last message about it."""
         self.deadline = math.inf
@@ -53,20 +55,20 @@ class Connection(UserCodeProcess):
         self._began, self._timeout = 0.0, math.inf
 
     def send(self, kind: str, request: Any, timeout: float) -> None:
-        """Sends a request; its deadline is `timeout` seconds from now, and from each answer of a tool."""
+        """Sends a request. Its deadline is `timeout` seconds from now, and from each tool's answer."""
         self.request, self._done, self._texts = kind, None, {}
         self._calls = request.calls if isinstance(request, CallTools) else []
         self._began, self._timeout = time.monotonic(), timeout
         if not self.fault:
             self.deadline = self._began + timeout
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will find out
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will notice
             self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
     def done(self) -> RequestDone | None:
-        """Reads messages. Returns the last one about the request if it has arrived."""
+        """Reads the messages that have arrived. Returns the one that completes the request, if it is among them."""
         if not self.fault:
             self.read(MESSAGE_BYTES, KINDS, self._record)
-            if self.fault:  # if it has ended, the pool hears so at once; else it is killed then
+            if self.fault:  # the pool hears at once if the process has exited; otherwise it is killed at its deadline
                 self.deadline = time.monotonic() + (0.0 if self.fault is NO_MESSAGE else EXIT_SECONDS)
         return self._done
 
@@ -86,26 +88,26 @@ class Connection(UserCodeProcess):
             self.deadline = math.inf
 
     def answer(self, done: RequestDone) -> Answer:
-        """The answer to the request that `done` ended, which is then over."""
+        """Closes the request that `done` completes, and returns its answer."""
         texts = [self._texts[place] for place in sorted(self._texts)]
         values = tuple(text.text for text in texts), tuple(text.error for text in texts)
         kind, self.request, self._done = str(self.request), None, None
         return Answer(self.episode, kind, *values, done.reward, done.state, done.lost, time.monotonic() - self._began)
 
     def exit(self, code: int) -> str:
-        """Description of how the process ended, phrased to follow the name of the call."""
+        """Describes how the process exited, in words that follow the name of the call."""
         return NO_MESSAGE if self.fault is NO_MESSAGE else describe_exit(code)
 
     def late(self) -> str:
-        """Description of a missed deadline, phrased to follow the name of the call."""
+        """Describes a missed deadline, in words that follow the name of the call."""
         return self.fault or f"took over {self._timeout:g} s"
 
     def failed(self, cause: str, loses: bool) -> Answer:
-        """The answer to a request whose process has ended: the texts that arrived, and an error for the others.
+        """The answer to a request whose process has exited: the texts that arrived, and an error for each missing one.
 
         Args:
-            cause: how it ended, phrased to follow the name of the call.
-            loses: True if the episode cannot go on without this process.
+            cause: how it exited, in words that follow the name of the call.
+            loses: True if the episode cannot continue without this process.
         """
         name = "get_reward" if self.request == "finish" else self.request
         unanswered = [place for place in range(len(self._calls)) if place not in self._texts]

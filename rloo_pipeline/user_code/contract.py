@@ -1,4 +1,4 @@
-"""Contract of environments and tools, which is TRL's (`environment_factory` and `tools` of its GRPOTrainer 1.16).
+"""The contract of environments and tools: that of TRL's GRPOTrainer 1.16 (`environment_factory` and `tools`).
 
 An environment is a class without constructor arguments, or a function that returns an instance. `reset(**row)` begins
 an episode and returns text for the end of the last user message, or None. Public methods are tools; `get_reward()` is
@@ -21,29 +21,31 @@ from rloo_pipeline.user_code.reward_call import signature_of
 OWN_METHODS = ("reset", "get_reward")
 """Public methods of an environment that are not tools."""
 OF_TYPES = {"PIL", "torch", "transformers"}
-"""Modules with types that transformers can put into a schema; a tool can use these types only if it imports them."""
+"""Modules whose types transformers can put into a schema. A tool can use such types only if it has imported the
+module.
+"""
 
 
 class EnvironmentCode(NamedTuple):
     """The imported environments and tools of a run."""
 
     environments: dict[str, tuple[str, Callable[..., Any]]]
-    """Import string and class by name; the name is empty if there is one environment for all rows."""
+    """Import string and class of each environment, by name; the name is empty if all rows have the same environment."""
     tools: dict[str, tuple[str, Callable[..., Any]]]
-    """Import string and function by the name that the model calls."""
+    """Import string and function of each tool, by the name that the model calls."""
 
 
 class ToolSet(NamedTuple):
-    """The tools that the model can call in one environment, or without one."""
+    """The tools that the model can call in an environment, or without one."""
 
     schemas: list[dict[str, Any]]
-    """JSON schemas for the chat template, in the order of TRL: functions of `tools`, then methods by name."""
+    """JSON schemas for the chat template, in TRL's order: functions in `tools`, then methods by name."""
     gives_reward: bool
     """True if the environment has `get_reward`."""
 
 
 def by_name(environment: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Import strings of environments by name; the name is empty if there is one environment for all rows."""
+    """Import strings of environments by name; the name is empty if all rows have the same environment."""
     if environment is None:
         return {}
     return {"": environment} if isinstance(environment, str) else dict(environment)
@@ -57,13 +59,15 @@ def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCo
         tools: import strings of functions.
 
     Raises:
-        UserError: one of them cannot be imported, is of the wrong kind, or two tools have one name.
+        UserError: one of them cannot be imported or is of the wrong kind, or two tools have the same name.
     """
     functions: dict[str, tuple[str, Callable[..., Any]]] = {}
     for reference in tools:
         function = import_string.load(reference)
         if isinstance(function, type) or not hasattr(function, "__name__"):
-            raise UserError(f"'{reference}': not a function, as a tool is; a class is a rollout.environment")
+            raise UserError(
+                f"'{reference}': not a function; a tool must be one, and a class belongs in rollout.environment"
+            )
         if function.__name__ in functions:
             raise UserError(f"'{reference}': two of rollout.tools are called {function.__name__}; rename one of them")
         functions[function.__name__] = reference, function
@@ -72,10 +76,10 @@ def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCo
 
 
 def tool_sets(code: EnvironmentCode) -> dict[str, ToolSet]:
-    """The tools of each environment by its name; of the empty name if there is no environment.
+    """The tools of each environment, by its name. Without environments, the only key is the empty name.
 
     Raises:
-        UserError: an environment or a tool does not keep the contract.
+        UserError: an environment or a tool violates the contract.
     """
     functions = [_schema(tool, f"'{reference}'") for reference, tool in code.tools.values()]
     if not code.environments:
@@ -106,10 +110,10 @@ def _class_of(reference: str, factory: Callable[..., Any]) -> type:
 
 
 def check_constructor(reference: str, factory: Callable[..., Any]) -> None:
-    """Checks that an environment can be made without arguments.
+    """Checks that an environment can be constructed without arguments.
 
     Raises:
-        UserError: its constructor needs some.
+        UserError: its constructor requires arguments.
     """
     needed = signature_of(factory).required
     if needed:
@@ -134,7 +138,7 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
 
 
 def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:
-    """A class of environments with added tools, whose schemas are given.
+    """Subclasses an environment class to add tools with given schemas.
 
     Args:
         kind: class with the other methods.
@@ -142,7 +146,7 @@ def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[st
         attributes: other attributes of the class.
 
     Raises:
-        UserError: a tool has the name of an attribute, or one that begins with `_`.
+        UserError: a tool's name is already an attribute, or begins with `_`.
     """
     for name, (method, function) in tools.items():
         if name in dir(kind()) or name.startswith("_"):
@@ -152,7 +156,7 @@ def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[st
 
 
 def tool_methods(kind: type) -> list[str]:
-    """Names of the methods of an environment that are tools, as in TRL: public functions of the class, by name."""
+    """Names of the environment's methods that are tools, as in TRL: the class's public functions, in order of name."""
     members = inspect.getmembers(kind, predicate=inspect.isfunction)
     return [name for name, _ in members if not name.startswith("_") and name not in OWN_METHODS]
 
@@ -161,7 +165,7 @@ def _schema(tool: Callable[..., Any], label: str) -> dict[str, Any]:
     """The JSON schema of a tool.
 
     Raises:
-        UserError: a type or a part of the docstring is missing, with `label` first.
+        UserError: a type or a part of the docstring is missing. The message begins with `label`.
     """
     if ready := getattr(tool, "json_schema", None):
         return dict(ready)

@@ -1,8 +1,8 @@
 """Dispatches calls of reward functions to worker processes until every row of a table is scored.
 
-Functions come in the order of the configuration. Each has workers of its own, so no function is affected by what
-another one left in its process. The first worker of every function starts at once, so a function that cannot be used is
-reported early. An async function mostly waits for others: it has one worker, which does not count as busy.
+Functions run in the order of the configuration. Each has its own workers, so that nothing one function leaves in its
+process affects another. The first worker of every function starts at once, so a function that cannot be loaded is
+reported early. An async function mostly waits for a service: it has one worker, which does not count as busy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 IMPORT_SECONDS = 600.0
 """Time limit for importing a function."""
 POLL_SECONDS = 1.0
-"""Longest wait for messages before looking for dead processes."""
+"""Maximum wait for messages before checking for dead processes."""
 
 
 class WorkerPools:
-    """The worker processes of several reward functions: assigns calls to them and handles their messages.
+    """The worker processes of all reward functions. Assigns calls to them and handles their messages.
 
     They start in the constructor and import their functions while the caller reads its tables. Leaving the `with` block
     ends them all.
@@ -41,7 +41,7 @@ class WorkerPools:
 
         Args:
             rewards: the functions.
-            limit: threads that may compute at a time, summed over workers.
+            limit: maximum number of threads that compute at the same time, over all workers.
         """
         self.others = adopt_orphans()
         self.limit = limit
@@ -53,14 +53,14 @@ class WorkerPools:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
             self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
-        """The workers of each job that is not finished."""
+        """The workers of each unfinished job."""
         self.dismissed: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all workers and what they started: waits for dismissed ones, kills the others."""
+        """Ends all workers and the processes that they started: waits for dismissed workers, kills the others."""
         for worker in self.dismissed:
             worker.end()
         for workers in self.started:
@@ -79,13 +79,13 @@ class WorkerPools:
 
         Args:
             batch: the rows.
-            samples: number of neighbouring rows of each prompt; they share a call.
-            constants: further arguments, the same for all rows, for functions that name them; options override them.
-            more: True if another batch follows, so workers stay.
+            samples: number of consecutive rows of each prompt, which share a call.
+            constants: extra arguments, the same for all rows, for functions that name them; options override them.
+            more: True if another batch follows, so workers are kept.
 
         Raises:
             UserError: a function cannot be found, needs a column that does not exist, or does not return one finite
-                number or None per completion; or it fails or takes too long where `on_error` or `on_timeout` is `fail`.
+                number or None per completion; or it fails or times out and `on_error` or `on_timeout` is `fail`.
         """
         offered = batch.arguments()
         with counting("scores", len(self.rewards) * len(batch.completions)) as counter:
@@ -100,7 +100,7 @@ class WorkerPools:
         return [job.results for job in jobs]
 
     def _step(self, more: bool) -> bool:
-        """Assigns calls, waits for messages and handles them. False when every job is finished."""
+        """Assigns calls, waits for messages and handles them. Returns False once every job is finished."""
         self._assign(more)
         pairs = [(job, worker) for job, workers in self.workers.items() for worker in workers]
         if not pairs:
@@ -134,7 +134,7 @@ class WorkerPools:
         return self._has_capacity(job) and len(workers) < _most_workers(job.reward, self.limit)
 
     def _has_capacity(self, job: ScoringJob) -> bool:
-        """True if one more process of this function may compute. A process that still starts counts as busy."""
+        """True if one more process of this function may compute. A process that is still starting counts as busy."""
         busy = sum(
             other.reward.threads
             for other, workers in self.workers.items()
@@ -171,15 +171,15 @@ class WorkerPools:
         self._remove(job, worker, cause)
 
     def _remove(self, job: ScoringJob, worker: WorkerProcess, cause: str | None) -> None:
-        """Kills a worker, fails the call that was under way, and puts its other calls back.
+        """Kills a worker, fails the call in progress, and requeues its other calls.
 
-        If the one at fault is unknown, all are repeated one by one: with several async calls under way, or where
-        the function disturbed the connection, by which no results came after that.
+        If it is unknown which call is at fault, all are retried one by one: when several async calls were in progress,
+        or when the function corrupted the connection so that no more results arrived.
 
         Args:
             job: the worker's job.
-            worker: dead, or past its deadline.
-            cause: how it died; None where its call is late.
+            worker: a worker that is dead or past its deadline.
+            cause: how it died; None if its call is late.
         """
         worker.kill()
         self.workers[job].remove(worker)
@@ -201,7 +201,7 @@ def score_all(
     workers: int,
     constants: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[FunctionScores]:
-    """Calls `WorkerPools.score` with workers that it starts and ends, and logs a summary line for each function."""
+    """Scores all rows with temporary workers (`WorkerPools.score`), and logs a summary line for each function."""
     with WorkerPools(rewards, workers) as pools:
         results = pools.score(batch, samples, constants)
     for reward, result in zip(rewards, results, strict=True):
@@ -214,5 +214,7 @@ def _start_worker(reward: Reward) -> WorkerProcess:
 
 
 def _most_workers(reward: Reward, limit: int) -> int:
-    """Processes of a function that may compute at a time within `limit` threads. A model on a GPU is loaded once."""
+    """Maximum number of a function's processes that may compute at the same time within `limit` threads. A model on a
+    GPU is loaded once.
+    """
     return 1 if reward.batch == "all" or reward.gpus else max(1, limit // reward.threads)

@@ -1,9 +1,10 @@
-"""One episode in a process of its own: calls the environment or the tools and sends back text.
+"""Runs one episode in its own process: calls the environment or the tools and sends back text.
 
-The process is a fork of `fork_server.py`'s. Requests come as pickles, answers go as JSON, since the code of the
-environment shares this process and could write anything into the socket (see `user_code/messages.py`).
+The process is forked from the fork server (`fork_server.py`). Requests arrive as pickles, but answers are sent as JSON,
+because the environment's code shares this process and could write anything into the socket (see
+`user_code/messages.py`).
 
-Text is what TRL puts into its tool messages: `str` of what a tool returns, `{'error': '…'}` if it raises.
+The text is what TRL puts into tool messages: `str` of the tool's result, or `{'error': '…'}` if it raises.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, 
 from rloo_pipeline.user_code.worker import CallerOfUserCode, only_in
 
 ANSWER_CHARACTERS = 1 << 16
-"""Maximum length of an answer in characters; the rest is cut, and the answer says so."""
+"""Maximum length of an answer in characters. The rest is cut off, and the answer says so."""
 STATE_CHARACTERS = 1 << 18
-"""Maximum length in characters of an episode's state as JSON, and of one attribute."""
+"""Maximum length of an episode's state as JSON, and of each attribute in it, in characters."""
 
 
 class BeginEpisode(NamedTuple):
-    """Request: seed this process; reset the environment, if there is one. An episode without one is not answered."""
+    """Request: seed this process, and reset the environment if there is one. Without an environment there is no
+    answer.
+    """
 
     environment: str | None
     row: Mapping[str, Any]
@@ -42,27 +45,27 @@ class BeginEpisode(NamedTuple):
 
 
 class CallTools(NamedTuple):
-    """Request: call tools, in order; each has a name and arguments."""
+    """Request: call tools in order, each given by name and arguments."""
 
     calls: list[tuple[str, Any]]
 
 
 class FinishEpisode(NamedTuple):
-    """Request: the reward and the state."""
+    """Request: return the reward and the state."""
 
-    completion: list[dict[str, Any]] = []  # noqa: RUF012 - is not changed
-    """Messages of the episode after the prompt."""
+    completion: list[dict[str, Any]] = []  # noqa: RUF012 - never mutated
+    """The episode's messages after the prompt."""
 
 
 class DescribeTools(NamedTuple):
-    """Request: the tools of each environment."""
+    """Request: describe the tools of each environment."""
 
     schema_file: str = ""
-    """The file that makes schemas, in an image that need not have transformers."""
+    """Path of the module that makes schemas, for an image that may lack transformers."""
 
 
 class ToolText(NamedTuple):
-    """Answer to one call of `CallTools`; or the observation of `BeginEpisode`."""
+    """The answer to one call of `CallTools`, or the observation for `BeginEpisode`."""
 
     place: int
     text: str
@@ -70,20 +73,20 @@ class ToolText(NamedTuple):
 
 
 class RequestDone(NamedTuple):
-    """Last message about a request."""
+    """The last message about a request."""
 
     reward: float | None = None
     state: str | None = None
     lost: str | None = None
-    """The episode cannot go on: why."""
+    """Why the episode cannot continue, if it cannot."""
     bad: str | None = None
-    """The environment does not keep the contract, so that no episode can be played: why."""
+    """How the environment violates the contract, if it does; no episode can then be played."""
     tools: dict[str, ToolSet] | None = None
     """Answer to `DescribeTools`, by environment."""
 
 
 def serve(file: int, code: EnvironmentCode) -> None:
-    """Answers requests until the other end closes its socket.
+    """Answers requests until the other end closes the socket.
 
     Args:
         file: file descriptor of the socket.
@@ -105,7 +108,7 @@ def serve(file: int, code: EnvironmentCode) -> None:
 
 
 class Episode(CallerOfUserCode):
-    """An environment, or the tools if there is none, and the answers to requests."""
+    """Answers requests with an environment, or with tools alone."""
 
     def __init__(self, code: EnvironmentCode) -> None:
         super().__init__()
@@ -118,7 +121,7 @@ class Episode(CallerOfUserCode):
         """Answers one request.
 
         Raises:
-            UserError: the environment does not keep the contract.
+            UserError: the environment violates the contract.
         """
         if isinstance(request, BeginEpisode):
             return self.begin(request, send)
@@ -131,7 +134,7 @@ class Episode(CallerOfUserCode):
         return RequestDone(tools=contract.tool_sets(self.code))
 
     def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
-        """Makes the environment and resets it."""
+        """Creates the environment and resets it."""
         seed_generators(request.seed)
         if request.environment is None:
             return None
@@ -141,19 +144,20 @@ class Episode(CallerOfUserCode):
             kind = type(self.environment)
             self.tools |= {name: getattr(self.environment, name) for name in contract.tool_methods(kind)}
             observation = self._run(self.environment.reset, **self._arguments_of_reset(request.row))
-        except Exception as error:
-            return self._lost("reset", error)
-        if observation is not None:
-            if not isinstance(observation, str | list):
+            if not isinstance(observation, str | list | None):
                 raise UserError(
                     f"'{self.reference}': {kind.__name__}.reset returned {observation!r:.50}, which is of type "
                     f"{type(observation).__name__}; return text or None"
                 )
-            send(ToolText(0, answer_text(observation), False))
+            text = None if observation is None else answer_text(observation)
+        except Exception as error:
+            return self._lost("reset", error)
+        if text is not None:
+            send(ToolText(0, text, False))
         return RequestDone()
 
     def _arguments_of_reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that reset takes; TRL gives all of them, and refuses a reset without `**kwargs`."""
+        """The columns that reset accepts. TRL passes all of them, and refuses a reset without `**kwargs`."""
         signature = signature_of(self.environment.reset)
         function = getattr(self.environment.reset, "__func__", None)
         first = next(iter(inspect.signature(function).parameters.values()), None) if function else None
@@ -172,7 +176,7 @@ class Episode(CallerOfUserCode):
         return {name: row[name] for name in signature.takes(row)}
 
     def call(self, calls: list[tuple[str, Any]], send: Callable[[ToolText], None]) -> RequestDone:
-        """Calls tools in order, and async ones together."""
+        """Calls tools in order; async tools run concurrently."""
         together: dict[int, Any] = {}
         for place, (name, arguments) in enumerate(calls):
             try:
@@ -187,16 +191,25 @@ class Episode(CallerOfUserCode):
             except Exception as error:
                 send(ToolText(place, error_text(str(error)), True))
         if together:
-            for place, result in zip(together, self._run(self._gather, list(together.values())), strict=True):
-                failed = isinstance(result, BaseException)
-                send(ToolText(place, error_text(str(result)) if failed else answer_text(result), failed))
+            self._run(self._answer_together, together, send)
         return RequestDone()
 
-    async def _gather(self, calls: list[Any]) -> list[Any]:
-        return await asyncio.gather(*calls, return_exceptions=True)
+    async def _answer_together(self, calls: dict[int, Any], send: Callable[[ToolText], None]) -> None:
+        await asyncio.gather(*(self._answer(place, call, send) for place, call in calls.items()))
+
+    async def _answer(self, place: int, call: Any, send: Callable[[ToolText], None]) -> None:
+        """Sends the answer of an async call as soon as it is ready, so that a slower call cannot lose it."""
+        try:
+            with only_in(self.pid):
+                answer = ToolText(place, answer_text(await call), False)
+        except UserError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            answer = ToolText(place, error_text(str(error)), True)
+        send(answer)
 
     def finish(self, completion: list[dict[str, Any]]) -> RequestDone:
-        """The reward of the environment, if it gives one, and its state."""
+        """Returns the environment's state, and its reward if it gives one."""
         method = getattr(self.environment, "get_reward", None)
         try:
             named = signature_of(method).takes({"completion": completion}) if method else ()
@@ -213,7 +226,7 @@ class Episode(CallerOfUserCode):
         return RequestDone(score, state_of(self.environment))
 
     def _run(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Calls a user's function in this process, and awaits it if it is async."""
+        """Calls a user function in this process, and awaits it if it is async."""
         with only_in(self.pid):
             result = function(*arguments, **named)
             if inspect.iscoroutine(result):
@@ -230,7 +243,7 @@ class Episode(CallerOfUserCode):
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds `random` and, where they are imported, NumPy's and PyTorch's global generators.
+    """Seeds the global generators of `random` and, if imported, NumPy and PyTorch.
 
     Args:
         seed: seed of the episode.
@@ -243,31 +256,36 @@ def seed_generators(seed: int) -> None:
 
 
 def answer_text(value: Any) -> str:
-    """The text of what a tool or reset returned: TRL's `str`, and the text of a list of content blocks."""
+    """The text for the result of a tool or of reset: `str` as in TRL; for content blocks, their text.
+
+    Raises:
+        ValueError: a block is not text.
+    """
     if isinstance(value, list) and value and all(isinstance(block, dict) and "type" in block for block in value):
         if any(block["type"] != "text" for block in value):
-            return error_text("the tool returned an image, and only text can be shown here")
+            raise ValueError("an image was returned, and only text can be shown here")
         value = "".join(str(block.get("text", "")) for block in value)
     return _cut(str(value))
 
 
 def error_text(message: str) -> str:
-    """The text of an error as TRL shows it to the model."""
+    """Formats an error as TRL shows it to the model."""
     return _cut(str({"error": message}))
 
 
 def _cut(text: str) -> str:
-    text = text.encode(errors="replace").decode()  # a lone surrogate can be neither tokenized nor stored
+    text = text.encode(errors="replace").decode()  # lone surrogates can be neither tokenized nor stored
     if len(text) <= ANSWER_CHARACTERS:
         return text
     return f"{text[:ANSWER_CHARACTERS]}\n[cut: {len(text)} characters, of which {ANSWER_CHARACTERS} are shown]"
 
 
 def state_of(environment: Any) -> str | None:
-    """The public attributes of an environment as JSON: rewards read them, as TRL's read those of `environments`.
+    """The public attributes of an environment as JSON. Rewards read them, as in TRL, through `environments`.
 
-    What JSON lacks, such as a client or NaN, is left out, as are attributes that are longer than STATE_CHARACTERS. What
-    an episode has not set is as the class has it, if that is a text, a number or None: `guesses = 0`.
+    Attributes that JSON cannot represent, such as a client or NaN, are left out, as are those longer than
+    STATE_CHARACTERS. If an episode has not set an attribute, a string, number or None from the class is used: `guesses
+    = 0`.
     """
     if environment is None:
         return None

@@ -1,12 +1,13 @@
-"""The process from which episodes are forked: it imports environments and tools once, and ends what it forked.
+"""The fork server: imports environments and tools once, forks a process for each episode, and kills these processes.
 
-`fork_server_process.ForkServerProcess` starts it with one end of a socket that keeps messages apart (SOCK_SEQPACKET).
-In come pickles: first a ForkServerStart, then (`open`, number), with the socket of the episode, and (`kill`, number).
-Out goes JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A fork takes milliseconds,
-so each episode has a fresh process with everything imported, and nothing that one leaves in it reaches another.
+`fork_server_process.ForkServerProcess` starts it with one end of a socket that preserves message boundaries
+(SOCK_SEQPACKET). It receives pickles: first a ForkServerStart, then (`open`, number), with the socket of the episode,
+and (`kill`, number). It sends JSON: `ready`, `broken` with a message, and `ended` with a number and an exit code. A
+fork takes milliseconds, so each episode gets a fresh process with everything imported, and no episode can affect
+another through it.
 
-In the sandbox or in an image (`confinement.py`) the process has another Python or other packages than its parent, so it
-imports nothing but the standard library and modules of this package that do the same.
+In a sandbox or an image (`confinement.py`), its Python or packages differ from its parent's, so it imports only the
+standard library and modules of this package that do the same.
 """
 
 from __future__ import annotations
@@ -36,24 +37,26 @@ from rloo_pipeline.user_code.worker_process import adopt_orphans, end_orphans
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 RESERVE = 16
-"""Processes in a sandbox that episodes cannot use, so that one more can be forked when episodes use all others."""
+"""Number of processes in a sandbox that are reserved, so that the server can still fork when episodes use all
+others.
+"""
 
 
 class ForkServerStart(NamedTuple):
-    """The functions to import."""
+    """The first message: the functions to import, and limits."""
 
     environments: dict[str, str]
     tools: list[str]
     parent: int | None
-    """Process id of the parent; None in a sandbox or an image, which end with it by themselves."""
+    """Process id of the parent; None in a sandbox or an image, which die with the parent anyway."""
     limits: dict[str, int] | None = None
-    """Limits that `limits.apply` sets; only in a sandbox."""
+    """Limits for `limits.apply`, in a sandbox only."""
     read_only: tuple[str, ...] = ()
-    """Paths that it must be able to read."""
+    """Paths that the process must be able to read."""
 
 
 def main(file: int) -> None:
-    """Runs the process until the pool closes its end.
+    """Runs the fork server until the pool closes its end of the socket.
 
     Args:
         file: file descriptor of this end of the socket.
@@ -64,22 +67,22 @@ def main(file: int) -> None:
     if start.limits is not None:
         limits.apply(start.limits)
         limits.begin()
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # so that no episode opens the memory of another
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # so that no episode can read another one's memory
     if start.parent is not None:
-        die_with(start.parent)  # an import may hang; later the end of the stream tells, and what was forked is ended
+        die_with(start.parent)  # an import may hang; later, the end of the stream ends this process and all episodes
     try:
         _check_readable(start.read_only)
         code = contract.load(start.environments, start.tools)
         for _, tool in code.tools.values():
             if prepare := getattr(tool, "before_forks", None):
                 prepare()
-        with suppress(ImportError):  # an image may lack it
-            import numpy  # noqa: F401  # so that episodes seed it, also where a tool imports it late
+        with suppress(ImportError):  # an image may lack NumPy
+            import numpy  # noqa: F401  # so that episodes seed it even if a tool imports it late
     except (UserError, ValueError, TypeError) as error:
         control.send(json.dumps(["broken", str(error)[: PACKET_BYTES // 8]]).encode())
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
-    if start.limits is None:  # in a sandbox none outlives its group, and process 1 of the sandbox reaps them
+    if start.limits is None:  # in a sandbox no process outlives its group, and the sandbox's process 1 reaps them
         adopt_orphans()
     gc.collect()
     gc.freeze()
@@ -89,7 +92,8 @@ def main(file: int) -> None:
 
 
 def _check_readable(paths: tuple[str, ...]) -> None:
-    """Checks paths once the limits are set: in a sandbox that root starts, the process is another user.
+    """Checks paths after the limits are set, because in a sandbox that root starts, the process then runs as another
+    user.
 
     Raises:
         UserError: one cannot be read.
@@ -103,13 +107,15 @@ class ForkServer:
     """Forks episodes, and reports how they end."""
 
     def __init__(self, control: socket.socket, code: EnvironmentCode, most: int | None) -> None:
-        """Keeps the socket of orders, the imported code, and the most processes of all episodes together."""
+        """Takes the control socket, the imported code, and the maximum number of processes for all episodes
+        together.
+        """
         self.control, self.code, self.most = control, code, most
         self.processes: dict[int, tuple[int, int]] = {}
-        """Process id and its file descriptor of each episode."""
+        """Process id and pidfd of each episode."""
 
     def run(self) -> None:
-        """Serves until the stream ends, then kills all."""
+        """Serves until the stream ends, then kills all episodes."""
         try:
             while self._step():
                 pass
@@ -138,12 +144,12 @@ class ForkServer:
     def _open(self, episode: int, file: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(file)
+            self._serve_episode(file)
         os.close(file)
         self.processes[episode] = pid, process_end.readable_after(pid)
 
-    def _become(self, file: int) -> None:
-        """Serves an episode in the new process, and ends it."""
+    def _serve_episode(self, file: int) -> None:
+        """Serves an episode in the new process, and exits."""
         status = 1
         try:
             os.setsid()
@@ -169,13 +175,13 @@ class ForkServer:
 
     def _end(self, episode: int) -> None:
         pid, file = self.processes.pop(episode)
-        _kill_group(pid)  # what it left in its group
+        _kill_group(pid)  # processes that it left in its group
         _, status = os.waitpid(pid, 0)
         os.close(file)
         self.control.send(json.dumps(["ended", episode, os.waitstatus_to_exitcode(status)]).encode())
 
 
 def _kill_group(pid: int) -> None:
-    for kill in (os.killpg, os.kill):  # a process that was just forked has no group of its own yet
+    for kill in (os.killpg, os.kill):  # a process that was just forked may not have its own group yet
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

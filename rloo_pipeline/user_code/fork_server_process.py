@@ -1,4 +1,4 @@
-"""The fork server of the episodes, as the pool sees it: start it, give orders, read its messages, end it."""
+"""The pool's handle on the fork server: starts it, gives it orders, reads its messages, ends it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rloo_pipeline.user_code.sandbox import sandbox
 from rloo_pipeline.user_code.worker_process import EXIT_SECONDS, describe_exit
 
 SIGNALLED = 128
-"""Bubblewrap and Apptainer exit with this plus the number of the signal that ended the process."""
+"""Bubblewrap and Apptainer exit with this number plus that of the signal that killed the process."""
 MOST_BYTES = 1 << 24
-"""Maximum number of bytes of output to copy; the rest is read and dropped, so that no process waits for the pipe."""
+"""Maximum number of bytes of output to copy. The rest is read and dropped, so that no process blocks on the pipe."""
 END_SECONDS = 5.0
-"""Longest wait for remaining output: a process that outlives the others may keep the pipe open."""
+"""Maximum wait for remaining output, since a process that outlives the others may keep the pipe open."""
 
 
 class ForkServerProcess:
@@ -38,10 +38,10 @@ class ForkServerProcess:
             environments: import strings by name.
             tools: import strings of functions.
             where: sandbox, image or Python in which it runs.
-            workers: most episodes at a time.
+            workers: maximum number of episodes at a time.
 
         Raises:
-            UserError: it cannot be started there, or there is no such file or module.
+            UserError: it cannot be started there, or a file or module does not exist.
         """
         self.where = where
         self.control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,7 +51,7 @@ class ForkServerProcess:
             command.argv,
             pass_fds=[child.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if where.has_own_files else 2,  # belongs to the log or the terminal
+            stdout=subprocess.PIPE if where.has_own_files else 2,  # its output belongs in the log or on the terminal
             stderr=subprocess.STDOUT if where.has_own_files else None,
             start_new_session=True,
             env=command.environment,
@@ -68,7 +68,7 @@ class ForkServerProcess:
         self._unread: list[tuple[int, int]] = []
 
     def tell(self, order: str, process: int, files: Sequence[int] = ()) -> None:
-        """Sends an order, and reads what the other process sends meanwhile, so that neither waits for the other.
+        """Sends an order while reading incoming messages, so that the two processes cannot deadlock.
 
         Args:
             order: `open` or `kill`.
@@ -88,7 +88,7 @@ class ForkServerProcess:
                 return
 
     def ended(self) -> list[tuple[int, int]]:
-        """The processes that have ended since the last call: number and exit code.
+        """Number and exit code of each process that has exited since the last call.
 
         Raises:
             UserError: the environments or tools cannot be imported, or the process has died.
@@ -102,26 +102,26 @@ class ForkServerProcess:
             while True:
                 try:
                     data = self.control.recv(fork_server.PACKET_BYTES, socket.MSG_DONTWAIT)
-                except ConnectionResetError:  # it died with orders unread: what it sent before comes next
+                except ConnectionResetError:  # it died with orders unread; the messages it sent before that come next
                     continue
                 if not data:
                     raise UserError(self._why_it_died())
                 kind, *rest = json.loads(data)
                 if kind == "broken":
-                    raise UserError(rest[0] + self._what_is_there())
+                    raise UserError(rest[0] + self._available_packages())
                 if kind == "ready":
                     self.ready = True
                 else:
                     self._unread.append((rest[0], rest[1]))
 
-    def _what_is_there(self) -> str:
-        """Advice on what the code may lack, after an import error."""
+    def _available_packages(self) -> str:
+        """Lists the available packages, as a hint after an import error."""
         if self.where.python:
-            return f"; there are the packages of {self.where.python}"
+            return f"; it can use the packages of {self.where.python}"
         if not self.where.has_own_files:
             return ""
         packages = f"that {self.where.image} has" if self.where.image else "of Python"
-        return f"; there are the packages {packages}, its own code, and the paths in rollout.environment_read_only"
+        return f"; it can use the packages {packages}, its own code, and the paths in rollout.environment_read_only"
 
     def _why_it_died(self) -> str:
         code = self.process.wait()
@@ -137,7 +137,7 @@ class ForkServerProcess:
         )
 
     def end(self) -> None:
-        """Ends the process and all that it forked."""
+        """Ends the fork server and everything that it forked."""
         self.control.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(EXIT_SECONDS)
@@ -149,7 +149,7 @@ class ForkServerProcess:
 class PrintedText:
     """Copies the output of processes in a sandbox or image from a pipe to this process's stderr, in a thread.
 
-    They hold no file of this process: not its log, which they could cut, nor its terminal, which they could read.
+    Such processes must not hold this process's files: they could truncate its log or read its terminal.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -167,13 +167,13 @@ class PrintedText:
                 os.write(2, printable(text).encode())
 
     def last_line(self) -> str:
-        """The last line, once the processes have ended."""
+        """The last line that was printed, once the processes have ended."""
         self._thread.join(END_SECONDS)
         lines = self._tail.decode(errors="replace").split("\n")
         return next((printable(line).strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
-        """Waits for the rest."""
+        """Waits for the rest of the output."""
         self._thread.join(END_SECONDS)
         if not self._thread.is_alive():
             self.pipe.close()

@@ -1,4 +1,4 @@
-"""Shared by rewards that call an HTTP service: its URL, its secret, a shared client, errors without the secret."""
+"""Helpers for rewards that call an HTTP service: URL checks, secrets, a shared client, errors that hide the secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HIDDEN = "[secret]"
 REFUSED_CONTENT = (400, 413, 422)
-"""Statuses of a service that refuses the content of a request, such as a completion that is too long for it."""
+"""Status codes by which a service refuses the content of a request, such as a completion that is too long."""
 
 
 MOST_BYTES = 4 << 20
@@ -35,11 +35,11 @@ class TooLongError(Exception):
 
 
 class RefusedContentError(Exception):
-    """A service refused what a request holds; the message follows the function's name."""
+    """A service refused the content of a request. The message is phrased to follow the function's name."""
 
 
 class SharedClient(NamedTuple):
-    """An HTTP client that concurrent calls share, and the limit of its concurrent requests."""
+    """An HTTP client that concurrent calls share, and the limit on its concurrent requests."""
 
     client: Any
     limit: asyncio.Semaphore
@@ -51,13 +51,13 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, SharedClie
 
 @asynccontextmanager
 async def shared_client(key: Hashable, concurrency: int, make: Callable[[], Any]) -> AsyncIterator[SharedClient]:
-    """The client for `key`, shared by all concurrent calls of this event loop.
+    """Yields the client for `key`, which all concurrent calls in this event loop share.
 
-    So one limit holds for all of them and connections are reused. The last call closes the client.
+    One limit therefore holds for all calls, and connections are reused. The last call closes the client.
 
     Args:
-        key: everything on which the client depends.
-        concurrency: most concurrent requests.
+        key: everything that the client depends on.
+        concurrency: maximum number of concurrent requests.
         make: creates the client.
     """
     clients = _clients.setdefault(asyncio.get_running_loop(), {})
@@ -76,7 +76,8 @@ async def shared_client(key: Hashable, concurrency: int, make: Callable[[], Any]
 
 
 def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:
-    """A class of HTTP clients that limit a request as a whole; httpx limits only each read, so a trickle never ends.
+    """A client class that limits the total time and size of a request. httpx limits only each read, so a slow trickle
+    would never time out.
 
     Raises:
         TooLongError: from a request whose response has more than `MOST_BYTES`.
@@ -106,7 +107,7 @@ def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:
 
 
 def checked_url(reward: str, url: str) -> str:
-    """The URL without its query, for messages.
+    """Checks a URL and returns it without its query, for messages.
 
     Raises:
         UserError: it is not an http(s) URL, or it contains a password.
@@ -114,7 +115,7 @@ def checked_url(reward: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # whose message may have a password in it
+    except ValueError:  # its message may contain a password
         raise UserError(f"{reward}: the address has no valid host and port; correct it") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(
@@ -129,7 +130,7 @@ def checked_url(reward: str, url: str) -> str:
 
 
 def secret_of(reward: str, option: str, variable: str | None) -> str | None:
-    """The secret in an environment variable; None where `variable` is None.
+    """Reads the secret in an environment variable; None if `variable` is None.
 
     Raises:
         UserError: the variable is empty or not set, or its value cannot be sent in a header.
@@ -149,12 +150,12 @@ def secret_of(reward: str, option: str, variable: str | None) -> str | None:
 
 
 def without(secret: str | None, text: object) -> str:
-    """A text for a message: one line, with the secret replaced."""
+    """Makes a text safe for a message: a single line, with the secret replaced."""
     return one_line(str(text).replace(secret, HIDDEN) if secret else text)
 
 
 def quiet_clients() -> None:
-    """Removes the clients' log lines, one per request with the whole URL."""
+    """Silences the clients' loggers, which log the whole URL of each request."""
     for name in ("httpx2", "httpcore2", "openai"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -162,7 +163,7 @@ def quiet_clients() -> None:
 async def gather(requests: list[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs requests concurrently and returns the results in order.
 
-    The first failure cancels the rest and is raised itself, not in an ExceptionGroup.
+    The first failure cancels the rest and is raised as it is, not inside an ExceptionGroup.
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,8 +1,8 @@
-"""The calls of one reward function for the rows of a table, and what happens to rows that fail or take too long.
+"""Plans the calls of one reward function on a table, and handles rows that fail or time out.
 
-A call covers the K completions of a prompt (`batch: rows` or `group`) or the whole table (`all`). The number of workers
-does not change this, so no score depends on it. A call with `batch: rows` that exceeds its deadline, raises, or ends
-its process is repeated row by row.
+A call covers the K completions of a prompt (`batch: rows` or `group`) or the whole table (`all`). This does not depend
+on the number of workers, so neither do scores. A call with `batch: rows` that exceeds its deadline, raises, or kills
+its process is retried row by row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rloo_pipeline.config import Reward
 
 LEAST_SECONDS, BATCH_SECONDS = 0.005, 0.1
-"""Estimated work that a worker is sent at once. It still makes the calls one by one."""
+"""Estimated seconds of work sent to a worker at once. It still makes the calls one by one."""
 MOST_ROWS = 8192
 """Maximum number of rows sent to a worker at once."""
 
@@ -32,18 +32,18 @@ class WorkerError(Exception):
 
 
 class SplitCall:
-    """A call that raised and whose rows are repeated one by one."""
+    """A call that raised, and whose rows are retried one by one."""
 
     def __init__(self, rows: range, failure: str) -> None:
         self.rows, self.failure, self.remaining = rows, failure, len(rows)
 
 
 class PlannedCall(NamedTuple):
-    """A call still to be made, on neighbouring rows of the table."""
+    """A call still to be made, on consecutive rows of the table."""
 
     rows: range
     alone: bool = False
-    """Do not send with other calls: one of several ended the process, and this finds out which."""
+    """Send without other calls: one of several killed the process, and this shows which."""
     split_from: SplitCall | None = None
 
 
@@ -63,9 +63,9 @@ class ScoringJob:
         Args:
             reward: the function.
             offered: arguments with one entry per row.
-            samples: number of neighbouring rows of each prompt.
-            constants: further arguments, the same for all rows.
-            advance: called with the number of rows that were finished.
+            samples: number of consecutive rows of each prompt.
+            constants: extra arguments, the same for all rows.
+            advance: called with the number of rows just finished.
         """
         self.reward = reward
         self.label = f"reward '{reward.column}' ({reward.function})"
@@ -76,7 +76,7 @@ class ScoringJob:
         if reward.batch == "all":
             ends = [0, ends[-1]]
         self.waiting = [PlannedCall(rows) for rows in starmap(range, pairwise(ends)) if rows]
-        """Waiting calls in the order of the table, so that errors name the first row that fails."""
+        """Calls in the order of the table, so that errors name the first row that fails."""
         self.under_way: dict[int, PlannedCall] = {}
         self.signature: Signature | None = None
         self._number = 1
@@ -84,11 +84,11 @@ class ScoringJob:
         """Rows that were scored so far, and the seconds that they took."""
 
     def check_signature(self, signature: Signature) -> None:
-        """Stores the function's parameters after a check.
+        """Checks and stores the function's parameters.
 
         Raises:
-            UserError: a required parameter has no argument, an option is not a parameter, or a judge does not name what
-                it compares with.
+            UserError: a required parameter has no argument, an option is not a parameter, or a judge has no parameter
+                for the other completions.
         """
         if OTHERS in self.offered and OTHERS not in signature.named:
             raise UserError(f"{self.label} has no parameter '{OTHERS}', so it compares nothing; a judge needs it")
@@ -129,7 +129,9 @@ class ScoringJob:
         return self._batch(calls, at_once)
 
     def _batch_size(self, workers: int) -> int:
-        """Calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish together."""
+        """Number of calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish
+        together.
+        """
         if not self._scored:
             return 1
         calls_per_second = self._scored / (len(self.waiting[0].rows) * max(self._seconds, 1e-9))
@@ -138,7 +140,7 @@ class ScoringJob:
         return max(1, int(min(share, most)))
 
     def _contiguous(self, most: int) -> int:
-        """Counts the waiting calls, up to `most`, that have no gap between their rows."""
+        """Counts the leading calls in `waiting`, up to `most`, whose rows are contiguous."""
         for count, (call, following) in enumerate(pairwise(self.waiting[:most]), 1):
             if call.rows.stop != following.rows.start:
                 return count
@@ -159,7 +161,7 @@ class ScoringJob:
         return self.reward.timeout * (1 if self.reward.batch == "rows" else rows)
 
     def put_back(self, numbers: Sequence[int], alone: bool) -> None:
-        """Returns calls to `waiting` that a dead worker had not finished and did not fail."""
+        """Requeues calls of a dead worker that neither finished nor failed."""
         for number in numbers:
             call = self.under_way.pop(number)
             insort(self.waiting, call._replace(alone=alone or call.alone), key=attrgetter("rows.start"))
@@ -168,7 +170,7 @@ class ScoringJob:
         """Records the scores of calls.
 
         Raises:
-            UserError: the rows of a failed call were scored one by one, and `on_error` is `fail`.
+            UserError: a call failed although each of its rows can be scored alone, and `on_error` is `fail`.
         """
         for number, seconds, scores in zip(done.numbers, done.seconds, done.scores, strict=True):
             call = self.under_way.pop(number)
@@ -210,7 +212,7 @@ class ScoringJob:
         if split.remaining == 0 and self.reward.on_error == "fail":
             raise UserError(
                 f"{self.label} {split.failure} for {rows_text(split.rows)} together and for none of them alone; "
-                "fix the function, or set its batch to group where it compares completions"
+                "fix the function, or set its batch to group if it compares completions"
             )
 
     def _record_late(self, call: PlannedCall, failure: str) -> None:

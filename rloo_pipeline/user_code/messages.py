@@ -1,10 +1,11 @@
-"""Messages between a worker process and its parent, and the socket that carries them; also for episodes.
+"""Messages between a worker process and its parent, and the socket that carries them. Episodes use them too.
 
-Only import strings, data and plain results cross. A message covers many calls at once, in parallel lists: scoring a
-row may take less time than encoding an object. The worker imports this module, so it imports almost nothing.
+Messages carry only import strings, data and plain results. One message covers many calls, in parallel lists, because
+scoring a row may take less time than encoding an object. The worker imports this module, so it imports almost nothing.
 
-A reward function shares its process with the worker, so it can write anything to the parent, or half of something. The
-parent therefore reads JSON, up to a limit, and never waits for the rest of a message. Pickles go to the worker only.
+A reward function runs in the worker's process, so it can send the parent anything, or half a message. The parent
+therefore accepts only JSON, up to a size limit, and never waits for the rest of a message. Only the worker receives
+pickles.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class Broken(NamedTuple):
 
 
 class TimedCall(NamedTuple):
-    """A call, and its time limit."""
+    """The rows of a call, and its time limit."""
 
     rows: range
     """Rows of the table."""
     seconds: float
-    """Time limit, after which an async call stops itself; with other calls, the parent kills the worker."""
+    """Time limit. An async call stops itself at its limit; for other calls, the parent kills the worker."""
 
 
 class CallBatch(NamedTuple):
-    """Parent to worker: calls to make, one after the other, or `at_once` at a time for an async function."""
+    """Parent to worker: calls to make, one after another, or `at_once` at a time for an async function."""
 
     calls: dict[int, TimedCall]
-    """Calls of neighbouring rows, in order, by number."""
+    """Calls on consecutive rows, in order, by number."""
     columns: dict[str, list[Any]]
     """Arguments with one entry per row, for the rows of all calls."""
     constants: dict[str, Any]
@@ -64,13 +65,13 @@ class CallBatch(NamedTuple):
 
 
 class Began(NamedTuple):
-    """Worker to parent: an async call began."""
+    """Worker to parent: an async call has begun."""
 
     number: int
 
 
 class Done(NamedTuple):
-    """Worker to parent: calls that returned scores, in lists of equal length."""
+    """Worker to parent: calls that returned scores, as lists of equal length."""
 
     numbers: list[int]
     seconds: list[float]
@@ -85,11 +86,11 @@ class Failed(NamedTuple):
     number: int
     seconds: float
     raised: str | None = None
-    """Description of the failure, phrased to follow the function's name: raised an exception, ended its process."""
+    """The failure (an exception or the end of the process), in words that follow the function's name."""
     bad: str | None = None
-    """Invalid output or a UserError: no retry row by row can help."""
+    """The problem with invalid output, or a UserError: retrying row by row cannot help."""
     late: bool = False
-    """An async call exceeded its deadline."""
+    """True if an async call exceeded its deadline."""
     traceback: str = ""
 
 
@@ -97,32 +98,32 @@ Message = Ready | Broken | Began | Done | Failed
 KINDS = {kind.__name__: kind for kind in (Ready, Broken, Began, Done, Failed)}
 """Messages that a worker sends, by name."""
 TRACEBACK_CHARACTERS = 20_000
-"""Maximum number of characters that are sent of a traceback, from its end."""
+"""Number of characters that are sent of a traceback, counted from its end."""
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
-"""How code disturbed its connection, phrased to follow the name of a function."""
+"""How user code broke its connection, in words that follow the name of a function."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
 READ_SECONDS = 1.0
-"""Longest time for which the parent reads from one worker without a break."""
+"""Maximum time that the parent spends reading from one worker."""
 
 
 class BadMessageError(Exception):
-    """A worker sent something other than a message: its function wrote to the worker's descriptor."""
+    """A worker sent an invalid message, because its function wrote to the worker's file descriptor."""
 
 
 def encode_report(messages: Sequence[NamedTuple]) -> bytes:
-    """Messages of a worker as JSON."""
+    """Encodes a worker's messages as JSON."""
     return json.dumps([[type(message).__name__, message] for message in messages]).encode()
 
 
 def decode_report(data: bytes | bytearray, kinds: Mapping[str, type] = KINDS) -> list[Any]:
-    """The messages that were encoded.
+    """Decodes messages.
 
     Args:
         data: received bytes.
         kinds: types of messages by name.
 
     Raises:
-        BadMessageError: the data are not such messages.
+        BadMessageError: the data is not such messages.
     """
     try:
         report = json.loads(data)
@@ -141,7 +142,7 @@ def _validator(kind: type) -> Any:
 
 
 class MessageSocket:
-    """One end of a socket that carries whole messages: a length in bytes, then the data."""
+    """One end of a socket for messages, each sent as its length and its bytes."""
 
     LENGTH = struct.Struct("=Q")
 
@@ -150,13 +151,13 @@ class MessageSocket:
         self._unread = bytearray()
 
     def send(self, data: bytes) -> None:
-        """Sends a message; blocks while the other end does not read."""
+        """Sends a message; blocks until the other end reads."""
         unsent = memoryview(self.LENGTH.pack(len(data)) + data)
         while unsent:
             unsent = unsent[os.write(self.file, unsent) :]
 
     def receive(self) -> bytearray:
-        """Waits for the next message; for the worker, which trusts its parent.
+        """Waits for the next message. Only the worker calls this, since it trusts its parent.
 
         Raises:
             EOFError: the other end is closed.
@@ -167,10 +168,10 @@ class MessageSocket:
             self._read()
 
     def arrived(self, limit: int) -> list[bytearray]:
-        """The whole messages that are here, without waiting for more.
+        """Returns the complete messages that have arrived, without waiting for more.
 
         Args:
-            limit: most bytes of a message.
+            limit: maximum size of a message in bytes.
 
         Raises:
             EOFError: the other end is closed, and all messages have been returned.
@@ -191,7 +192,7 @@ class MessageSocket:
 
     @property
     def in_message(self) -> bool:
-        """True if the beginning of a message is here and its end is not."""
+        """True if part of a message has arrived."""
         return bool(self._unread)
 
     def _read(self) -> None:
@@ -201,7 +202,7 @@ class MessageSocket:
         self._unread += data
 
     def _complete(self, limit: int) -> Iterator[bytearray]:
-        """Removes whole messages from what has been read."""
+        """Takes complete messages out of the buffer."""
         size = self.LENGTH.size
         while len(self._unread) >= size:
             end = size + self.LENGTH.unpack_from(self._unread)[0]
@@ -226,7 +227,7 @@ class UserCodeProcess:
     def __init__(self, file: int) -> None:
         self.channel = MessageSocket(file)
         self.fault: str | None = None
-        """How the connection broke, NO_MESSAGE or CLOSED; None while it works."""
+        """How the connection broke: NO_MESSAGE or CLOSED; None while it works."""
 
     def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> None:
         """Reads the messages that have arrived, unless the connection is broken.
@@ -234,7 +235,7 @@ class UserCodeProcess:
         Args:
             limit: maximum size of a message in bytes.
             kinds: types of messages by name.
-            record: called with each message; raises BadMessageError for one that cannot be.
+            record: called with each message; raises BadMessageError for one that is impossible at this point.
         """
         try:
             for report in () if self.fault else self.channel.arrived(limit):

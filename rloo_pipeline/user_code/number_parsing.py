@@ -1,8 +1,8 @@
 """Numbers as people and models write them: `$1,234.50`, `1 1/2`, `3/4 of a cup`, `50%`, `1.5 million`, `2.5e-3`,
 `\\frac{3}{4}`.
 
-Values are exact fractions, so 0.75 equals 3/4. Expressions that are not one plain number (`2x`, `3, 4`, `9**9`) are
-the caller's to handle.
+Values are exact fractions, so 0.75 equals 3/4. The caller handles expressions that are not a single plain number (`2x`,
+`3, 4`, `9**9`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 LONGEST = 60
-"""Maximum digits of a number; longer numbers come from models that repeat themselves, and are slow to compute."""
+"""Maximum number of digits in a number. Longer ones come from models that repeat themselves, and are slow to
+compute.
+"""
 
 _CURRENCY = r"(?:US|[CA])?[$€£¥₹]|\b(?:USD|EUR|GBP|INR|Rs\.?)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,2}(?!\w|\.\d))?"
@@ -54,12 +56,12 @@ _REPEATING = re.compile(r"(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\s*\{(\d{1,9})\}
 
 
 class Number(NamedTuple):
-    """A number in a text, with its possible values."""
+    """A number found in a text, with its possible values."""
 
     values: tuple[Fraction, ...]
     """The value as written, and the value with its percent sign or its word such as million applied."""
     end: int
-    """Index in the text after the number."""
+    """Index of the character after the number."""
 
 
 def ascii_mathematics(text: str) -> str:
@@ -76,27 +78,27 @@ def ascii_mathematics(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text without LaTeX, bold, currency, calculator annotations and unusual separators around its numbers."""
+    """Removes LaTeX, bold, currency, calculator annotations and unusual separators around the numbers in a text."""
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
     return text
 
 
 def numbers(text: str) -> list[Number]:
-    """All readable numbers of a text in order; the text must have passed through `plain`."""
+    """All numbers in a text that can be parsed, in order. Call `plain` on the text first."""
     matches = (_parse(match) for match in _NUMBER.finditer(text))
     return [number for number in matches if number is not None]
 
 
 def first(text: str) -> Number | None:
-    """The number at the beginning of a text, if there is one; the text must have passed through `plain`."""
+    """The number at the beginning of a text, if there is one. Call `plain` on the text first."""
     lead = len(text) - len(text.lstrip(" \t\n(:~="))
     match = _NUMBER.match(text, lead)
     return _parse(match) if match else None
 
 
 def same(gold: Number, answer: Number) -> bool:
-    """True if two numbers share one of their values, to 6 decimals where one of them is not an integer."""
+    """True if two numbers share one of their values; compared to 6 decimals unless both are integers."""
     return any(abs(a - b) <= _tolerance(a, b) for a in gold.values for b in answer.values)
 
 

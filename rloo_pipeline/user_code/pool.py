@@ -1,8 +1,9 @@
-"""Processes for many episodes at once: requests are sent, and answers come when they are ready; nothing waits.
+"""Runs the processes of many episodes at once. Requests are sent without blocking, and answers are collected as they
+arrive.
 
-With an environment, an episode has a process from `reset` to `finish`. With tools alone it has one for each `call`. At
-most `workers` processes exist at a time, and other requests wait for one. A process that exceeds its deadline is killed
-with all that it started; the other episodes do not notice.
+With an environment, an episode has a process from `reset` to `finish`. With tools alone, it has one for each `call`. At
+most `workers` processes exist at a time; other requests wait for a free one. A process that exceeds its deadline is
+killed with everything that it started, which does not affect other episodes.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from rloo_pipeline.user_code.episode import (
 from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 
 IMPORT_SECONDS = 600.0
-"""Time limit for importing environments and tools, and for making their schemas."""
+"""Time limit for importing environments and tools and making their schemas."""
 SCHEMAS = -1
-"""Number of the process that makes schemas, in the place of an episode."""
+"""Number used in place of an episode's for the process that makes schemas."""
 
 
 class OpenEpisode:
@@ -43,13 +44,13 @@ class OpenEpisode:
     def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
         self.environment, self.row, self.seed = environment, row, seed
         self.calls = 0
-        """Calls so far; counted only without an environment."""
+        """Number of calls so far; counted only without an environment."""
         self.lost: str | None = None
         """Why it cannot continue."""
 
 
 class EnvironmentPool:
-    """Plays episodes; a context manager. Make it on the main thread."""
+    """Plays episodes. Use it as a context manager, and create it on the main thread."""
 
     def __init__(
         self,
@@ -59,13 +60,13 @@ class EnvironmentPool:
         timeout: float,
         where: Confinement = Confinement(),  # noqa: B008
     ) -> None:
-        """Starts to import the environments and tools.
+        """Starts importing the environments and tools.
 
         Args:
-            environment: import string of the environment; or import strings by what the column `environment` says.
+            environment: import string of the environment, or import strings by the value of the column `environment`.
             tools: import strings of functions.
-            workers: most processes at a time.
-            timeout: seconds for `reset`, for each call of a tool, and for the reward.
+            workers: maximum number of processes at a time.
+            timeout: seconds for `reset`, for each tool call, and for the reward.
             where: sandbox, image or Python in which the processes run.
 
         Raises:
@@ -76,9 +77,9 @@ class EnvironmentPool:
         self._mapping = isinstance(environment, Mapping)
         self._episodes: dict[int, OpenEpisode] = {}
         self._open: dict[int, Connection] = {}
-        """The processes of episodes that have one."""
+        """Processes of the episodes that have one."""
         self._ending: set[int] = set()
-        """Processes that were told to end and have not ended."""
+        """Processes that were told to exit and have not exited yet."""
         self._queue: deque[tuple[int, str, Any]] = deque()
         self._answers: list[Answer] = []
         self._sets: dict[str, ToolSet] = {}
@@ -95,30 +96,30 @@ class EnvironmentPool:
         self._fork_server.end()
 
     def check(self) -> None:
-        """Waits until the environments and tools are imported and their schemas made.
+        """Waits until the environments and tools are imported and their schemas are made.
 
         Raises:
-            UserError: one of them cannot be imported, or does not keep the contract.
+            UserError: one of them cannot be imported, or violates the contract.
         """
         while not self._sets:
             self._step(math.inf)
 
     def schemas(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """JSON schemas of the tools that the model has for a row, for the chat template.
+        """JSON schemas of the tools that the model can use for a row, for the chat template.
 
         Raises:
-            UserError: as `check`; or the row names no environment of the configuration.
+            UserError: as for `check`, or the row does not name a configured environment.
         """
         self.check()
         return self._sets[self.environment_of(row) or ""].schemas
 
     def gives_reward(self, row: Mapping[str, Any]) -> bool:
-        """True if the environment of a row has `get_reward`."""
+        """True if the row's environment has `get_reward`."""
         self.check()
         return self._sets[self.environment_of(row) or ""].gives_reward
 
     def environment_of(self, row: Mapping[str, Any]) -> str | None:
-        """The name of a row's environment, empty where all rows have the same; None without environments.
+        """The name of a row's environment; empty if all rows have the same one, None without environments.
 
         Raises:
             UserError: the row names no environment of the configuration.
@@ -138,7 +139,7 @@ class EnvironmentPool:
 
         Args:
             episode: a number that no other open episode has.
-            row: columns of the dataset, the arguments of the environment's `reset`.
+            row: dataset columns, passed to the environment's `reset`.
             seed: seed of the global random generators in the episode.
 
         Raises:
@@ -153,20 +154,20 @@ class EnvironmentPool:
             self._queue.append((episode, "reset", None))
 
     def call(self, episode: int, calls: Sequence[tuple[str, Any]]) -> None:
-        """Calls tools, one after the other.
+        """Calls tools, one after another.
 
         Args:
             episode: its number.
-            calls: names of tools and their arguments.
+            calls: name and arguments of each tool call.
         """
         self._request(episode, "call", CallTools(list(calls)))
 
     def finish(self, episode: int, completion: Sequence[dict[str, Any]] = ()) -> None:
-        """Ends an episode; its answer has the reward and the state.
+        """Ends an episode. The answer has the reward and the state.
 
         Args:
             episode: its number.
-            completion: the messages after the prompt, for a `get_reward` that names them.
+            completion: messages after the prompt, for a `get_reward` that takes them.
         """
         self._request(episode, "finish", FinishEpisode(list(completion)))
 
@@ -176,7 +177,7 @@ class EnvironmentPool:
             self._open[number].send(kind, request, self.timeout)
         elif episode.lost is None and kind == "call":
             self._queue.append((number, kind, request))
-        else:  # it has no process
+        else:  # there is no process to ask
             texts = (error_text(f"the environment has ended: {episode.lost}"),) * len(getattr(request, "calls", ()))
             self._answers.append(Answer(number, kind, texts, (True,) * len(texts), lost=episode.lost))
             if kind == "finish":
@@ -189,10 +190,11 @@ class EnvironmentPool:
         return len(self._queue) + len(self._answers) + under_way
 
     def ready(self, timeout: float) -> list[Answer]:
-        """The answers that have arrived. Waits at most `timeout` seconds for one, and not at all without a request.
+        """Returns the answers that have arrived. Waits up to `timeout` seconds for one, but not if no request is
+        pending.
 
         Raises:
-            UserError: the code cannot be imported or does not keep the contract, so that no episode can be played.
+            UserError: the code cannot be imported or violates the contract, so no episode can be played.
         """
         end = time.monotonic() + timeout
         self._step(0.0)
@@ -202,7 +204,7 @@ class EnvironmentPool:
         return answers
 
     def _step(self, seconds: float) -> None:
-        """Forks processes for waiting requests, waits for messages, and handles these and missed deadlines."""
+        """Forks processes for waiting requests, waits for messages, and handles messages and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
@@ -258,7 +260,7 @@ class EnvironmentPool:
             self._close(episode)
 
     def _lose(self, number: int, cause: str, ended: bool = False) -> None:
-        """Answers the request of an episode whose process died or is late."""
+        """Answers the request of an episode whose process died or missed its deadline."""
         connection = self._open[number]
         if number == SCHEMAS:
             raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
@@ -270,7 +272,7 @@ class EnvironmentPool:
             self._close(number, ended)
 
     def _answer(self, answer: Answer, ended: bool = False) -> None:
-        """Passes on an answer, and ends the process if its episode no longer needs it."""
+        """Queues an answer, and ends the process if its episode no longer needs it."""
         self._answers.append(answer)
         episode = self._episodes[answer.episode]
         episode.lost = answer.lost

@@ -1,4 +1,4 @@
-"""One call of a reward function: its arguments and what it may return.
+"""One call of a reward function: the arguments that it gets and the results that it may return.
 
 Worker processes import this module, so it imports almost nothing.
 """
@@ -15,11 +15,11 @@ from rloo_pipeline.errors import one_line
 
 Scores = list[float | None]
 OWN_ARGUMENTS = ("prompts", "completions", "completion_ids")
-"""Arguments that functions get besides the dataset's columns."""
+"""Arguments that functions get in addition to dataset columns."""
 
 
 OTHERS = "other_completions"
-"""The argument with which a judge gets the completions to compare with."""
+"""Name of the argument with the completions that a judge compares with."""
 
 
 class BadOutputError(Exception):
@@ -37,7 +37,7 @@ class Signature(NamedTuple):
     asynchronous: bool
 
     def takes(self, offered: Mapping[str, Any]) -> list[str]:
-        """The names in `offered` that the function is called with."""
+        """The names in `offered` that are passed to the function."""
         return [name for name in offered if self.variadic or name in self.named]
 
 
@@ -58,14 +58,14 @@ _notes: ContextVar[dict[int, str] | None] = ContextVar("notes", default=None)
 
 
 def unscored(place: int, why: str) -> None:
-    """Records that a row has no score of its own because of a failure, not because the reward does not apply.
+    """Records that a row has no score because of a failure, not because the reward does not apply.
 
-    The reason goes into the column `error` of the scores and into the metric `scoring_errors`. Reward functions call
-    this on the thread on which they were called themselves.
+    The reason goes into the column `error` of the scores and counts in the metric `scoring_errors`. A reward function
+    must call this on the thread on which it was called.
 
     Args:
-        place: index of the completion within the call, from 0.
-        why: the reason, phrased to follow the function's name: `got a reply without a score`.
+        place: index of the completion in the call, from 0.
+        why: the reason, in words that follow the function's name: `got a reply without a score`.
     """
     notes = _notes.get()
     if notes is not None:
@@ -73,11 +73,11 @@ def unscored(place: int, why: str) -> None:
 
 
 def score_refused(scores: Scores, refused: Mapping[int, str], prompts: Sequence[Any]) -> Scores:
-    """Scores completions that a service or a model has refused to read, and records the reasons.
+    """Scores completions that a service or model refused to read, and records the reasons.
 
-    If it has read another completion of the same prompt, the refused one is the cause. It gets 0, or the lowest score
-    of the others if that is below 0, so no policy gains by being refused. Otherwise the cause may be the prompt or the
-    service, and it gets None.
+    If another completion of the same prompt was accepted, the refused completion itself is the cause. It gets 0, or the
+    lowest score of the others if that is below 0, so that a policy gains nothing by being refused. Otherwise the cause
+    may be the prompt or the service, and the score is None.
 
     Args:
         scores: scores of a call's completions.
@@ -94,17 +94,17 @@ def score_refused(scores: Scores, refused: Mapping[int, str], prompts: Sequence[
 
 
 def collect_notes() -> dict[int, str]:
-    """Starts a call: returns the dictionary that `unscored` will fill, by index of the completion."""
+    """Starts a call: returns the dictionary that `unscored` fills, keyed by index of the completion."""
     notes: dict[int, str] = {}
     _notes.set(notes)
     return notes
 
 
 def checked_scores(returned: Any, rows: Sequence[int], notes: Iterable[Any] = ()) -> Scores:
-    """Checks what a function returned for `rows` of the table: one finite number or None per row.
+    """Checks that a function returned one finite number or None for each of `rows`.
 
-    As in TRL, everything that `float` converts is a number, True and False included. Strings are not, even "0.5". The
-    places of its `notes` must be places in the call.
+    As in TRL, anything that `float` converts counts as a number, including True and False, but not strings such as
+    "0.5". The indices in `notes` must be those of completions in the call.
 
     Raises:
         BadOutputError: the check fails.
@@ -115,8 +115,8 @@ def checked_scores(returned: Any, rows: Sequence[int], notes: Iterable[Any] = ()
                 f"called unscored with {place!r:.50} for {rows_text(rows)}; a place is from 0 to {len(rows) - 1}, the "
                 "index of the completion in the call"
             )
-    if type(returned) is list and len(returned) == len(rows) and all(map(_is_score, returned)):  # nearly always
-        return returned.copy()  # the function may keep its list and write into it
+    if type(returned) is list and len(returned) == len(rows) and all(map(_is_score, returned)):  # the common case
+        return returned.copy()  # copied, since the function may keep its list and modify it
     if not isinstance(returned, Sequence) and hasattr(returned, "tolist"):
         returned = returned.tolist()
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray | memoryview):

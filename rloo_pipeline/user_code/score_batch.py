@@ -24,14 +24,14 @@ class RewardBatch(NamedTuple):
     prompts: list[Any]
     """Messages or strings, as in the dataset."""
     completions: list[Any]
-    """A list with one assistant message where the prompt is messages, else a string (TRL's convention)."""
+    """A list with one assistant message if the prompt is messages, otherwise a string (TRL's convention)."""
     completion_ids: list[list[int]] | None
-    """Token ids; None where there are none, and then no function gets them."""
+    """Token ids; None if they are unknown, in which case no function gets them."""
     columns: Mapping[str, list[Any]]
     """Every dataset column."""
 
     def arguments(self) -> dict[str, list[Any]]:
-        """All that a function can be called with, by name."""
+        """All arguments that a function can take, by name."""
         own = zip(OWN_ARGUMENTS, self[:3], strict=True)
         return {**self.columns, **{name: values for name, values in own if values is not None}}
 
@@ -49,7 +49,7 @@ class FunctionScores(NamedTuple):
 
 
 def log_summary(reward: Reward, result: FunctionScores) -> None:
-    """Logs one line: the mean score and how many rows have none."""
+    """Logs one line with the mean score and the number of rows without one."""
     from rloo_pipeline.runtime.progress import say
 
     values = [value for value in result.scores if value is not None]

@@ -1,4 +1,4 @@
-"""A table of rollouts → a table of scores: one column per reward function, and their weighted sum."""
+"""Turns a rollouts table into a scores table: one column per reward function, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ OF_PROMPTS = {*OWN_ARGUMENTS, "prompt", "prompt_ids", "environment_observation"}
 def score_table(
     rewards: Sequence[Reward], scoring: Scoring, rollouts: pa.Table, prompts: PromptSet, policy: Policy
 ) -> pa.Table:
-    """The table of scores of a table of rollouts, by all functions."""
+    """Scores a rollouts table with all functions."""
     if any(reward.gpus for reward in rewards):
-        devices.free_gpu()  # a sampler of this process may hold it
+        devices.free_gpu()  # a sampler in this process may hold the GPU
     with WorkerPools(rewards, scoring.workers) as pools:
         columns = score_columns(pools, rollouts, prompts, policy)
     return join(rewards, rollouts, columns)
@@ -49,19 +49,19 @@ def score_columns(
     more: bool = False,
     only_failures: bool = False,
 ) -> dict[str, FunctionScores]:
-    """The results of each function, by its name; logs a summary line for each.
+    """Returns the results of each function, by name, and logs a summary line for each.
 
     Args:
         pools: the functions, with started workers.
         rollouts: the rollouts.
-        prompts: the prompt set that they were sampled from, whose columns the functions get.
-        policy: a policy with the tokenizer of the policy that sampled.
+        prompts: the prompt set that they were sampled from; functions get its columns.
+        policy: a policy with the same tokenizer as the one that sampled.
         more: True if the pools score another table after this one.
-        only_failures: the rows come after those of another table: log no line of a function that scored all of them,
-            and let one score none.
+        only_failures: for rows that supplement another table: log only functions that failed for some rows, and allow a
+            function to score none.
 
     Raises:
-        UserError: a function reports for every row of the table that it could not be scored.
+        UserError: a function reported for every row of the table that it could not be scored.
     """
     if policy.folder.is_dir():
         policy.verify(lambda name: not name.endswith(".safetensors"))  # rewards read the tokenizer
@@ -81,7 +81,7 @@ def require_scores(reward: Reward, result: FunctionScores) -> None:
     """Checks that a function did not fail for every row.
 
     Raises:
-        UserError: it reports for every row that it could not be scored.
+        UserError: it reported for every row that it could not be scored.
     """
     if result.notes and all(result.notes):
         raise UserError(
@@ -91,10 +91,10 @@ def require_scores(reward: Reward, result: FunctionScores) -> None:
 
 
 def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, FunctionScores]) -> pa.Table:
-    """The table of scores: one column per function, in the order of the configuration, and their weighted sum."""
+    """Builds the scores table: one column per function, in the order of the configuration, and their weighted sum."""
     scores = {reward.column: columns[reward.column].scores for reward in rewards}
     sums = tables.weighted_sums([reward.weight for reward in rewards], list(scores.values()))
-    total = pa.array(sums, from_pandas=True)  # NaN is null
+    total = pa.array(sums, from_pandas=True)  # NaN becomes null
     table = as_table(
         rollouts,
         tables.scores_schema(list(scores)),
@@ -107,7 +107,7 @@ def join(rewards: Sequence[Reward], rollouts: pa.Table, columns: Mapping[str, Fu
 
 
 def join_scores(rewards: Sequence[Reward], rollouts: pa.Table, scores: pa.Table) -> pa.Table:
-    """Completions and their scores in one table."""
+    """Joins completions and their scores into one table."""
     fields = list(tables.scores_schema([reward.column for reward in rewards]))[len(tables.KEYS) :]
     schema = pa.schema([*rollouts.schema.remove_metadata(), *fields])
     return pa.table([*rollouts.columns, *scores.columns[len(tables.KEYS) :]], schema=schema)
@@ -119,7 +119,9 @@ def as_table(
     scores: Mapping[str, list[float | None] | pa.Array],
     columns: Sequence[FunctionScores],
 ) -> pa.Table:
-    """Scores with the keys of their rollouts, the summed seconds and the joined errors and notes of `columns`."""
+    """Builds a table of scores with the keys of their rollouts, and the summed seconds and joined errors and notes of
+    `columns`.
+    """
     keys = {"prompt_id": rollouts["prompt_id"], "sample": rollouts["sample"]}
     seconds = np.sum([column.seconds for column in columns], axis=0)
     texts = [one for column in columns for one in (column.errors, column.notes)]
@@ -128,7 +130,7 @@ def as_table(
 
 
 def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
-    """Footer facts of a score table: weights of the reward functions, code digests of the user's, and digests of reward
+    """Footer facts of a scores table: weights of the reward functions, digests of user code, and digests of reward
     models that the run has trained.
     """
     weights = {reward.column: reward.weight for reward in rewards}
@@ -143,7 +145,7 @@ def scoring_facts(rewards: Sequence[Reward]) -> dict[str, str]:
 
 
 def _manifest_of_model(reward: Reward) -> Path | None:
-    """The manifest that a reward model has if the run has trained it."""
+    """The manifest of a reward model that the run has trained; None for others."""
     if reward.function != REWARD_MODEL or "model" not in reward.options:
         return None
     file = Path(str(reward.options["model"]), MANIFEST)
@@ -170,14 +172,14 @@ def batch_of(rollouts: pa.Table, prompts: PromptSet) -> RewardBatch:
 
 
 def environment_columns(rewards_and_states: Sequence[tuple[float | None, str | None]]) -> dict[str, list[Any]]:
-    """The arguments of reward functions that environments give; `environments` is TRL's.
+    """The arguments that environments provide to reward functions; `environments` is TRL's.
 
     Args:
-        rewards_and_states: reward of each episode, and the public attributes of its environment as JSON; None where
-            there is no environment, or its process was lost.
+        rewards_and_states: reward of each episode, and the public attributes of its environment as JSON; None without
+            an environment, or if its process was lost.
 
     Returns:
-        The two, and `environments`: objects with these attributes.
+        Both columns, and `environments`, objects with these attributes.
     """
     return {
         "environment_reward": [reward for reward, _ in rewards_and_states],
@@ -187,7 +189,7 @@ def environment_columns(rewards_and_states: Sequence[tuple[float | None, str | N
 
 
 def _completions(rollouts: pa.Table, prompts: Sequence[Any]) -> list[Any]:
-    """Completions in TRL's form; of an episode, the messages that follow the prompt."""
+    """Completions in TRL's form; for an episode, the messages that follow the prompt."""
     if tables.is_episodes(rollouts):
         return [json.loads(messages) for messages in rollouts["messages"].to_pylist()]
     return list(map(as_completion, rollouts["completion"].to_pylist(), prompts))

@@ -1,7 +1,7 @@
-"""Parses and compares LaTeX expressions with math-verify, within limits of time and size.
+"""Parses and compares LaTeX expressions with math-verify, within limits on time and size.
 
-A time limit does not stop everything: an integer such as `9^{9^9}` is one call in C, and takes the memory of its
-digits. So we also bound the digits of the integers that evaluating a parsed expression would compute.
+A time limit does not stop everything: an integer such as `9^{9^9}` is computed in a single C call, and takes memory for
+all its digits. So the digits of integers that evaluating a parsed expression would compute are bounded too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from functools import lru_cache
 from typing import Any
 
 SECONDS = 5
-"""math-verify's time limit for parsing an expression, and for comparing two."""
+"""math-verify's time limit in seconds, for parsing an expression and for comparing two."""
 LONGEST = 400
-"""Maximum number of characters of an expression; answers are short."""
+"""Maximum number of characters in an expression, since answers are short."""
 MOST_DIGITS = 20_000
-"""Maximum number of digits of an integer in an expression; `2^{2024}` has 610."""
+"""Maximum number of digits in an integer of an expression; `2^{2024}` has 610."""
 
 _EVALUATED_AT_ONCE = re.compile(
     r"\d{400}|\d[eE][-+]?\d{4}|\\(?:[dt]?binom|[Gg]amma|gcd|lcm|det|operatorname)\b.*(?:\d{4}|\^|!)", re.DOTALL
 )
-"""Expressions that the parser evaluates while it parses, if their numbers may be large."""
+"""Pattern for expressions with potentially large numbers that the parser evaluates while it parses."""
 
 
 @lru_cache(maxsize=1024)
@@ -34,7 +34,7 @@ def parsed(latex: str, sentence: bool = False) -> list[Any]:
 
     Args:
         latex: the expression.
-        sentence: True if the expression is between dollars or brackets somewhere in the text.
+        sentence: True if `latex` is a text that contains the expression between dollar signs or brackets.
     """
     from math_verify import LatexExtractionConfig, parse
 
@@ -46,7 +46,9 @@ def parsed(latex: str, sentence: bool = False) -> list[Any]:
 
 
 def numbers(values: Sequence[Fraction]) -> list[Any]:
-    """Numbers in the form that math-verify compares with expressions; short ones also as decimals, which it rounds."""
+    """Converts numbers to the form that math-verify compares with expressions. Short ones are also given as decimals,
+    which it rounds.
+    """
     from sympy import Float, Rational
 
     few = [v for v in values if 10**6 % v.denominator == 0 and len(str(v.numerator).rstrip("0")) < 15]
@@ -56,7 +58,7 @@ def numbers(values: Sequence[Fraction]) -> list[Any]:
 def equal(gold: list[Any], answer: list[Any]) -> bool:
     """True if math-verify finds two parsed expressions equal.
 
-    math-verify takes an equation for its right-hand side. That is right for `x = 5`, but not for `x + y = 5`.
+    math-verify reduces an equation to its right-hand side, which is right for `x = 5` but not for `x + y = 5`.
     """
     from math_verify import verify
     from sympy import Eq
@@ -66,7 +68,7 @@ def equal(gold: list[Any], answer: list[Any]) -> bool:
     if _is_equation(gold[0]) != _is_equation(answer[0]):
         return False
     if isinstance(gold[0], Eq) and isinstance(answer[0], Eq) and gold[0].lhs == answer[0].lhs:
-        gold, answer = [gold[0].rhs], [answer[0].rhs]  # math-verify takes equations with any two matrices for equal
+        gold, answer = [gold[0].rhs], [answer[0].rhs]  # math-verify considers equations with any two matrices equal
     return bool(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=_seconds()))
 
 
@@ -77,7 +79,7 @@ def _is_equation(expression: Any) -> bool:
 
 
 def digits(expression: Any) -> float:
-    """Upper bound on the digits of the integers that evaluating a sympy expression computes; a symbol counts 1."""
+    """Upper bound on the digits of integers that evaluating a sympy expression computes. A symbol counts as 1."""
     from sympy import Float, Pow, Rational, factorial
     from sympy.concrete.expr_with_intlimits import ExprWithIntLimits
 
@@ -102,12 +104,12 @@ def _value(digits: float) -> float:
 
 
 def _seconds() -> int | None:
-    """The time limit, or None outside the main thread, since math-verify's time limits are alarms."""
+    """The time limit; None outside the main thread, since math-verify implements time limits with SIGALRM."""
     return SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
 def _not_of_timeouts(record: logging.LogRecord) -> bool:
-    """Logging filter that drops math-verify's lines about time limits, which it prints for each expression."""
+    """Logging filter that drops math-verify's warnings about time limits, one for each expression."""
     return not record.getMessage().startswith("Timeout")
 
 

@@ -1,14 +1,14 @@
-"""The worker process: loads one reward function by its import string and calls it on the main thread.
+"""The worker process: loads a reward function by its import string and calls it on the main thread.
 
 `worker_process.WorkerProcess` starts it with three file descriptors:
 
-- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message says that there is a `CallBatch`,
-  and results go out as JSON, several short calls in one message. At the end of the stream the process exits.
-- a file in memory with the pickled `CallBatch`;
-- a file in memory, the `StatusBoard`: the call under way, which the parent reads when a call hangs.
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message announces a `CallBatch`, and
+  results go out as JSON, with several short calls per message. At the end of the stream the process exits.
+- an in-memory file with the pickled `CallBatch`;
+- an in-memory file, the `StatusBoard`, with the current call, which the parent reads when a call hangs.
 
-Only import strings, data and plain results cross, so functions need not be picklable. Functions run on the main thread,
-so libraries that use SIGALRM work. The process dies with its parent.
+Only import strings, data and plain results are sent, so functions need not be picklable. Functions run on the main
+thread, so libraries that use SIGALRM work. The process dies with its parent.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     import asyncio
 
 PR_SET_PDEATHSIG = 1
-"""Linux, prctl(2): the signal that a process gets when its parent dies."""
+"""prctl(2) option for the signal that a process gets when its parent dies."""
 
 REPORT_SECONDS = 0.05
-"""Results are sent at least this often, as long as calls end."""
+"""Results are sent at least this often while calls are finishing."""
 
 
 class StatusBoard:
-    """The number of the call under way and its start on time.monotonic, which all processes share."""
+    """Number and start time of the current call, in shared memory. Processes share the clock time.monotonic."""
 
     FORM = struct.Struct("=qd")
 
@@ -70,7 +70,7 @@ class StatusBoard:
         self.FORM.pack_into(self.memory, 0, number, began)
 
     def read(self) -> tuple[int, float]:
-        """The number of the call and its start; number 0 before the first call."""
+        """Number and start time of the current call; the number is 0 before the first call."""
         number, began = self.FORM.unpack_from(self.memory)
         return number, began
 
@@ -89,8 +89,8 @@ def main(socket: int, batch_file: int, board_file: int) -> None:
 
     Args:
         socket: file descriptor of the worker's end of the socket.
-        batch_file: file descriptor of the memory with the calls to make.
-        board_file: file descriptor of the memory of the status board.
+        batch_file: file descriptor of the in-memory file with the calls to make.
+        board_file: file descriptor of the status board.
     """
     for file in (socket, batch_file, board_file):
         os.set_inheritable(file, False)
@@ -110,7 +110,7 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
         return
     channel.send(encode_report([Ready(signature)]))
     gc.collect()
-    gc.freeze()  # the loaded modules stay: the collector need not scan them again
+    gc.freeze()  # loaded modules stay, so the garbage collector need not scan them again
     scorer = _Scorer(function, start, channel, board)
     while True:
         channel.receive()
@@ -126,19 +126,19 @@ def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: S
 
 
 def _calls(batch: CallBatch, constants: dict[str, Any]) -> Iterator[Call]:
-    columns = [(name, _apart(values)) for name, values in batch.columns.items()]
+    columns = [(name, _unshared(values)) for name, values in batch.columns.items()]
     mutable: dict[str, Any] = {name: value for name, value in constants.items() if isinstance(value, list | dict)}
     first = next(iter(batch.calls.values())).rows.start
     for number, (rows, deadline) in batch.calls.items():
         arguments = {name: values[rows.start - first : rows.stop - first] for name, values in columns}
         arguments.update(constants)
-        if mutable:  # a function may change its arguments, and the next call must not see that
+        if mutable:  # copied, because a function may change its arguments, and the next call must not see that
             arguments.update(copy.deepcopy(mutable))
         yield Call(number, rows, arguments, deadline)
 
 
-def _apart(values: list[Any]) -> list[Any]:
-    """Copies lists and dicts that several rows share, as the rows of a prompt do: a function may change them."""
+def _unshared(values: list[Any]) -> list[Any]:
+    """Copies lists and dicts that rows share (as the rows of a prompt do), because a function may change them."""
     own: list[Any] = []
     seen: set[int] = set()
     for value in values:
@@ -148,7 +148,7 @@ def _apart(values: list[Any]) -> list[Any]:
 
 
 def _copy(value: Any) -> Any:
-    """New lists and dicts of the same content; images are not copied."""
+    """Copies nested lists and dicts, but not images."""
     if isinstance(value, list):
         return [_copy(item) for item in value]
     if isinstance(value, dict):
@@ -157,7 +157,7 @@ def _copy(value: Any) -> Any:
 
 
 def die_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies, since a worker in an endless loop would not notice."""
+    """Has the kernel kill this process when its parent dies, since a worker in an endless loop would not notice."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -165,7 +165,9 @@ def die_with(parent: int) -> None:
 
 @contextmanager
 def only_in(process: int) -> Iterator[None]:
-    """Ends a child process in which a function returns too, after it forked: the process of this id goes on alone."""
+    """If a user function forks and returns in both processes, ends the child, so that only the process with this id
+    continues.
+    """
     try:
         yield
     finally:
@@ -181,7 +183,9 @@ class CallerOfUserCode:
 
     @cached_property
     def loop(self) -> asyncio.Runner:
-        """One event loop for all calls: clients of services are bound to the loop in which they were created."""
+        """One event loop for all calls, because clients of services are bound to the loop in which they were
+        created.
+        """
         import asyncio
 
         return asyncio.Runner()
@@ -195,7 +199,7 @@ class _Scorer(CallerOfUserCode):
         self.function, self.reference, self.channel, self.board = function, start.function, channel, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
-        """Makes one call after the other on this thread."""
+        """Makes one call after another on this thread."""
         results: list[Message] = []
         last_report = time.monotonic()
         for call in calls:
@@ -209,7 +213,7 @@ class _Scorer(CallerOfUserCode):
                 with only_in(self.pid):
                     returned = self.function(**call.arguments)
                     if type(returned) is not list and inspect.isawaitable(returned):
-                        returned = self.loop.run(_await(returned), context=copy_context())  # with this call's notes
+                        returned = self.loop.run(_await(returned), context=copy_context())  # with this call's own notes
                 scores = reward_call.checked_scores(returned, call.rows, notes)
                 _add(results, call, time.monotonic() - began, scores, notes)
             except Exception as error:
@@ -235,7 +239,7 @@ class _Scorer(CallerOfUserCode):
         began = time.monotonic()
         limit = asyncio.timeout(call.deadline)
         try:
-            notes = reward_call.collect_notes()  # each call is a task, with a context of its own
+            notes = reward_call.collect_notes()  # each call is a task with its own context
             async with limit:
                 with only_in(self.pid):
                     returned = await self.function(**call.arguments)
@@ -250,7 +254,7 @@ class _Scorer(CallerOfUserCode):
         try:
             self.channel.send(encode_report(messages))
         except OSError as error:
-            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # the function closed it, in whichever call
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):  # a call closed the socket; which one does not matter
                 self.board.write(0, 0.0)
             raise
 
@@ -258,7 +262,7 @@ class _Scorer(CallerOfUserCode):
         import traceback
 
         seconds = time.monotonic() - began
-        while isinstance(error, ExceptionGroup):  # of an asyncio.TaskGroup, whose first failure cancels the rest
+        while isinstance(error, ExceptionGroup):  # from an asyncio.TaskGroup, whose first failure cancels the rest
             error = error.exceptions[0]
         if isinstance(error, reward_call.BadOutputError):
             return Failed(call.number, seconds, bad=str(error))

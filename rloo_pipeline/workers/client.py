@@ -2,12 +2,12 @@
 
 A worker listens on the Unix socket ROLE-N.sock in the folder that RLOO_WORKERS names, which only the user can enter
 (mode 0700). Only the holder of the lock on ROLE-N.lock may talk to the worker; the kernel releases it when a stage is
-killed. The file names the run that the worker served last; other runs of an experiment take that worker after all
-others. The request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
-The answer is {"code"}, or nothing where the worker died or holds an engine that does not fit the stage.
+killed. The file names the run that the worker served last; other runs of an experiment try that worker last. The
+request is a line of JSON, {"words", "folder", "started"}, sent with the file descriptor of the terminal.
+The answer is {"code"}, or nothing if the worker died or holds an engine that does not fit the stage.
 
 `rloo STAGE …` looks for a worker before it imports anything else, so this module imports only the standard library, and
-little of that.
+few modules of that.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ROLES = {row.stage: row.worker for row in ROWS if row.worker}
 OF_A_RANK = ("TORCHELASTIC_RUN_ID", "RLOO_MEETING")
 """Environment variables of ranks (`runtime.ranks.is_rank`)."""
 PATIENCE = {"sampler": 10.0, "logprobs": 3.0, "trainer": 3.0, "scorer": 1.0, "observer": 10.0}
-"""Seconds for which a stage waits for a busy worker: about the start of an engine of its own, so that waiting at most
-doubles that time.
+"""Seconds that a stage waits for a busy worker: about as long as an engine of its own takes to start, so that waiting
+at most doubles that time.
 """
 
 
@@ -40,12 +40,12 @@ def run_stage(
     """Runs `rloo ARGV` on a worker.
 
     Args:
-        argv: after `rloo`.
+        argv: arguments after `rloo`.
         terminal: descriptor of the stage's terminal.
         connected: called with the connection; closing it ends the stage.
 
     Returns:
-        The exit status; None where no worker ran it, so that this process has to.
+        The exit status; None if no worker ran it, so that this process must.
     """
     role = ROLES.get(argv[0]) if argv else None
     if role is None or FOLDER not in os.environ or any(name in os.environ for name in OF_A_RANK):
@@ -59,7 +59,7 @@ def run_stage(
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     except OSError:
         answer = b""
-    finally:  # closing the connection before there is an answer ends the worker
+    finally:  # closing the connection before the answer ends the worker
         connection.close()
         os.close(lock)
     if not answer and not os.path.isdir(os.environ[FOLDER]):
@@ -71,12 +71,12 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
     """Sends a request to a worker of a role.
 
     Returns:
-        The descriptor of the worker's lock, and the connection; None where no worker is free within PATIENCE.
+        The descriptor of the worker's lock, and the connection; None if no worker is free within PATIENCE.
     """
     deadline = time.monotonic() + PATIENCE[role]
     while True:
         busy = False
-        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run(argv)
+        names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run_of(argv)
         for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
             lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -92,8 +92,8 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
         time.sleep(0.02)
 
 
-def _run(argv: Sequence[str]) -> str:
-    """The folder of the run that a stage writes to, as far as a path shows it; of an experiment that of one run."""
+def _run_of(argv: Sequence[str]) -> str:
+    """The folder of the run that a stage writes to, taken from a path in its arguments; one run's in an experiment."""
     output = argv[argv.index("--output") + 1] if "--output" in argv[:-1] else ""
     for folder in ("/rounds/", "/policies/", "/evaluation/", "/warmstart/"):
         output = output.partition(folder)[0]
@@ -101,7 +101,7 @@ def _run(argv: Sequence[str]) -> str:
 
 
 def _last_run(name: str) -> str:
-    """The run that a worker last worked for, whose engines it holds; empty for none."""
+    """The run that a worker served last, whose engines it holds; empty if there is none."""
     try:
         with open(f"{name}.lock", encoding="utf-8") as lock:
             return lock.read()
@@ -148,7 +148,7 @@ class Peer(NamedTuple):
 
 
 def peer(connection: socket.socket) -> Peer:
-    """The process at the other end, as the kernel knows it."""
+    """Asks the kernel for the process at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return Peer(*struct.unpack("3i", credentials)[:2])
 
@@ -160,7 +160,7 @@ def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
         while text and not text.endswith(b"\n"):
             piece = connection.recv(1 << 20)
             text = text + piece if piece else b""
-    except ConnectionResetError:  # the other end died with something unread
+    except ConnectionResetError:  # the other end died before it had read everything
         return b"", []
     return text, descriptors
 

@@ -2,7 +2,7 @@
 
 A stage outside a worker keeps nothing: `keep` returns False, and the next stage makes its own engine. A kept engine is
 always equal to what the files would give, and never the only copy of anything. So a worker writes a trainer's state
-when it has answered, beside the next rollouts, and only so often that it takes at most `SHARE` of the time.
+only after it has answered, during the next rollouts, and rarely enough that this takes at most `SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
 
 SHARE = 0.05
-"""Largest share of the time in which a worker writes what `write_later` was given."""
+"""Largest share of the time that a worker may spend on writing what `write_later` was given."""
 
 _engines: dict[str, tuple[object, Any]] = {}
 _enabled = False
@@ -41,7 +41,7 @@ def keep(name: str, key: object, engine: Any) -> bool:
     """Keeps `engine` for the next stage that takes `name` with an equal key.
 
     Returns:
-        Whether it is kept: only a worker keeps engines.
+        True if it is kept: only a worker keeps engines.
     """
     if _enabled:
         _engines[name] = (key, engine)
@@ -49,7 +49,7 @@ def keep(name: str, key: object, engine: Any) -> bool:
 
 
 def holds_engine() -> bool:
-    """True if anything is kept."""
+    """True if an engine is kept."""
     return bool(_engines)
 
 
@@ -57,7 +57,7 @@ def take(name: str, key: object) -> Any | None:
     """Removes the engine `name` from the cache and returns it; None if it is missing.
 
     Raises:
-        IncompatibleEngine: the engine has another key.
+        IncompatibleEngine: the engine has a different key.
     """
     kept_key, engine = _engines.pop(name, (key, None))
     if kept_key != key:
@@ -66,13 +66,13 @@ def take(name: str, key: object) -> Any | None:
 
 
 def write_later(write: Callable[[Path], None], target: Path) -> None:
-    """Has `write_pending` call `write` with `target`, a folder that is complete or absent."""
+    """Makes `write_pending` call `write` with `target`, a folder that is complete or absent."""
     global _pending
     _pending = write, target
 
 
 def write_pending() -> None:
-    """Writes what the last stage has left to write, if it is due. A failure costs nothing but time later."""
+    """Writes what the last stage has left to write, if it is due. A failure only costs time later."""
     global _pending, _wrote, _seconds
     if _pending is None:
         return
@@ -89,7 +89,7 @@ def write_pending() -> None:
 
 
 def write_now() -> None:
-    """Writes what the last stage has left to write. A rank calls it when its worker says so."""
+    """Writes what the last stage has left to write. A rank calls it when its worker tells it to."""
     global _pending
     if _pending is not None:
         write, target = _pending
@@ -109,7 +109,7 @@ def forget_pending() -> None:
 
 
 def abandon() -> None:
-    """Removes what is half-written, at the end of the process."""
+    """Removes a half-written target when the process ends."""
     if _pending is not None:
         files.remove_temporary(_pending[1].parent, _pending[1].name)
 
@@ -118,7 +118,7 @@ def leave_gpu() -> bool:
     """Moves the kept engines off the GPU for the next stage.
 
     Returns:
-        Whether all could, and are still kept. If one could not, all are dropped.
+        True if all could leave, and are still kept. If one could not, all are dropped.
     """
     try:
         devices.free_gpu()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.stages.table import ROWS
 from rloo_pipeline.workers import client
+
+ROLES: Mapping[str, str] = client.ROLES | {row.stage: row.engine for row in ROWS if row.engine}
+"""Role whose engine a stage uses, also where no worker keeps it."""
 
 
 def of_stage(stage: str, configs: Iterable[Config]) -> int:
@@ -20,7 +24,7 @@ def of_stage(stage: str, configs: Iterable[Config]) -> int:
 
 def role_of(stage: str) -> str:
     """Role whose engine a stage uses; `scorer` if it needs no engine."""
-    return {"warmstart": "trainer", "harness": "sampler"}.get(stage, client.ROLES.get(stage, "scorer"))
+    return ROLES.get(stage, "scorer")
 
 
 def can_keep(role: str, config: Config, on_gpus: bool) -> bool:
@@ -39,14 +43,14 @@ def over_nodes(config: Config) -> frozenset[str]:
 
 
 def ranks_of(role: str, config: Config) -> int:
-    """Number of ranks that torchrun or srun starts for a role's stages; vLLM starts its own."""
+    """Number of ranks that torchrun or srun starts for a role's stages; vLLM starts its own processes."""
     return of_role(role, config) if role in ("logprobs", "trainer") else 1
 
 
 def of_role(role: str, config: Config) -> int:
     """Number of GPUs for a role's stages; a `scorer` has GPUs only if a reward function needs them."""
     of_rewards = max((reward.gpus for reward in config.rewards), default=0)
-    if role == "sampler":  # whose reward functions take turns with the engine
+    if role == "sampler":  # reward functions take turns with the engine
         return max(config.vllm.gpus, of_rewards) + config.rollout.environment_gpus
     if role == "logprobs":
         return config.deepspeed.forward_processes

@@ -1,14 +1,14 @@
-"""The ranks of a worker whose stages have several: one torchrun starts them, and they stay for the next stage.
+"""The ranks of a worker whose stages use several: one torchrun starts them, and they stay for the next stage.
 
-The worker runs a stage as it would without ranks, up to where it would start them. Each rank has a connection to the
-worker (over several nodes, they share that of one srun: `cluster/node_ranks.py`). A request is a line of JSON with two
-descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or {"write": true} for
-the trainer state that the last stage has left to write, which all ranks write together. The answer is {"code", "kept",
-"later"}: the exit status (null if the engine does not fit the stage), whether the rank keeps an engine and has left the
-GPU, and the state that it can write.
+The worker runs a stage as it would without kept ranks, up to the point where it would start them. Each rank has a
+connection to the worker (over several nodes, they share one through srun: `cluster/node_ranks.py`). A request is a line
+of JSON with two descriptors, of the log and of the terminal: {"words", "folder", "fence", "started"} for a stage, or
+{"write": true} for the trainer state that the last stage has left to write, which all ranks write together. The answer
+is {"code", "kept", "later"}: the exit status (null if the engine does not fit the stage), true if the rank keeps an
+engine and has left the GPU, and the state that it can write.
 
-If a rank dies, all end, and the stage does its work itself. If one fails, all end, since the others may wait for it in
-a collective operation. A rank ends with its worker.
+If a rank dies, all are ended, and the stage does its work itself. If one fails, all are ended, since the others may
+wait for it in a collective operation. A rank ends with its worker.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rloo_pipeline.runtime import controller_watch, cost, devices, output, proce
 from rloo_pipeline.workers import client, engine_cache
 
 START_SECONDS = 300.0
-"""Time limit for all ranks to connect; they import next to nothing before."""
+"""Time limit for all ranks to connect; before that, they import next to nothing."""
 BEHIND_SECONDS = 1800.0
-"""Longest time from the answer of the first rank to that of the last, as the time limit of a collective operation."""
+"""Longest time between the first rank's answer and the last one's, like the limit of a collective operation."""
 KILL_SECONDS = 10.0
-"""Longest wait for a killed rank, which the kernel may hold up while a file system or a driver does not answer."""
+"""Longest wait for a killed rank: the kernel may hold it while a file system or a driver does not answer."""
 GRACE = 1.0
 """Seconds to wait after a failure, in case it turns out that another rank died and caused it."""
 
@@ -46,7 +46,7 @@ _kept: KeptRanks | None = None
 
 
 def run(count: int, words: Sequence[str], start: Callable[[], KeptRanks] | None = None) -> None:
-    """Runs `rloo WORDS` on the ranks that this worker keeps, and starts them if there are none.
+    """Runs `rloo WORDS` on the ranks that this worker keeps; starts them if there are none.
 
     Args:
         count: number of ranks.
@@ -67,7 +67,7 @@ def run(count: int, words: Sequence[str], start: Callable[[], KeptRanks] | None 
         close()
         raise
     if not all(answer.kept for answer in answers):
-        close()  # nothing stays, or something that cannot leave the GPU
+        close()  # no engine stays, or one that cannot leave the GPU
     elif target := answers[0].later:
         engine_cache.write_later(_write, Path(target))
 
@@ -81,17 +81,17 @@ def close() -> None:
 
 
 def _write(_: Path) -> None:
-    """Has the ranks write the trainer state that they have left to write."""
+    """Makes the ranks write the trainer state that the last stage has left."""
     assert _kept is not None
     try:
         _kept.ask({"write": True}, (1, 2))
     except (UserError, IncompatibleEngine) as error:
         close()
-        raise RuntimeError(f"{error}, so the ranks start anew") from error
+        raise RuntimeError(f"{error}, so the ranks are restarted") from error
 
 
 class RankAnswer(NamedTuple):
-    """Answer of a rank."""
+    """A rank's answer to a request."""
 
     code: int | None
     kept: bool = False
@@ -105,7 +105,7 @@ class KeptRanks:
         """Starts `count` ranks.
 
         Raises:
-            IncompatibleEngine: they do not connect.
+            IncompatibleEngine: the ranks do not connect.
         """
         self.count = count
         self._folder = tempfile.TemporaryDirectory(prefix="rloo-ranks-", ignore_cleanup_errors=True)
@@ -147,7 +147,7 @@ class KeptRanks:
                 connection.close()
                 continue
             self._connections.append(connection)
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, which its connection shows
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, as its connection will show
                 self._processes.append(psutil.Process(peer.process))
 
     def run(self, words: Sequence[str]) -> list[RankAnswer]:
@@ -162,7 +162,7 @@ class KeptRanks:
         return self.ask(stage | {"started": time.time()}, (1, progress.console.file.fileno()))
 
     def ask(self, request: JSON, descriptors: tuple[int, int]) -> list[RankAnswer]:
-        """Sends a request to all ranks and waits for their answers; raises as `run`."""
+        """Sends a request to all ranks and waits for their answers; raises the same errors as `run`."""
         try:
             self._send(json.dumps(request).encode() + b"\n", descriptors)
         except OSError:
@@ -186,7 +186,7 @@ class KeptRanks:
         return [client.receive(connection)[0] for connection in ready]
 
     def _answers(self) -> list[RankAnswer]:
-        """The answers of all ranks, the first rank's first; where one has failed, not all.
+        """The answers of all ranks, in their order; incomplete if one has failed.
 
         Raises:
             IncompatibleEngine: a rank has died, or does not answer.
@@ -268,10 +268,10 @@ def answer_all(
 def _run(run_command: Callable[[list[str]], int], request: JSON, log: int, terminal: int) -> RankAnswer:
     """Runs a stage on this rank."""
     os.chdir(request["folder"])
-    if ranks.RENDEZVOUS not in os.environ:  # else the descriptor would be another node's
+    if ranks.RENDEZVOUS not in os.environ:  # otherwise the descriptor belongs to another node
         os.environ[progress.TERMINAL] = f"/proc/self/fd/{terminal}"
     os.environ |= {fence.VARIABLE: request["fence"]} if request["fence"] else {}
-    engine_cache.forget_pending()  # the worker found that it was not due
+    engine_cache.forget_pending()  # the worker decided that it was not due
     try:
         with output.standard_output_to(log):
             cost.begin(request["started"])

@@ -1,4 +1,4 @@
-"""The trainer between two updates: in the memory of a warm worker, or made from the run's files."""
+"""The trainer between two updates: kept in the memory of a warm worker, or rebuilt from the run's files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Pat
     Args:
         config: the stage's configuration.
         round_: number of the round; 0 for a new trainer.
-        policy: the policy of that round.
+        policy: the policy after that round.
         states: folder with the run's trainer states.
-        prompts: folder that the stage `prompts` wrote, for the images of a run that has any.
+        prompts: folder that the stage `prompts` wrote; only needed if prompts have images.
 
     Raises:
-        UserError: as `retraining.engine_after`.
+        UserError: see `retraining.engine_after`.
     """
     key = _key(config, round_, policy.digest, _table(states, round_))
     kept: RoundTrainer | None = engine_cache.take("trainer", key) if round_ else None
@@ -46,7 +46,8 @@ def take(config: Config, round_: int, policy: Policy, states: Path, prompts: Pat
 
 
 def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about: dict[str, Any]) -> None:
-    """Keeps the trainer if this process is a worker, which writes its state later; otherwise writes it and ends it.
+    """Keeps the trainer if this process is a worker, which writes its state later; otherwise writes it now and closes
+    it.
 
     After the last round the state is always written at once.
 
@@ -58,7 +59,7 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
         about: facts for the state's manifest, at least the round and the policy's digest.
     """
     engine, round_ = trainer.engine, about["round"]
-    about = about | {"table": engine.from_first(_table(states, round_))}  # which only the first rank has written
+    about = about | {"table": engine.from_first(_table(states, round_))}  # only the first rank has written it
     state = TrainerState(engine, trainer.algorithm_state.to_json(), policy, **about)
     state.lag = config.rollout.lag if config.node_folder else 0
     target = states / f"{round_:05d}"

@@ -1,9 +1,9 @@
-"""Starts the workers of one Snakemake process, which end with it.
+"""Starts the workers of one Snakemake process; they end with it.
 
 Workers run on Snakemake's machine, so they serve only jobs that run there too (`cluster/node_workers.py` starts them on
-the nodes of a SLURM job). If these run in an image, so do the workers, whose sockets are in a folder that the image
-sees. Engines are imported in advance: those that sample while prompts are made, and trainers while the first
-completions are sampled.
+the nodes of a SLURM job). If these jobs run in an image, so do the workers, and their sockets are in a folder that the
+image sees. Libraries are imported in advance: samplers' while prompts are made, trainers' while the first completions
+are sampled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def worker_counts(config: Config, cores: int, stages: Set[str], runs: int = 1) -
     def at_once(threads: int, jobs: int = config.rollout.shards) -> int:
         return max(1, min(jobs * runs, cores // threads))
 
-    # with a lag, the refill of a round runs beside the rollouts of the next one
+    # with a lag, the refill of a round runs alongside the rollouts of the next one
     samplers = config.rollout.tables if config.rollout.lag else config.rollout.shards
     roles = {
         "sampler": at_once(config.vllm.job_threads, samplers),
@@ -81,7 +81,7 @@ def start(
         stages: stages that will run.
         runs: number of concurrent runs.
         without: roles that get no worker.
-        program: the command `rloo`, such as one that runs it in an image.
+        program: the command that runs `rloo`, for example in an image.
         folder: folder for the sockets, which only the user can enter; by default a new one in TMPDIR.
     """
     counts = worker_counts(config, cores, stages, runs)
@@ -89,13 +89,13 @@ def start(
     if not roles:
         return
     if devices.has_gpu():
-        others = os.environ.get(devices.WARM, "").split()  # ranks over several nodes, on whose GPUs these workers are
+        others = os.environ.get(devices.WARM, "").split()  # of ranks over several nodes, which use the same GPUs
         set_until_end(devices.WARM, " ".join(sorted({*others, *roles.keys() & devices.IDLE.keys()})))
     preloads = {client.ROLES[stage]: config.deepspeed.threads for stage in stages & {"reference", "teacher", "update"}}
     preloads = {role: threads for role, threads in preloads.items() if gpu_shares.ranks_of(role, config) == 1}
     preloads |= {"sampler": config.vllm.threads}
-    if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # for which an import starts CUDA, before a
-        preloads = {}  # stage has chosen its slice
+    if any(name.startswith("MIG-") for name in devices.visible_gpus()):  # an import would start CUDA before a stage has
+        preloads = {}  # chosen its slice
     folder = folder or Path(tempfile.mkdtemp(prefix="rloo-workers-"))
     logs.mkdir(parents=True, exist_ok=True)
     processes: dict[Path, subprocess.Popen[bytes]] = {}
@@ -120,8 +120,8 @@ def start(
 
 
 def _wait(processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-    """Waits until all listen. Otherwise the first stages of a resumed run would start engines of their own, and the
-    workers theirs one round later.
+    """Waits until all workers listen. Otherwise the first stages of a resumed run would start their own engines, and
+    the workers would start theirs one round later.
     """
     deadline = time.monotonic() + PATIENCE
     for socket, process in processes.items():

@@ -1,6 +1,6 @@
-"""`rloo worker`: a process that runs stages one after the other and keeps their engines (`engine_cache`).
+"""`rloo worker`: a process that runs stages one at a time and keeps their engines (`engine_cache`).
 
-A stage runs as it would by itself: the same command, its own log, the client's terminal. After an error, or a stage
+A stage runs as it would by itself: the same command, its own log, the client's terminal. After an error, or for a stage
 that its engine does not fit, the process restarts itself with an empty cache. It ends with the Snakemake that started
 it, however that ends, and when a client is killed before its answer.
 """
@@ -23,7 +23,7 @@ from rloo_pipeline.runtime import controller_watch, cost, devices, environment, 
 from rloo_pipeline.workers import client, engine_cache, kept_ranks
 
 REQUEST_SECONDS = 10.0
-"""Time limit for a request to arrive; a client sends it as soon as it is connected."""
+"""Seconds for a request to arrive; a client sends it as soon as it is connected."""
 
 
 def serve(
@@ -38,13 +38,15 @@ def serve(
 
     Args:
         run: runs `rloo` with these arguments and exits as the command does.
-        import_engine: imports in advance what the first stage of a role needs.
+        import_engine: imports, in advance, the libraries that the first stage of a role needs.
         path: socket in a folder that only the user can enter.
         controller: id of the Snakemake process.
-        threads: CPU threads of an engine whose libraries to import before the first stage; None to import none.
-        after: role whose first stage begins before that import, so that it finds its cores free.
+        threads: number of CPU threads of an engine whose libraries are imported before the first stage; None imports
+            none.
+        after: role whose first stage starts before that import, so that it finds its cores free.
     """
     _end_with(controller, path.parent)
+    environment_at_start = dict(os.environ)  # without what stages set, such as the GPUs that they take
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
@@ -62,16 +64,16 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if client.peer(connection).user != os.getuid():  # the folder keeps others out; this is the second lock
+                if client.peer(connection).user != os.getuid():  # the folder keeps others out, too
                     continue
                 if not _answer(connection, run):
                     break
     kept_ranks.close()
-    os.execv(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]])
+    os.execve(sys.executable, [sys.executable, "-m", "rloo_pipeline", *sys.argv[1:]], environment_at_start)
 
 
 def _answer(connection: socket.socket, run: Callable[[list[str]], None]) -> bool:
-    """Runs the requested stage. Returns whether the worker is fit for another one."""
+    """Runs the requested stage; returns True if the worker can run another one."""
     connection.settimeout(REQUEST_SECONDS)
     try:
         text, descriptors = client.receive(connection)

@@ -11,6 +11,7 @@ import pytest
 from helpers import AFTER_SFT, STOP, Project, mini
 
 import rloo_pipeline
+from rloo_pipeline.judging.run_files import is_finished
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +177,11 @@ def test_another_limit_of_a_check_reruns_the_verdict_and_trains_nothing(finished
     assert planned == {"warmstart/checks.json"} | REPORT
 
 
+def test_another_meaning_of_right_judges_policy_0_and_the_evaluations_again_and_trains_nothing(finished) -> None:
+    planned = finished.planned(correct={"reward": "format"})
+    assert planned == {"warmstart/checks.json"} | WARM | FINAL | measured() | REPORT
+
+
 def test_a_finished_run_is_sent_to_a_new_tracker_and_nothing_else_runs(finished) -> None:
     assert finished.planned(report_to="tensorboard") == set()
     assert finished.planned(report_to=["wandb", "mlflow"]) == {"tracking/00001.json", "tracking/00002.json"}
@@ -234,6 +240,8 @@ def test_a_gate_ends_the_run_with_everything_kept_and_a_report_and_without_it_th
     assert not (run / "rounds" / "00003").exists()
     assert project.files("[prt]*/**/*") == before
     assert (run / "report.html").stat().st_mtime > (run / "stopped.json").stat().st_mtime
+    assert project.snakemake("changes.json", "--cores", "1", gates=STOP).returncode == 0
+    assert is_finished(run, rloo_pipeline.open_run(run).config), "also after a second call, which stops there again"
     new = range(3, 4)
     third = sampled(new) | of_rounds(("scores", "reference"), new) | updates(new) | FINAL | REPORT
     assert project.planned(rounds=3) == gates(range(2, 3)) | third
@@ -424,3 +432,15 @@ def test_a_copy_without_its_times_and_records_is_adopted_if_its_files_are_whole(
     outcome = project.snakemake("--cores", "1")
     assert outcome.returncode == 1
     assert "policies/00002 is missing, and nothing else of the finished run needs it" in outcome.stdout + outcome.stderr
+
+
+def test_a_copy_that_only_lacks_snakemakes_records_is_adopted_with_the_policies_that_are_not_kept(finished, tmp_path):
+    """Its times are in order, so nothing would be touched, and longer runs would be refused for ever."""
+    project = Project(tmp_path / "project").take(finished)
+    shutil.rmtree(project.folder / ".snakemake" / "metadata")
+    outcome = project.snakemake("--cores", "1", "--touch", keep_every=5)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert (project.folder / "results" / "mini" / "policies" / "00001" / "model.safetensors").exists()
+    new = range(3, 4)
+    third = gates(range(2, 3)) | sampled(new) | of_rounds(("scores", "reference"), new) | updates(new)
+    assert project.planned(rounds=3, keep_every=5) == third | FINAL | REPORT

@@ -64,6 +64,8 @@ def test_a_run_with_a_tool_goes_from_its_configuration_to_its_page(tmp_path) -> 
         messages = json.loads(row["messages"])
         assert messages[-1]["role"] == "assistant"
         assert len(row["sampling_logps"]) == sum(row["loss_mask"])
+    log = (run / "logs/rollout/00002-000.log").read_text()
+    assert f" {sum(sum(row['loss_mask']) for row in rows)} tokens, " in log, "without those of answers"
     scores = pq.read_table(run / "rounds/00002/scores/000.parquet").to_pylist()
     called = [sum(turn["role"] == "tool" for turn in row["turns"]) / len(row["turns"]) for row in rows]
     assert [row["scores/called"] for row in scores] == called, "rewards see the whole conversation"

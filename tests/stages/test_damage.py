@@ -58,5 +58,5 @@ def test_a_policy_with_nan_samples_nothing(project, tmp_path) -> None:
         "rloo_pipeline", [*damage.ROLLOUT, "--output", f"{damage.OUT}/out"], copy.environment, copy.folder
     )
     assert outcome.returncode == 1
-    assert "the policy samples with log-probs that are not finite" in outcome.stderr
+    assert "the policy's log-probs are not finite" in outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -107,7 +107,7 @@ def test_completions_on_the_test_rows_are_proven_to_be_of_the_chosen_policy(tmp_
     assert found["sampler_difference"] == pytest.approx(1e-6, rel=0.3)
     outcome = prove(0.1)
     assert outcome.returncode == 1
-    assert f"the completions in {table} are not of" in outcome.stderr
+    assert f"the completions in {table} were not sampled from" in outcome.stderr
     assert "0.1 nats a token from the trainer's (over 10 tokens)" in outcome.stderr
 
 

@@ -127,3 +127,11 @@ def test_a_mask_divides_the_whole_distribution_by_what_is_allowed(policy, sample
 def test_what_vllm_cannot_read_is_one_sentence(sample) -> None:
     with pytest.raises(UserError, match=r"^rollout.generation_kwargs: vLLM refuses a value \(.*\); correct it$"):
         sample(structured_outputs={"regex": "("})
+
+
+def test_a_completion_that_no_token_may_continue_is_one_sentence(sample) -> None:
+    """The model has no token that spells x. What vLLM still samples after the error keeps this test the last one."""
+    with pytest.raises(
+        UserError, match=r"^rollout.generation_kwargs: vLLM ended .* masks that leave no token; correct"
+    ):
+        sample(structured_outputs={"choice": ["x"]})

@@ -15,6 +15,7 @@ from rloo_pipeline.artifacts import image_store, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
+from rloo_pipeline.data import images
 from rloo_pipeline.demo.colours import square
 from rloo_pipeline.demo.vision_model import tiny_vision_model
 from rloo_pipeline.errors import UserError
@@ -76,6 +77,16 @@ def test_prompts_with_the_same_ids_and_other_images_are_two(run, kind) -> None:
     assert first["prompt_ids"] == second["prompt_ids"]
     assert first["prompt_id"] != second["prompt_id"]
     assert len(first["prompt_ids"]) == len(first["placeholder_ids"]) + ADDED[kind]
+
+
+def test_an_image_that_the_model_cannot_take_is_named_by_its_row(run, kind) -> None:
+    if kind == "gemma3":
+        pytest.skip("takes every form")
+    model, dataset = Policy(run / "model"), Config(**mini()).dataset
+    with pytest.raises(UserError, match=r"^row 7: the model's processor refuses an image \(absolute aspect ratio"):
+        images.encode(
+            [{"role": "user", "content": "?"}], [Image.new("RGB", (4000, 2))], dataset, model.processor, "row 7"
+        )
 
 
 def test_each_image_is_stored_once_and_comes_back_as_it_was(run) -> None:

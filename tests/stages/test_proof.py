@@ -66,7 +66,14 @@ def test_rollouts_of_another_policy_are_refused_however_they_are_compared(tmp_pa
     assert outcome.returncode == 1
     [line] = [line for line in outcome.stderr.splitlines() if line.startswith("rloo update: error")]
     nats = "0.02" if way in ("a truncated distribution", "masked tokens") else "0.05 nats"
-    for part in ("the rollouts of round", f"not of {tiny_model}", nats, "at most 0.0001", "likely cause", "rollouts"):
+    for part in (
+        "the rollouts of round",
+        f"not sampled from {tiny_model}",
+        nats,
+        "at most 0.0001",
+        "likely cause",
+        "rollouts",
+    ):
         assert part in line
     assert not run.policy(2 if "lag" in way else 1).exists()
 

@@ -96,7 +96,7 @@ def test_rounding_twice_is_rounding_once(dtype) -> None:
 
 def test_rows_that_bitsandbytes_computes_wrongly_are_refused(tmp_path) -> None:
     tiny_qwen3(tmp_path / "model", 0, **{**SIZES, "intermediate_size": 96})
-    with pytest.raises(UserError, match=r"down_proj.weight have 96 numbers, no multiple of 64"):
+    with pytest.raises(UserError, match=r"down_proj.weight have 96 numbers, not a multiple of 64"):
         quantized.write_rounded(Policy(tmp_path / "model"), tmp_path, "float32")
 
 

@@ -58,6 +58,16 @@ def rescored(run: Round, output: Path, **reward) -> dict:
     return json.loads((output / "rescore.json").read_text())["overall"]
 
 
+def test_a_round_that_was_trained_on_is_not_rescored_without_one_of_its_shards(run, reward_file, tmp_path) -> None:
+    folder = run.run / "rounds" / "00001"
+    lost = folder / "rollouts" / "001.parquet"
+    lost.unlink()
+    rescored(run, tmp_path / "in-flight", function=f"{reward_file}:constant")
+    (folder / "metrics.json").touch()
+    with pytest.raises(UserError, match=f"{lost}: no such table"):
+        rescored(run, tmp_path / "trained", function=f"{reward_file}:constant")
+
+
 def test_a_finished_run_is_scored_with_other_rewards(run, reward_file, tmp_path) -> None:
     before = {file: file.read_bytes() for file in run.run.rglob("*") if file.is_file()}
     rewards = [{"function": f"{reward_file}:length"}, {"function": f"{reward_file}:constant", "weight": 0}]

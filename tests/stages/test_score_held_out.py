@@ -125,4 +125,4 @@ def test_held_out_completions_sampled_with_other_settings_are_refused_by_the_nam
     arguments = ["score", "--prompts", run.run / "prompts", "--policy", tiny_model, "--rollouts", table]
     arguments += ["--held-out", sampled, scores, "--output", run.run / "rounds" / "00001" / "scores" / "000.parquet"]
     outcome = rloo(*arguments)
-    assert f"{sampled}: made with rollout.temperature 0.5, and this run has 1.0" in outcome.stderr
+    assert f"{sampled}: made with rollout.temperature 0.5, but this run has 1.0" in outcome.stderr

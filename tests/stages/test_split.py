@@ -1,10 +1,10 @@
 """Under ZeRO 3 on several ranks no rank holds all weights, and the policy is that of one rank."""
 
 import json
-import shutil
 from pathlib import Path
 
 import forks
+import model_folders
 import pytest
 import split_ranks
 import torch
@@ -16,7 +16,6 @@ from trainers import trainer_settings
 from rloo_pipeline.artifacts import files, model_files
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.engine import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engines")]
@@ -49,6 +48,12 @@ def test_two_ranks_write_the_policy_of_one_in_shards(tmp_path, tiny_model) -> No
         values = split_ranks.TOP_K if number > 1 else 1
         assert [len(row) for row in computed] == [(split_ranks.LENGTH - 6) * values] * 7
         torch.testing.assert_close(torch.tensor(computed), torch.tensor(reference), rtol=1e-5, atol=1e-5)
+
+
+def test_an_engine_refuses_layers_whose_weights_zero_3_does_not_gather(tmp_path) -> None:
+    model = model_folders.build(tmp_path / "model", 0, "falcon_h1")
+    with pytest.raises(UserError, match="zero_stage: 3 cannot be used with"):
+        Engine(Policy(model), trainer_settings(zero_stage=3), 0)
 
 
 def test_weights_that_another_rank_writes_as_soon_as_it_can_stay(tmp_path, tiny_model, monkeypatch) -> None:
@@ -84,12 +89,3 @@ def test_checks_on_two_ranks_find_what_one_finds(finished, tmp_path, monkeypatch
             verdict["value"] = pytest.approx(verdict["value"], rel=1e-4, abs=1e-5)
             del verdict["shown"]
     assert own == expected
-
-
-def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path, tiny_model) -> None:
-    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
-    weights = load_file(tmp_path / model_files.WEIGHTS)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
-    save_file(weights, tmp_path / model_files.WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
-        split_loading.load(Policy(tmp_path), "float32", split_loading.minimal_configuration("float32"))

@@ -129,6 +129,6 @@ def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_pa
         torch.save({"module": Code()}, file)
     about = files.read_json(tmp_path / "state" / manifest.MANIFEST)["about"]
     manifest.write_manifest(tmp_path / "state", **about)
-    with pytest.raises(UserError, match=r"mp_rank_00_model_states\.pt: .* no state of DeepSpeed"):
+    with pytest.raises(UserError, match=r"mp_rank_00_model_states\.pt: .* not a DeepSpeed state"):
         trainer_state.load(engine, tmp_path / "state")
     assert not (tmp_path / "ran").exists()

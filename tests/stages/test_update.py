@@ -239,7 +239,7 @@ def test_an_estimator_of_ones_own_is_a_function_in_a_file(tmp_path, tiny_model) 
 def test_another_number_of_processes_is_refused(tmp_path, plain, monkeypatch) -> None:
     monkeypatch.setenv(ranks.FAILED, str(tmp_path / "failed"))
     assert [outcome.returncode for outcome in with_two_ranks(tmp_path, plain).update_by_ranks(2)] == [1, 1]
-    assert "deepspeed.processes 1, this run has 2" in (tmp_path / "failed").read_text()
+    assert "deepspeed.processes 1, but this run has 2" in (tmp_path / "failed").read_text()
 
 
 @pytest.mark.long
@@ -248,7 +248,7 @@ def test_the_error_of_a_rank_is_that_of_the_update_which_started_it(tmp_path, pl
     assert outcome.returncode == 1
     last = outcome.stderr.splitlines()[-1]
     assert "one of the 2 ranks failed" in last
-    assert "deepspeed.processes 1, this run has 2" in last
+    assert "deepspeed.processes 1, but this run has 2" in last
 
 
 def with_two_ranks(folder: Path, one: Round) -> Round:

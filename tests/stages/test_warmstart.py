@@ -1,7 +1,9 @@
 """Policy 0 without SFT is the base model; checks that find nothing to learn stop the run."""
 
+import contextlib
 import json
 
+import forks
 import pytest
 import yaml
 from helpers import Round, done, mini, rloo, staged
@@ -47,9 +49,28 @@ def checked(run: Round, folder_of_policy: object, *more_arguments: object):
     arguments = ("--prompts", run.run / "prompts", "--policy", folder_of_policy)
     if not (folder / "probe.parquet").exists():
         done("probe", *arguments, "--output", folder / "probe.parquet")
-    outputs = ("--probe", folder / "probe.parquet", "--output", folder / "checks.json")
-    log = f"--log={run.run / 'logs' / 'checks.log'}"
-    return rloo("checks", "--assets", run.run / "assets", *arguments, *outputs, *more_arguments, log)
+    return rloo(*words_of_checks(run, folder_of_policy), *more_arguments, f"--log={run.run / 'logs' / 'checks.log'}")
+
+
+def words_of_checks(run: Round, folder_of_policy: object) -> list[str]:
+    folder = run.run / "warmstart"
+    inputs = {"assets": run.run / "assets", "prompts": run.run / "prompts", "policy": folder_of_policy}
+    files = inputs | {"probe": folder / "probe.parquet", "output": folder / "checks.json"}
+    return ["checks", *(str(word) for name, file in files.items() for word in (f"--{name}", file))]
+
+
+def discarded(words: list[str]) -> list[bool]:
+    """Runs a stage in this process; for each model that it loads for log-probs, whether it discards it."""
+    from rloo_pipeline.cli.main import main
+    from rloo_pipeline.training import forward_only
+    from rloo_pipeline.training.logprobs import TokenLogProbs
+
+    load, loaded, gone = forward_only.load_configured, list[TokenLogProbs](), list[TokenLogProbs]()
+    forward_only.load_configured = lambda *arguments: loaded.append(load(*arguments)) or loaded[-1]
+    TokenLogProbs.discard = lambda logprobs: gone.append(logprobs)
+    with contextlib.suppress(SystemExit):
+        main(words)
+    return [any(one is other for other in gone) for one in loaded]
 
 
 ANSWER_ALONE = [{"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"}]
@@ -66,6 +87,7 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
     assert "checks.accept: [teaching]" in outcome.stderr
     assert "logprob_difference" in outcome.stderr, "the table is on the terminal"
     assert "Traceback" not in outcome.stderr
+    assert forks.call(discarded, words_of_checks(run, tiny_model)) == [True], "else a worker would keep it on the GPU"
     assert not output.exists()
     failed = json.loads(output.with_suffix(".failed.json").read_text())
     assert [check["name"] for check in failed["checks"] if check["verdict"] == "fail"] == ["teaching"]
@@ -73,7 +95,7 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
     assert by_name["logprob_difference"]["value"] < 1e-4
     assert by_name["perplexity"]["value"] > 10, "an untrained model"
     page = (run.run / "report.html").read_text()
-    assert "The run stopped before round 1: policy 0 did not pass teaching." in page
+    assert "The run stopped before the first update: policy 0 did not pass teaching." in page
     assert page.count('class="card case group"') == 5
     assert "policy 0 did not pass its checks" in done("diagnose", run.run).stdout
     (run.run / "config.yaml").write_text(yaml.safe_dump(mini(**changes, checks={"accept": ["teaching"]})))

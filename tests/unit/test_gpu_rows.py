@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import two_rounds
+import yaml
 from helpers import ROOT
 
 ROWS_OF_THE_TEST = """
@@ -146,3 +147,19 @@ def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monke
     if not COMMANDS.exists():
         COMMANDS.write_text("\n".join(lines) + "\n")
     assert lines == COMMANDS.read_text().splitlines()
+
+
+def test_trl_runs_where_the_rewards_of_the_round_are(acceptance, tmp_path, monkeypatch) -> None:
+    machine, rows, whole = acceptance.machine, import_module("round_rows"), import_module("whole")
+
+    def start(_: object, folder: Path) -> None:
+        raise machine.RowError(str(folder))
+
+    monkeypatch.setattr(machine, "command", start)
+    monkeypatch.setattr(rows, "parts", lambda *_: {})
+    for name, value in (("start", None), ("rounds", None), ("seconds", [1.0])):
+        monkeypatch.setattr(whole.Project, name, lambda *_, value=value: value)
+    with pytest.raises(machine.RowError) as stopped:
+        rows.against_trl(tmp_path)
+    for reward in yaml.safe_load(rows.CONFIGURATION.read_text())["rewards"]:
+        assert Path(str(stopped.value), reward["function"].partition(":")[0]).exists()

@@ -57,9 +57,9 @@ def against_trl(folder: Path, tiny: bool = False) -> Figures:
     figures = parts(project, rounds) | {"a round s": round(median(ours), 1)}
     call = [sys.executable, Path(__file__).with_name("trl_colocated.py"), project.run, folder / "trl", MICRO]
     if tiny:
-        machine.command([*call, "--arguments"], folder)
+        machine.command([*call, "--arguments"], project.folder)
     else:
-        theirs = machine.last_json(machine.command(call, folder))
+        theirs = machine.last_json(machine.command(call, project.folder))
         figures |= {"a round of TRL s": round(median(theirs["steps"][1:]), 1)}
         figures |= {"speed by TRL's": round(median(theirs["steps"][1:]) / median(ours), 2)}
         figures |= {"TRL GB": round(theirs["peak_gb"], 1)}

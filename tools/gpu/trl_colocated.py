@@ -3,7 +3,8 @@
     trl_colocated.py RUN OUTPUT MICRO [--arguments]
 
 A micro-batch has MICRO completions. The last line printed is {"steps": seconds of each, "tokens", "peak_gb"}.
---arguments only makes TRL's configuration, which checks the names of its options, and runs nothing.
+--arguments only makes TRL's configuration, which checks the names of its options, and loads the rewards, whose files
+the working folder must have; it runs nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
     run, output, micro = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     config = load(run / "config.yaml")
     if "--arguments" in sys.argv:
-        print(arguments(config, output, micro, on_gpu=False).vllm_mode)
+        print(arguments(config, output, micro, on_gpu=False).vllm_mode, *map(trl_run.reward, config.rewards))
         return
     import torch
     from transformers import TrainerCallback

@@ -1,4 +1,4 @@
-# Shared by all phases: the validated configuration, names of rounds, resources.
+# Shared by all rule files: the validated configuration, names of rounds, resources.
 import re
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rloo_pipeline.errors import UserError
 
 try:
     CONFIGFILES = list(map(Path, workflow.overwrite_configfiles))
-    refuse_bad_files(map(Path, workflow.configfiles))  # with those that a Snakefile names
+    refuse_bad_files(map(Path, workflow.configfiles))  # including those that a Snakefile names
     snakemake_ext.restore_values(workflow, config)
     RUNS, CONTROLLER = snakemake_ext.install(
         workflow,
@@ -25,22 +25,22 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# Files of a finished experiment, besides the files of its runs.
+# Files of a finished experiment, in addition to those of its runs.
 EXPERIMENT_FILES = ["experiment.html", "experiment.json", "experiment.csv", "runs.csv", "experiment.tex"]
 
-# For keys that all runs of an experiment share. The rest of a configuration goes through `by_run`.
+# For keys that are equal in all runs of an experiment. Other keys go through `by_run`.
 CONFIG = RUNS.first
 IMAGE = CONTROLLER.image
 
-# The folder of a run, with a wildcard `run` in an experiment.
+# The folder of a run; in an experiment it has a wildcard `run`.
 RUN = RUNS.pattern
 by_run = RUNS.by_run
-# An input, which may be shared by runs of an experiment.
+# An input file, which runs of an experiment may share.
 file = RUNS.file
 
 
 def decides(stage):
-    """The part of the configuration that affects the result of a stage."""
+    """The part of the configuration that decides the result of a stage."""
     return by_run(lambda config: config.params(stage))
 
 
@@ -53,13 +53,13 @@ def source(stage):
 
 
 def made_by(stage):
-    """The parameters of a stage's rule: Snakemake runs a job again when one of them changes."""
+    """The params of a stage's rule. Snakemake reruns a job when one of them changes."""
     return dict(decides=decides(stage), source=source(stage))
 
 
 def alone(wildcards):
-    """The reward functions of a job's run that need a GPU and so have jobs of their own. Their results depend neither on
-    weights nor on other functions.
+    """The reward functions that need a GPU and therefore have their own jobs. Their scores depend neither on weights nor
+    on other functions.
     """
     return {reward.column: reward for reward in RUNS.of(wildcards).rewards if reward.gpus}
 
@@ -73,10 +73,10 @@ def source_alone(wildcards):
     return source_digest("score", only)
 
 
-# True if any run has SFT before its first round.
+# True if any run does SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
-# An update over several nodes runs srun outside the image; srun starts the image once for each rank.
+# A multi-node update runs srun outside the image, and srun starts the image once per rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
 SPREAD_RESOURCES = (
@@ -91,7 +91,7 @@ SPREAD_RESOURCES = (
     else {}
 )
 
-# If the model or sequences are split, log-probs are computed by as many processes as an update has, over as many nodes.
+# If the model or sequences are split, log-probs run on as many processes and nodes as an update.
 SPLIT = {config.deepspeed.splits_passes for config in RUNS.configs.values()}
 if SPREAD and len(SPLIT) > 1:
     raise WorkflowError(
@@ -106,7 +106,7 @@ def pass_threads(config):
 
 
 def one_of(names):
-    """A wildcard constraint: one of these names, or nothing at all."""
+    """A wildcard constraint that matches any of these names; without names, it matches nothing."""
     return "|".join(names) or r"(?!)"
 
 
@@ -116,7 +116,7 @@ def names_of(config):
 
 
 def kept(config):
-    """Rounds before the last one whose policy stays."""
+    """Rounds before the last one whose policy is kept."""
     return [name for name in names_of(config)[:-1] if config.keeps(int(name))]
 
 
@@ -129,8 +129,8 @@ def last(config):
 
 
 def rounds_like(names):
-    """Wildcard constraints of a rule for some rounds, which `names` gives for a configuration. Runs of an experiment
-    can differ in their rounds: there the constraint of `run` also looks at the round behind it in the path.
+    """Wildcard constraints of a rule for certain rounds; `names` returns these for a configuration. Runs of an
+    experiment can differ in their rounds, so there the constraint on `run` also looks ahead to the round in the path.
     """
     if not RUNS.experiment:
         return dict(round=one_of(names(CONFIG)))
@@ -141,7 +141,7 @@ def rounds_like(names):
 
 
 def scoring_threads(config):
-    """Threads of the job that scores: one for each worker process, or as many as one function's process has."""
+    """Threads of a scoring job: one per worker process, or as many as a single function's process needs."""
     return max(config.scoring.workers, *(reward.threads for reward in config.rewards if not reward.gpus), 1)
 
 
@@ -151,12 +151,12 @@ def sampling_threads(config):
 
 
 def next_policy_first(stage):
-    """A priority for the jobs of a stage between `stage` and `stage` + 1: the earlier round, which the next policy needs."""
+    """Job priorities from `stage` to `stage` + 1, highest for the earliest round, which the next policy needs first."""
     return lambda wildcards: stage + 1 - int(wildcards.round) / 100_000
 
 
 def growing(amount):
-    """Memory (MB) or time (minutes): `amount` for the first attempt, twice that for the second, and so on."""
+    """Memory (MB) or time (minutes): `amount` on the first attempt, twice that on the second, and so on."""
     return lambda wildcards, attempt: amount * attempt
 
 

@@ -48,7 +48,7 @@ rule judge_pairs:
         "rloo judge-pairs --prompts {input.prompts} --before {input.before} --after {input.after} --output {output} --log={log}"
 
 
-# The best round of each run, and of an experiment the best arm.
+# Selects the best round of each run and, in an experiment, the best arm.
 rule select:
     input:
         CANDIDATES if SELECTED else [],
@@ -64,7 +64,7 @@ rule select:
         "rloo select {params.runs} --output {output} --log={log}"
 
 
-# What was chosen is evaluated on the test rows, and nothing else is.
+# Only the chosen policy is evaluated on the test rows.
 rule evaluate_chosen:
     input:
         selection=SELECTION,

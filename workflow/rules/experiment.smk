@@ -1,4 +1,4 @@
-# The page of an experiment, once all of its runs are finished. After a failure the controller makes it from those that are.
+# The page of an experiment, once all its runs are finished. After a failure, the controller makes it from finished runs.
 rule experiment:
     input:
         [f"results/{run}/summary.json" for run in RUNS.configs],

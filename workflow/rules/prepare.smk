@@ -1,6 +1,6 @@
 rule stage_assets:
     input:
-        by_run(local_sources),
+        local_sources,
     output:
         directory(f"{RUN}/assets"),
     log:

@@ -1,5 +1,5 @@
 # Round r samples from policy r-1, or from an older one (rollout.lag), and trains policy r. The number of rounds is
-# not a parameter of a round, so a run can be extended without re-running finished rounds.
+# not a parameter of a round, so a run can be extended without rerunning finished rounds.
 
 
 rule rollout:
@@ -18,7 +18,7 @@ rule rollout:
         f"{RUN}/logs/rollout/{{round}}-{{shard}}.log",
     benchmark:
         f"{RUN}/benchmarks/rollout/{{round}}-{{shard}}.tsv"
-    # With a lag, jobs of several rounds wait for a core: of all, updates are first, then scores.
+    # With a lag, jobs of several rounds wait for a core. Updates come first, then scores.
     priority: next_policy_first(1)
     threads: by_run(lambda config: config.vllm.job_threads)
     resources:
@@ -34,7 +34,7 @@ rule rollout:
         " --before {input.before} --output {output.rollouts} --held-out {output.held_out} --log={log}"
 
 
-# One reward function that needs a GPU, for one shard.
+# Scores one shard with one reward function that needs a GPU.
 rule score_alone:
     input:
         prompts=file("prompts"),
@@ -94,7 +94,7 @@ rule score:
         " --output {output.scores} --log={log}"
 
 
-# With rollout.refill: further completions of a round if too few groups teach, else empty tables. A checkpoint would make
+# With rollout.refill: more completions for a round in which too few groups teach, else empty tables. A checkpoint would make
 # Snakemake re-evaluate the whole DAG in each round.
 rule refill:
     input:
@@ -128,7 +128,7 @@ rule refill:
         " --output-scores {output.scores} --log={log}"
 
 
-# With dataset.select.weights: online. Rollouts of the policy that this round makes draw their prompts by it.
+# With dataset.select.weights: online. Rollouts of this round's new policy draw their prompts by these rates.
 rule pass_rates:
     input:
         scores=whole("scores"),
@@ -217,7 +217,7 @@ rule teacher:
         " --output {output} --log={log}"
 
 
-# Three rules differ only in what they keep: `update` and `update_last` keep the policy, and `update_transient` does not.
+# Three rules differ only in the files that they keep: `update` and `update_last` keep the policy, and `update_transient` does not.
 # Snakemake takes temp() by rule, not by file. Trainer states are a cache that updates read and write; only that of the last
 # round is an output, from which a longer run continues.
 rule update:
@@ -283,7 +283,7 @@ use rule update as update_last with:
         **rounds_like(last),
 
 
-# Accuracy of the policy that sampled the round, on some held-out prompts. Of all stages only the report waits for it.
+# Accuracy of the round's sampling policy on some held-out prompts. Only the report waits for it.
 rule held_out:
     input:
         rollouts=shards_of("held_out"),
@@ -327,7 +327,7 @@ rule report_so_far:
         "rloo report-so-far --output {output} --log={log}"
 
 
-# Between two rounds. Gate thresholds and source are not rule parameters, so changing them does not re-run finished rounds.
+# Between two rounds. Gate thresholds and source are not rule parameters, so changing them does not rerun finished rounds.
 rule gate:
     input:
         file("rounds/{round}/metrics.json"),
@@ -335,14 +335,14 @@ rule gate:
         f"{RUN}/rounds/{{round}}/diagnosis.json",
     log:
         f"{RUN}/logs/gate/{{round}}.log",
-    # ahead of jobs that no round waits for
+    # before jobs that no round waits for
     priority: 10
     retries: 0
     shell:
         "rloo gate --round {wildcards.round} --output {output} --log={log}"
 
 
-# Copies the metrics to W&B and MLflow, one round after the other. No stage waits for it.
+# Sends metrics to W&B and MLflow, one round after another. No stage waits for it.
 rule track:
     input:
         metrics=file("rounds/{round}/metrics.json"),

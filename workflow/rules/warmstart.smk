@@ -101,7 +101,7 @@ rule checks:
         " --reward-model {input.reward_model} --output {output} --log={log}"
 
 
-# Pass rates of policy 0 on all training prompts, where dataset.select needs them.
+# Pass rates of policy 0 on all training prompts, if dataset.select needs them.
 rule difficulty:
     input:
         prompts=file("prompts"),
@@ -120,7 +120,7 @@ rule difficulty:
         runtime=growing(240),
     params:
         **made_by("difficulty"),
-        # for the key of the cache, in which the shell command has no wildcards
+        # for the cache key, in which the shell command has no wildcards
         shard=lambda wildcards: wildcards.shard,
     shell:
         "rloo difficulty --prompts {input.prompts} --policy {input.policy} --shard {wildcards.shard}"

@@ -1,6 +1,6 @@
 """DeepSpeed's AdamW for CPUs, whose moments and float32 weights are in host memory (`deepspeed.offload.optimizer`).
 
-DeepSpeed compiles it for the processor at hand when it is first used, and torch keeps the result in the cache folder.
+DeepSpeed compiles it for this processor when it is first used, and torch keeps the result in the cache folder.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 BATON = "lock"
-"""torch's file for a compilation that is under way. It stays if that process is killed, and all others then wait."""
+"""torch's lock file while it compiles. If that process is killed, the file stays and all others wait for it."""
 
 
 def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
     """DeepSpeedCPUAdam with decoupled weight decay, over groups of parameters with AdamW's options.
 
     Raises:
-        UserError: it cannot be compiled here, or not by one process at a time.
+        UserError: it cannot be compiled here, or the file system has no locks against other processes.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     guard.require("deepspeed")
     folder = _folder()
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # ninja is there
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where ninja is installed
     with _locked(folder):
         try:
             optimizer: Any = DeepSpeedCPUAdam(groups, **options)
@@ -51,10 +51,10 @@ def build(groups: Iterable[dict[str, Any]], **options: Any) -> Optimizer:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder of this host, and removes the baton that a killed one has left there."""
+    """Locks a folder against other processes of this host, and removes the lock file that a killed one has left."""
     with (folder / "rloo.lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released when its process ends, so its holder may remove a baton
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with its process, so any baton that its holder finds is stale
         except OSError as error:
             raise UserError(
                 f"{folder}: this file system has no locks ({error}), which deepspeed.offload needs to compile AdamW; "
@@ -65,9 +65,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _recreate(optimizer: Any, *_: object) -> None:
-    """Creates the compiled part again before a step; it only remembers the powers of β₁ and β₂ of the last step.
+    """Recreates the compiled part before a step; its only state is the powers of β₁ and β₂ at the last step.
 
-    From step to step it multiplies them by β, but after a resume it computes the powers, which rounds differently.
+    From step to step it multiplies them by β, but after a resume it computes the powers directly, which rounds
+    differently.
     """
     group = optimizer.param_groups[0]
     optimizer.ds_opt_adam.destroy_adam(optimizer.opt_id)
@@ -76,8 +77,10 @@ def _recreate(optimizer: Any, *_: object) -> None:
 
 
 def _folder() -> Path:
-    """A folder for what is compiled on this host, in this environment: another host may lack its instructions, and may
-    not see its locks; for the headers of another environment torch would compile again.
+    """A folder for compiled code, one per host and environment.
+
+    Another host's CPU may lack some instructions, and it may not see the locks; with the headers of another environment
+    torch would compile again.
     """
     import torch
 

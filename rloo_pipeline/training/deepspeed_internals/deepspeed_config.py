@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 BUCKET = 50_000_000
-"""Gradient elements that ZeRO all-reduces at once."""
+"""Number of gradient elements that ZeRO all-reduces at once."""
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""DeepSpeed's names of the number formats."""
+"""DeepSpeed's names for number formats."""
 
 
 def import_deepspeed() -> ModuleType:
     """Imports DeepSpeed without MLflow, which only its tuner uses.
 
     Raises:
-        UserError: DeepSpeed is not the version whose internals are used in training/.
+        UserError: the installed DeepSpeed is not the version whose internals training/ uses.
     """
     guard.require("deepspeed")
     with hidden_packages("mlflow"):
@@ -42,7 +42,7 @@ def import_deepspeed() -> ModuleType:
 
 
 def accelerator() -> Any:
-    """DeepSpeed's object that tells what this machine can compute."""
+    """DeepSpeed's accelerator object, which knows what this machine can compute."""
     import torch
 
     if not torch.cuda.is_available():
@@ -61,10 +61,10 @@ def effective_zero_stage(dtype: str, zero_stage: int) -> int:
 
 
 def overlaps(settings: TrainerSettings) -> bool:
-    """True if gradients are reduced beside the backward pass, in the same buckets and so to the same sums.
+    """True if gradients are reduced during the backward pass; the buckets, and so the sums, stay the same.
 
-    On CPUs nothing can overlap, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch. One process
-    reduces nothing, and DeepSpeed would wait for the GPU after each micro-batch.
+    On CPUs nothing can overlap, since gloo has no streams. ZeRO 1 reduces once, after the last micro-batch. A single
+    process has nothing to reduce, yet DeepSpeed would wait for the GPU after each micro-batch.
     """
     several = ranks.current().world > 1 and devices.device_type() == "cuda"
     return several and settings.zero_stage >= 2 and settings.offload.optimizer is None
@@ -73,7 +73,7 @@ def overlaps(settings: TrainerSettings) -> bool:
 def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSON:
     """DeepSpeed's configuration, merged with the user's own keys.
 
-    The caller's `step()` is the only accumulation boundary. Gradients are accumulated over micro-batches in float32.
+    The caller's `step()` is the only boundary of gradient accumulation. Gradients are accumulated in float32.
 
     Args:
         settings: the trainer's settings.
@@ -99,7 +99,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
         "zero_allow_untested_optimizer": True,
         "zero_optimization": zero,
         "data_types": {"grad_accum_dtype": "fp32"},
-        # DeepSpeed's default is the model's format, even where gradients are accumulated in float32
+        # DeepSpeed's default is the model's format, even if gradients are accumulated in float32
         "communication_data_type": NAMES[dtype if communication == "model" else communication],
         "bf16": {"enabled": dtype == "bfloat16"},
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
@@ -111,17 +111,17 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
 def adjust(
     engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool, quantized: bool = False
 ) -> None:
-    """Replaces parts of DeepSpeed's engine: clipping, all-reduce on one rank, what a checkpoint holds.
+    """Replaces parts of DeepSpeed's engine: clipping, the all-reduce on a single rank, and the content of a checkpoint.
 
     Args:
-        engine: DeepSpeed's.
+        engine: DeepSpeed's engine.
         max_grad_norm: see `clip_plainly`.
         world: number of ranks.
         weights_in_state: True if a checkpoint holds the weights too.
-        quantized: True with a base in 4 bits, whose weights and scales a checkpoint leaves out.
+        quantized: True if the base is in 4 bits; a checkpoint then leaves out its weights and scales.
     """
     clip_plainly(engine, max_grad_norm)
-    # a single rank would still copy all gradients back and forth to sum them up
+    # otherwise a single rank would copy all gradients back and forth to sum them
     engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
     engine.checkpoint_engine.makedirs = lambda *_, **__: None  # `trainer_state` writes files
     engine._copy_recovery_script = lambda *_: None
@@ -129,19 +129,19 @@ def adjust(
     if not weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
     elif quantized:
-        engine.module_state_dict = lambda *_, **__: _trained(engine.module)
+        engine.module_state_dict = lambda *_, **__: _trainable(engine.module)
 
 
-def _trained(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that get gradients, by name."""
+def _trainable(module: nn.Module) -> dict[str, Tensor]:
+    """The trainable parameters, by name."""
     return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
 
 
 def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
     """Replaces DeepSpeed's clipping of float32 gradients without ZeRO.
 
-    The result is DeepSpeed's, the same on all ranks. Gradients below the norm are not touched, and the engine records
-    the norm as it does under ZeRO.
+    The result is DeepSpeed's, the same on all ranks. Gradients below `max_grad_norm` are not touched, and the engine
+    records the norm as it does under ZeRO.
     """
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -156,9 +156,9 @@ def clip_plainly(engine: DeepSpeedEngine, max_grad_norm: float) -> None:
 
 
 def needs_allreduce(engine: DeepSpeedEngine) -> bool:
-    """True if the optimizer receives gradients only through the all-reduce, on a single rank too.
+    """True if the optimizer receives gradients only through the all-reduce, even on a single rank.
 
-    That is so under ZeRO, except for stage 1 in bfloat16.
+    This is so under ZeRO, except for stage 1 in bfloat16.
     """
     return hasattr(engine.optimizer, "reduce_gradients") or bool(engine.zero_optimization_partition_gradients())
 
@@ -170,7 +170,7 @@ def can_lower_loss_scale(engine: DeepSpeedEngine) -> bool:
 
 
 class DigestedFile(io.RawIOBase):
-    """A file to write to, whose BLAKE3 digest is computed at the same time."""
+    """A file opened for writing that computes the BLAKE3 digest of its content on the way."""
 
     def __init__(self, path: Path) -> None:
         import blake3
@@ -179,7 +179,7 @@ class DigestedFile(io.RawIOBase):
         self._file, self._hasher = path.open("wb"), blake3.blake3(max_threads=blake3.blake3.AUTO)
 
     def write(self, content: Any) -> int:
-        """Writes a piece; large ones are digested on other threads meanwhile."""
+        """Writes a piece; other threads digest a large one at the same time."""
         digesting = Thread(target=self._hasher.update, args=(content,))
         digesting.start()
         self._file.write(content)
@@ -197,10 +197,10 @@ class DigestedFile(io.RawIOBase):
 
 
 def save_reproducibly(state_dict: object, path: Path) -> str:
-    """torch.save whose bytes depend on the values alone. Returns the digest of the file.
+    """Like torch.save, but the bytes depend on the values alone. Returns the digest of the file.
 
-    A pickle records whether two equal strings or tuples are one object, which differs between a trainer that kept
-    running and one that was loaded; fast mode records no identities. Checksums are left to the manifest.
+    A pickle records whether two equal strings or tuples are the same object, which differs between a trainer that kept
+    running and one that was loaded; pickle's fast mode does not. The manifest has checksums, so the file needs none.
     """
     import torch
 
@@ -218,7 +218,7 @@ def save_reproducibly(state_dict: object, path: Path) -> str:
 
 
 def load_values(path: str, map_location: Any = None) -> Any:
-    """torch.load that runs no code of the file, even where its manifest was forged.
+    """Like torch.load, but never runs code from the file, even if its manifest was forged.
 
     Raises:
         UserError: the file holds more than tensors, plain values and DeepSpeed's own classes, or is damaged.
@@ -233,7 +233,7 @@ def load_values(path: str, map_location: Any = None) -> Any:
         with torch.serialization.safe_globals(classes):
             return torch.load(path, map_location=map_location, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"{path}: damaged, or no state of DeepSpeed's; start a new run") from error
+        raise UserError(f"{path}: damaged, or not a DeepSpeed state; start a new run") from error
 
 
 def disable_compiled_operations() -> None:

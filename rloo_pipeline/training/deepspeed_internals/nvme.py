@@ -1,7 +1,7 @@
 """Optimizer state and weights in files on a disk of the node (`deepspeed.offload: nvme`, DeepSpeed's ZeRO-Infinity).
 
-DeepSpeed keeps one sub-group of a rank's weights in memory at a time, with its moments. Its own `load_checkpoint`
-leaves out what is on disk, so a trainer state is written and read here, sub-group by sub-group.
+DeepSpeed keeps the weights and moments of one sub-group of a rank in memory at a time. Its own `load_checkpoint`
+ignores what is on disk, so this module writes and reads a trainer state, sub-group by sub-group.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from rloo_pipeline.training.settings import TrainerSettings
 
 SUB_GROUP = 100_000_000
-"""Weights of a rank whose state is in memory at a time."""
+"""Number of a rank's weights whose optimizer state is in memory at a time."""
 BUFFERS = 4
-"""DeepSpeed's buffers for a sub-group: weights, gradients and two moments."""
+"""Number of DeepSpeed's buffers for a sub-group: weights, gradients and two moments."""
 READ = 5
-"""DeepSpeed's buffers for weights that are read, at least: the tensors of one module and those of the next."""
+"""Minimum number of DeepSpeed's buffers for reading weights: for the tensors of one module and of the next."""
 ALIGNED = 1 << 20
-"""DeepSpeed writes whole blocks; a buffer is larger than its content by less than this, in numbers."""
+"""DeepSpeed writes whole blocks, so a buffer exceeds its content by up to this many numbers."""
 THREADS = 4
-"""Files that a rank reads or writes at once."""
+"""Number of files that a rank reads or writes at once."""
 MOUNTS = Path("/proc/self/mountinfo")
-"""Linux's list of file systems, proc_pid_mountinfo(5)."""
+"""Linux's list of mounted file systems, proc_pid_mountinfo(5)."""
 WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
 
 def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
-    """DeepSpeed's keys for the offload of a model of these sizes, with a new folder on the disk of this rank.
+    """DeepSpeed's keys for the offload of a model of these sizes to a new folder on this node's disk.
 
     Raises:
-        UserError: as `disk`, or there is too little space in it.
+        UserError: see `disk`; or the disk has too little space.
     """
     world = ranks.current().world
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
@@ -61,7 +61,7 @@ def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
         count = max(READ, 2 * sizes.of_module)
         buffers = {"buffer_count": count, "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
         keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
-        # each module gives its buffers back at once: DeepSpeed does not wait for a free one
+        # each module returns its buffers at once, because DeepSpeed does not wait for a free one
         keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
         written += share * WRITTEN["parameters"]
     elif settings.offload.parameters is not None:
@@ -72,18 +72,18 @@ def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
 
 
 def disk(nvme_path: str | None) -> Path:
-    """The folder on the disk of this node that folders of processes are in.
+    """The folder on this node's disk in which each process makes a folder of its own.
 
     Raises:
-        UserError: there is none, or it is that of temporary files, and in memory.
+        UserError: the folder does not exist, or it is the default one for temporary files and that is in memory.
     """
     folder = Path(os.path.expandvars(nvme_path)) if nvme_path else Path(tempfile.gettempdir())
     if not folder.is_dir():
-        raise UserError(f"deepspeed.nvme_path: {folder} is no folder on this node; name one on its disk")
+        raise UserError(f"deepspeed.nvme_path: {folder} is not a folder on this node; name one on its disk")
     if nvme_path is None and _in_memory(folder):
         raise UserError(
             f"deepspeed.nvme_path: the default, {folder} for temporary files, is in the memory of this node, so that "
-            "an offload to it would save none; name a folder on its disk"
+            "offloading to it would save nothing; name a folder on its disk"
         )
     return folder
 
@@ -100,7 +100,7 @@ def _in_memory(folder: Path) -> bool:
 
 
 def _folder(nvme_path: str | None) -> Path:
-    """A new folder for this process, which is removed when it ends, as are those that killed processes have left."""
+    """A new folder for this process, removed when it ends; also removes the folders that killed processes have left."""
     folder = Path(tempfile.mkdtemp(prefix="rloo-offload-", dir=disk(nvme_path)))
     scratch.claim(folder)
     return folder
@@ -116,12 +116,12 @@ def _check_space(folder: Path, written: int) -> None:
 
 
 def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, str]:
-    """Writes this rank's part of a trainer state: for each sub-group float32 weights and moments.
+    """Writes this rank's part of a trainer state: the float32 weights and moments of each sub-group.
 
     Returns the digests of the files, by their names.
 
     Args:
-        engine: DeepSpeed's.
+        engine: DeepSpeed's engine.
         folder: folder of the state; it exists.
         step: optimizer steps so far.
     """
@@ -131,7 +131,7 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, st
         on_disk = optimizer._swappable_optimizer_subgroup(number)
         if on_disk:
             optimizer.optimizer_swapper.swap_in_optimizer_state(weights)
-        # a tensor in a buffer would be written with the whole buffer
+        # torch.save would write the whole buffer of a tensor that lies in one
         moments = {key: _copy(value) for key, value in optimizer.optimizer.state.get(weights, {}).items()}
         values = {"step": step, "weights": weights.detach().clone(), "moments": moments}
         if on_disk:
@@ -142,7 +142,9 @@ def save_state(engine: DeepSpeedEngine, folder: Path, step: int) -> dict[str, st
 
 
 def load_state(engine: DeepSpeedEngine, folder: Path) -> int:
-    """Reads this rank's part of a trainer state into an engine that has taken no step, as a step would change it.
+    """Reads this rank's part of a trainer state into an engine that has not taken a step yet.
+
+    It swaps sub-groups in and out as DeepSpeed does around a step.
 
     Returns:
         The number of optimizer steps so far.
@@ -178,7 +180,7 @@ def replace_access() -> None:
     """Makes DeepSpeed read and write with `Handle`.
 
     DeepSpeed ignores the result of reads and writes. If one fails, for example because the disk is full or an offset is
-    not a multiple of 512 bytes, it goes on with whatever is in the buffer.
+    not a multiple of 512 bytes, it continues with whatever is in the buffer.
     """
     from deepspeed.runtime.swap_tensor import partitioned_optimizer_swapper, partitioned_param_swapper
 
@@ -192,7 +194,7 @@ class Handle:
     """A replacement for DeepSpeed's `aio_handle`: reads files into buffers and writes them, and raises on failure."""
 
     def __init__(self, **_: object) -> None:
-        """Takes and ignores DeepSpeed's options, which are those of libaio."""
+        """Accepts and ignores DeepSpeed's options, which configure libaio."""
         self._threads = ThreadPoolExecutor(THREADS)
         self._pending: list[Future[None]] = []
         self._buffers: dict[int, Tensor] = {}
@@ -206,10 +208,10 @@ class Handle:
         return self._begin(_write, buffer, path)
 
     def wait(self) -> int:
-        """Waits for all that has begun; returns its number.
+        """Waits for all operations that have begun; returns their number.
 
         Raises:
-            UserError: the disk is full, or a file cannot be read or written whole.
+            UserError: the disk is full, or a file cannot be read or written completely.
         """
         pending, self._pending = self._pending, []
         for future in pending:
@@ -217,7 +219,7 @@ class Handle:
         return len(pending)
 
     def new_cpu_locked_tensor(self, count: int, example: Tensor) -> Tensor:
-        """A buffer in the format of `example`; GPUs copy from pinned memory."""
+        """A buffer in the format of `example`, pinned if there is a GPU, since GPUs copy from pinned memory."""
         import torch
 
         buffer = torch.empty(int(count), dtype=example.dtype, pin_memory=torch.cuda.is_available())
@@ -229,7 +231,7 @@ class Handle:
         return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """True if a tensor is in a buffer."""
+        """True if a tensor lies in one of the buffers."""
         return tensor.untyped_storage().data_ptr() in self._buffers
 
     def _begin(self, action: Callable[[memoryview, Path], None], buffer: Tensor, path: str) -> int:
@@ -246,7 +248,7 @@ def _read(content: memoryview, path: Path) -> None:
         while count := file.readinto(content[done:]):
             done += count
     if done != len(content):
-        raise UserError(f"{path}: {done:,} bytes can be read of {len(content):,}; run again, on another disk")
+        raise UserError(f"{path}: only {done:,} of {len(content):,} bytes can be read; run again, on another disk")
 
 
 def _write(content: memoryview, path: Path) -> None:

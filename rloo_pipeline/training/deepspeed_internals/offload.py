@@ -1,7 +1,7 @@
 """Moves a trainer's weights and optimizer from the GPU to host memory and back, between two steps.
 
-A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two moments), a frozen one 2;
-gradients are 0 between two steps and take none.
+A trained 16-bit weight takes 14 bytes of host memory (the weight, its float32 copy, two moments), a frozen one 2.
+Gradients take none, since they are 0 between two steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def obstacle(engine: DeepSpeedEngine) -> str | None:
-    """The reason for which an engine cannot be moved: ZeRO 3 and `deepspeed.offload` have buffers of their own."""
+    """The reason an engine cannot be moved, if any: ZeRO 3 and `deepspeed.offload` have buffers of their own."""
     if engine.zero_cpu_offload():
         return "an optimizer that is in host memory already"
     return "weights that ZeRO 3 has split" if engine.zero_optimization_stage() == 3 else None
@@ -31,8 +31,8 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     """Moves weights and optimizer to host memory.
 
     Args:
-        engine: DeepSpeed's.
-        copies: the engine's host memory.
+        engine: DeepSpeed's engine.
+        copies: the host memory to use.
 
     Returns:
         A function that moves them back.
@@ -43,7 +43,7 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     if reason := obstacle(engine):
         raise IncompatibleEngine(reason)
     frozen = (weights for weights in engine.module.parameters() if not weights.requires_grad)
-    restore_values = copies.take(_changing(engine), frozen)
+    restore_values = copies.take(_changing_tensors(engine), frozen)
     zeros = list[tuple[UntypedStorage, int]]()
     for storage in host_copies.storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())).values():
         zeros.append((storage, storage.nbytes()))
@@ -58,7 +58,7 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     return restore
 
 
-def _changing(engine: DeepSpeedEngine) -> Iterator[Tensor]:
+def _changing_tensors(engine: DeepSpeedEngine) -> Iterator[Tensor]:
     """Trained weights, their float32 copies, and the optimizer's moments."""
     optimizer = engine.basic_optimizer
     yield from (weights for weights in engine.module.parameters() if weights.requires_grad)

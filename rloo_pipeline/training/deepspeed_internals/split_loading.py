@@ -1,27 +1,25 @@
 """Models that are split over the ranks from the start (ZeRO 3), so that no process ever holds all weights.
 
-DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are put together one module at a time to
-compute, and one tensor at a time to be written (`weight_files.py`).
+DeepSpeed's `zero.Init` splits each tensor as soon as it is read. Weights are gathered one module at a time to compute,
+and one tensor at a time to be written (`weight_files.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.training import plain_model
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
-from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.transformers_internals import loaded_model
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def start_ranks() -> None:
-    """Connects the ranks before they load a model, so that all wait: each has checked some of its files."""
+    """Connects the ranks before they load a model; waits for all of them, since each has checked some of its files."""
     deepspeed = deepspeed_config.import_deepspeed()
     deepspeed_config.disable_compiled_operations()
     ranks.use_single_process()
@@ -53,21 +51,21 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
     Args:
         policy: the model, or an adapter on it.
         dtype: number format of the weights.
-        configuration: DeepSpeed's, with ZeRO 3.
+        configuration: DeepSpeed's configuration, with ZeRO 3.
         options: further arguments of `from_pretrained`.
 
     Returns:
-        The model; None if transformers renames or joins tensors of the file (such as experts), which needs all at once.
+        The model; None if transformers renames or joins tensors of the file (such as experts), which takes all at once.
 
     Raises:
-        UserError: its weights are not exactly the tensors of the model.
+        UserError: the stored tensors are not exactly those of the model, or as `check_gathered`.
     """
     shapes: Any = plain_model.load_plain(policy, "float32", device_map="meta")
     if loaded_model.renames_weights(shapes):
         return None
-    stored = StoredTensors(policy.base)
-    _check_tied(shapes, stored, policy.base)
-    model: Any = _without_weights(policy, dtype, **options)
+    check_gathered(shapes, policy)
+    model: Any = plain_model.without_weights(policy, dtype, **options)
+    stored = StoredTensors(policy.weights)
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
     if in_file.keys() != names.keys():
@@ -81,66 +79,52 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
                 empty.copy_(stored.read(name))
             weights = nn.Parameter(empty, requires_grad=old.requires_grad)
             for each in names[old]:
-                _set(model, each, weights)
+                _replace_tensor(model, each, weights)
             yield weights
 
     from deepspeed import zero
 
     source: Any = nn.Module()
-    source.parameters = lambda **_: filled()  # each is split before the next is read
+    source.parameters = lambda **_: filled()  # each tensor is split before the next is read
     zero.Init(source, config_dict_or_path=configuration)
     for name, buffer in dict(model.named_buffers()).items():
         value = stored.read(name).to(buffer.dtype) if name in stored.files else buffer
-        _set(model, name, value.to(device))
+        _replace_tensor(model, name, value.to(device))
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _set(model: nn.Module, name: str, value: Tensor) -> None:
+def _replace_tensor(model: nn.Module, name: str, value: Tensor) -> None:
     """Replaces a parameter or a buffer."""
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, value)
 
 
-def _without_weights(policy: Policy, dtype: str, **options: object) -> PreTrainedModel:
-    """A model with buffers and tied parameters, whose parameters have no values."""
-    from accelerate import init_empty_weights
-
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = plain_model.auto_class(policy.config).from_config(
-            deepcopy(policy.transformers_config),
-            dtype=getattr(torch, dtype),
-            trust_remote_code=policy.trust_remote_code,
-            **options,
-        )
-    model.tie_weights()
-    return model
-
-
 def _names_of_parameters(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """All names of each parameter, of which a tied one has several."""
+    """All names of each parameter; a tied one has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return names
 
 
-def _check_tied(model: Any, stored: StoredTensors, base: Path) -> None:
-    """Checks that tied tensors that a file has twice are equal; transformers would not see it once they are split."""
-    for name, source in loaded_model.tied_weights(model).items():
-        if not stored.files.keys() >= {name, source}:
-            continue
-        if not torch.equal(stored.read(name), stored.read(source)):
-            raise UserError(
-                f"{base}: {name} is not equal to the tensor that config.json ties it to; set tie_word_embeddings: "
-                "false there"
-            )
+def check_gathered(model: nn.Module, policy: Policy) -> None:
+    """Checks that the hooks of modules, by which ZeRO 3 gathers weights, run before the weights are used.
+
+    Raises:
+        UserError: there is a Mamba or DeltaNet layer, which reads the weights of its convolution without calling it.
+    """
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        raise UserError(
+            f"deepspeed.zero_stage: 3 cannot be used with {policy}, whose convolutions would compute without their "
+            "weights; set 2 or less"
+        )
 
 
 def gather_for_forward(model: nn.Module) -> list[Any]:
-    """Makes each module of a split model gather its weights while it computes; every rank must run it.
+    """Makes each module of a split model gather its weights while it computes; every rank must run the model.
 
     Returns:
-        Handles of the hooks, to remove them.
+        Handles that remove the hooks.
     """
     from deepspeed import zero
 
@@ -164,7 +148,7 @@ def gather_for_forward(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """A block in which a model computes though it is split and no engine of DeepSpeed is around it yet."""
+    """A block in which a split model can compute before a DeepSpeed engine wraps it."""
     handles = gather_for_forward(model)
     try:
         yield
@@ -196,7 +180,7 @@ def tensors(model: Any) -> dict[str, Tensor]:
 
 
 def on_cpu(tensor: Tensor, keep: bool) -> Tensor | None:
-    """A tensor on the CPU for the ranks that keep it; if it is split, all ranks put it together."""
+    """A tensor on the CPU for the ranks that keep it; all ranks help to gather a split one."""
     if not hasattr(tensor, "ds_id"):
         return tensor.detach().cpu() if keep else None
     from deepspeed import zero

@@ -7,10 +7,10 @@ sequence had its own copy.
 
 The kernel depends on device and format: FlashAttention over variable lengths on a GPU in half precision, two matrix
 products and a softmax for short sequences in float32 on a CPU (`short_attention.py`), and
-scaled_dot_product_attention otherwise. Soft caps and sinks, which none of these has, take `_eager`.
+scaled_dot_product_attention otherwise. None of these supports soft caps and sinks, which `_eager` computes.
 
-Windows come from transformers' own masks: instead of a mask, `_describe_mask` returns what the mask of one sequence is,
-so a layer has the window that it has in plain transformers, whatever key of config.json says so.
+Windows come from transformers' own masks: `_describe_mask` returns a description of one sequence's mask instead of a
+mask, so a layer has the window that it has in plain transformers, whichever key of config.json sets it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from rloo_pipeline.training.layout import Gather, Layout, Scatter
 NAME = "rloo_packed"
 """Name of the attention implementation in transformers."""
 SHORT = 128
-"""Maximum length of sequences whose scores are kept for the gradient; up to it, scores are smaller than activations."""
+"""Maximum sequence length at which scores are kept for the gradient; up to it they are smaller than the activations."""
 UNSUPPORTED = {
     "position_bias": "a position bias",
     "indices": "sparse attention",
     "block_indices": "sparse attention",
 }
-"""Features that a layer may ask for and that this attention does not have, by argument name."""
+"""Features that a layer may ask for but this attention lacks, by argument name."""
 
 DESCRIPTION = "rloo_local"
-"""Attribute of what layers get instead of a mask."""
+"""Attribute of the value that layers get instead of a mask."""
 
 _CALLS: ContextVar[list[str] | None] = ContextVar("calls of attention", default=None)
 """Class names of the layers that have attended in the current forward pass of a pack; None outside of one."""
@@ -58,11 +58,11 @@ class Scores(NamedTuple):
     softcap: float | None = None
     """Scores become softcap · tanh(score / softcap) (Gemma 2)."""
     sinks: Tensor | None = None
-    """[query heads] a further score in each softmax, whose weight goes nowhere (gpt-oss)."""
+    """[query heads] an additional score in each softmax, whose weight is dropped (gpt-oss)."""
 
     @property
     def plain(self) -> bool:
-        """True if the kernels of PyTorch compute them."""
+        """True if PyTorch's kernels can compute them."""
         return self.softcap is None and self.sinks is None
 
 
@@ -75,7 +75,7 @@ def checked_forward(model: str, layers: int) -> Iterator[None]:
         layers: number of its layers.
 
     Raises:
-        UserError: some layers attend elsewhere, where the sequences of a pack would see each other.
+        UserError: some layers attend in another way, which would mix the sequences of a pack.
     """
     calls: list[str] = []
     previous = _CALLS.set(calls)
@@ -160,12 +160,12 @@ def _describe_mask(
     use_vmap: bool = False,
     **_: Any,
 ) -> Tensor | None:
-    """A mask of transformers, described: None for causal attention, else a number with the attribute `DESCRIPTION`.
+    """Describes a mask of transformers: None for causal attention, else a number with the attribute `DESCRIPTION`.
 
     Args:
         mask_function: returns True if a query attends to a key, given their positions.
         local_size: tokens of the window or chunk.
-        use_vmap: the model adds rules of its own, which have no description; `packed_attention` then refuses.
+        use_vmap: True if the model adds rules of its own, which cannot be described; `packed_attention` then refuses.
     """
     if local_size is None and not use_vmap:
         return None
@@ -180,7 +180,7 @@ def _describe_mask(
 def _check_supported(
     module: torch.nn.Module, mask: Tensor | None, layout: Layout | None, options: dict[str, Any]
 ) -> None:
-    """Raises if a layer asks for something that is not here."""
+    """Raises UserError if a layer asks for something that this attention lacks."""
     problems = [feature for name, feature in UNSUPPORTED.items() if options.get(name) is not None]
     if mask is not None and not hasattr(mask, DESCRIPTION):
         problems.append("its own attention mask")
@@ -196,10 +196,10 @@ def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores)
     """Attention of sequences of one length, [sequences, heads, tokens, head_dim]."""
     tokens, group = query.shape[-2], query.shape[1] // key.shape[1]
     is_masked = scores.local is not None and tokens > scores.local.size
-    # a mask has torch take a kernel that drops scores, which FlashAttention 3 cannot
+    # with a mask torch takes a kernel that can drop scores, which FlashAttention 3 cannot
     is_masked |= scores.dropout > 0 and current_flash_attention_impl() is not None
     mask = mask_of(tokens, scores.local, query.device) if is_masked else None
-    if query.is_cuda or not scores.plain:  # torch's memory-efficient CUDA kernels need as many key-value heads
+    if query.is_cuda or not scores.plain:  # torch's memory-efficient CUDA kernels cannot share key-value heads
         key, value = (tensor.repeat_interleave(group, 1) for tensor in (key, value))
     if not scores.plain:
         return _eager(query, key, value, scores)
@@ -211,7 +211,7 @@ def _of_equal_lengths(query: Tensor, key: Tensor, value: Tensor, scores: Scores)
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-    """The formula itself, with soft cap and sinks; all weights are held."""
+    """The formula itself, with soft cap and sinks; it holds all weights in memory."""
     products = query @ key.transpose(-1, -2) * scores.scale
     if scores.softcap is not None:
         products = (products / scores.softcap).tanh() * scores.softcap
@@ -281,6 +281,6 @@ def _by_block(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor
 
 
 def _split(laid_out: Tensor, heads: int, lengths: Sequence[int]) -> Sequence[Tensor]:
-    """Parts of these lengths in tokens. A single part is not split: that would copy its gradient."""
+    """Splits into parts of these lengths in tokens. A single part is not split, which would copy its gradient."""
     sizes = [heads * length for length in lengths if length]
     return laid_out.split(sizes) if len(sizes) > 1 else [laid_out]

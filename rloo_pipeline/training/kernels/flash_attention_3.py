@@ -1,7 +1,7 @@
 """FlashAttention 3 (arXiv 2407.08608) instead of torch's FlashAttention 2, on Hopper if its package is installed.
 
-torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention is called as before. Once per
-process it is tried on two small cases; unless it is as close to float32 as torch's kernels, torch's are restored.
+torch dispatches to it (`torch.nn.attention.activate_flash_attention_impl`), so attention is called as before. It is
+tried once per process on two small cases. Unless it is as close to float32 as torch's kernels, those are restored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = "flash_attn_interface"
 LENGTHS = (40, 129)
 """Lengths of the sequences in a test case."""
 SLACK = 1.5
-"""Largest error allowed, as a multiple of that of torch's own kernels."""
+"""Largest error allowed, as a multiple of the error of torch's own kernels."""
 
 Attention = Callable[[list[Tensor], int], Tensor]
 """Attention of packed sequences with a window: (heads, window) → outputs; 0 for no window."""
@@ -39,7 +39,7 @@ def install(device: str, attend: Attention | None = None) -> str:
         attend: attention over sequences of LENGTHS; by default `by_torch`.
 
     Returns:
-        Why it stays off, on the first call; empty if it is on, not installed, or not for this card.
+        The reason it stays off, on the first call; empty if it is on, not installed, or not for this card.
     """
     attend = attend or by_torch
     if device in _seen or not is_for(device):
@@ -49,7 +49,7 @@ def install(device: str, attend: Attention | None = None) -> str:
     try:
         activate_flash_attention_impl("FA3")
         errors = [error(attend, window, device) for window in (0, 32)]
-    except Exception as failure:  # a library's kernel can fail in any way
+    except Exception as failure:  # of any kind: a library's kernel may fail on this card
         restore_flash_attention_impl(_raise_warn=False)
         return one_line(failure)
     if all(new <= SLACK * old for new, old in zip(errors, usual, strict=True)):

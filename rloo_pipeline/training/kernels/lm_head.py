@@ -29,9 +29,10 @@ LossOf = Callable[..., Float[Tensor, ""]]
 has `candidates`, their log-probs [n, tokens, K] follow. The loss of several sequences is the sum of their losses."""
 
 ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
-"""Logits held at once, by device type: 128 MB and 1 GB in float32, and as much again during the computation."""
+"""Maximum number of logits held at once, by device type: 128 MB and 1 GB in float32. The computation takes as much
+again."""
 IN_CACHE = 2**18
-"""Logits that a CPU processes at once: 1 MB, which stays in its cache."""
+"""Number of logits that a CPU processes at once: 1 MB, which stays in its cache."""
 MIN_ROWS = 256
 """Minimum number of tokens in a matrix product on a CPU; smaller products are slow."""
 
@@ -55,7 +56,7 @@ class Top(NamedTuple):
 
     logps: Float[Tensor, " completion_tokens"]
     top_logps: Float[Tensor, "completion_tokens K"]
-    """Largest first."""
+    """Log-probs of the K likeliest tokens, largest first."""
     top_ids: Int[Tensor, "completion_tokens K"]
 
 
@@ -76,11 +77,11 @@ class HeadInputs(NamedTuple):
 KIND = "rloo_projection"
 """Attribute of a head: the subclass of `Projection` that computes its losses."""
 NEVER = -1e30
-"""A logit whose exponential is 0, and which is finite, so that 0 times it is 0."""
+"""A finite logit whose exponential is 0, so that 0 times it is 0."""
 
 
 def use(head: nn.Linear) -> None:
-    """Lets a vocabulary projection take `HeadInputs`."""
+    """Makes a vocabulary projection accept `HeadInputs`."""
     head.forward = MethodType(_forward, head)  # type: ignore[method-assign]
 
 
@@ -94,7 +95,7 @@ def _forward(
     if inputs.loss_of is None:
         projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
         return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())
-    # an autograd function does not see `no_grad`, and would compute the weights' gradient for nothing
+    # an autograd function ignores `no_grad`, and would compute the gradient of the weights for nothing
     weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
     loss: Tensor = _Loss.apply(hidden, weight, self.bias, inputs, kind)  # type: ignore[no-untyped-call]
     return loss
@@ -143,7 +144,7 @@ class Projection:
         self.d_bias: Tensor | None = None
 
     def held_at_once(self) -> tuple[torch.dtype, int]:
-        """Number format of logits that are held, and how many."""
+        """Number format of the logits held at once, and their maximum number."""
         return torch.float32, ELEMENTS.get(self.hidden.device.type, ELEMENTS["cuda"])
 
     @cached_property
@@ -184,7 +185,7 @@ class Projection:
             self.d_bias = torch.zeros_like(self.bias, dtype=torch.float32)
         total = self.hidden.new_zeros((), dtype=torch.float32)
         lengths = self.inputs.pack.completion_lengths.tolist()
-        whole = self.inputs.pack.own is None  # else other ranks have some tokens of a sequence, so all go together
+        whole = self.inputs.pack.own is None  # otherwise sequences are spread over ranks, so all go together
         every = (range(len(lengths)), slice(0, len(self.hidden)))
         for sequences, tokens in _groups(lengths, self.limit) if whole else (every,):
             total += self._backward_group(sequences, tokens)
@@ -193,7 +194,7 @@ class Projection:
         return total
 
     def _backward_group(self, sequences: range, tokens: slice) -> Tensor:
-        """The loss of neighbouring sequences; adds their gradients."""
+        """Computes the loss of neighbouring sequences and adds their gradients."""
         parts, start = self._parts(tokens), tokens.start
         fits = tokens.stop - start <= self.limit
         values = [self._softmax(part, part.start - start if fits else 0) for part in parts]
@@ -201,7 +202,7 @@ class Projection:
         loss, gradient = self._loss_gradient(sequences, *map(pack.whole, joined))
         if pack.own is not None:
             gradient = gradient.index_select(0, pack.own.mine)
-        if gradient.device.type != "cpu" or gradient.any():  # a GPU is not asked
+        if gradient.device.type != "cpu" or gradient.any():  # on a GPU, this test would wait for it
             for part in parts:
                 if not fits:
                     self._softmax(part, 0)
@@ -239,7 +240,8 @@ class Projection:
         logits = self._logits(part)
         at_columns, rows = self._at_columns(logits, part), slice(offset, offset + len(logits))
         if self.form.cap < inf:  # tanh' = 1 − tanh²
-            torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows]).square_().neg_().add_(1)
+            torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows])
+            self.slopes[rows].square_().neg_().add_(1).clamp_(min=0)  # tokens that are never sampled have none
         buffers = logits, self.probs[rows], self.sums[rows]
         blocks = zip(*(buffer.split(self.cached) for buffer in buffers), strict=True)
         largest, mean = (torch.cat(values) for values in zip(*(exponentials(*block) for block in blocks), strict=True))
@@ -275,7 +277,7 @@ class Projection:
             self.d_weight += d_logits.T @ hidden
 
     def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
-        """The gradient of the logits of a slice, whose softmax is in these rows of the buffers."""
+        """The gradient of a slice's logits, given that its softmax is in these rows of the buffers."""
         d_logits = self.probs[rows]
         d_logits *= -scale.sum(-1, keepdim=True) / self.sums[rows]
         # the target can also be a candidate, so it is added separately: a GPU then adds in a fixed order
@@ -287,7 +289,7 @@ class Projection:
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[range, slice]]:
-    """Groups neighbouring sequences up to `limit` tokens, a longer one alone: their indices and their tokens."""
+    """Groups neighbouring sequences up to `limit` tokens (a longer one alone); yields their indices and tokens."""
     first = start = stop = 0
     for i, length in enumerate(lengths):
         if stop > start and stop + length - start > limit:

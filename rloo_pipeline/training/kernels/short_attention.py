@@ -16,16 +16,16 @@ from torch import Tensor
 from rloo_pipeline.training.layout import Block
 
 SCORES = 2**18
-"""Scores that are computed at once: 1 MB."""
+"""Number of scores computed at once: 1 MB."""
 
 
 class Local(NamedTuple):
-    """Attention to fewer than all earlier tokens."""
+    """A window: attention to only some of the earlier tokens."""
 
     size: int
-    """Tokens that a token attends to at most, itself included."""
+    """Maximum number of tokens that a token attends to, including itself."""
     chunked: bool
-    """A sequence falls into chunks of `size`, and a token attends within its own (Llama 4); else to the last `size`."""
+    """If True, a token attends within its own chunk of `size` tokens (Llama 4); if False, to the last `size` tokens."""
 
 
 class ShortAttention(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Chooses, before a model trains or scores, the form of batch in which it computes what plain transformers computes.
+"""Before a model trains or scores, chooses the form of batch in which it computes what plain transformers computes.
 
 The check runs once per model configuration, on a small copy with that configuration (`small`), in float32 on the CPU
 (`against_plain`), and takes the first form of `batch_forms` that is right. Its result is stored beside the weights as
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOGPS, GRADIENT = 1e-3, 1e-2
 """Largest differences that float32 rounding explains: nats of a log-prob, and relative error of a parameter's gradient.
-Correct models stay below a tenth of it, wrong ones exceed it a hundred times (tests/families).
+Correct models stay below a tenth of these, wrong ones exceed them a hundredfold (tests/families).
 """
 UNLIMITED = 10**9
 IMAGES = "prompts with images are not packed"
@@ -55,7 +55,7 @@ class SelfCheck(NamedTuple):
     form: str = "packed"
     """Name of the form in `batch_forms`."""
     why: str = ""
-    """Why not a faster form; empty for the fastest."""
+    """The reason a faster form is not used; empty for the fastest."""
     images: bool = False
     """True if the sequences of the check had images in their prompts."""
 
@@ -107,13 +107,13 @@ def run(
 
     Args:
         config: the model's configuration.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         images: True if prompts have images.
         forms: the forms to try; all by default.
         prepare: moves the small model to its device, and installs the kernels that are to be checked.
 
     Raises:
-        UserError: as `load_or_run`.
+        UserError: see `load_or_run`.
     """
     from rloo_pipeline.training.batch_forms import forms_for
     from rloo_pipeline.training.kernels import attention
@@ -137,9 +137,9 @@ def run(
                 f"{kind}: it does not attend causally (a log-prob changes by {plain.causal_within:.2g} nats with the "
                 "tokens after it), so it cannot be sampled from; use another model"
             )
-        problems = [IMAGES] if images else []  # of forms
+        problems = [IMAGES] if images else []  # reasons against the faster forms
         for form in forms or forms_for(images):
-            problem, result = _try(plain, form, prepare)
+            problem, result = _try_form(plain, form, prepare)
             if result is not None:
                 return result._replace(why="; ".join(dict.fromkeys(problems)), images=images)
             problems.append(problem)
@@ -149,7 +149,7 @@ def run(
     )
 
 
-def _try(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
+def _try_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
     """Tries a form; returns the problem, or the result if there is none."""
     try:
         difference = plain.compare(form, prepare)

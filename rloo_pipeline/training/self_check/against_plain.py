@@ -18,10 +18,10 @@ from rloo_pipeline.training.row_images import RowImages
 from rloo_pipeline.training.self_check import small
 
 LONGEST = attention.SHORT + 24
-"""Tokens of the longest sequence: it takes the code path of long sequences, the others that of short ones."""
+"""Tokens of the longest sequence, which takes the code path of long sequences; the others take that of short ones."""
 SHARED, OTHER = [(2, 3)], [(3, 1), (2, 2)]
-"""Height and width in tokens of the images of the shared prompt, which have other pixels in each sequence, and of the
-other prompt; where all images of a model have the same size, there are as many of that size.
+"""Height and width in tokens of the images: one in the shared prompt, with different pixels in each sequence, and one
+in the other prompt. A model whose images all have one size gets as many of that size.
 """
 
 
@@ -42,7 +42,7 @@ class PlainModel:
     """A small model in plain transformers, with the log-probs and gradients of the probe.
 
     Attributes:
-        causal_within: largest difference of a log-prob, in nats, where the tokens after it are cut off.
+        causal_within: largest difference of a log-prob, in nats, when the tokens after it are cut off.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PlainModel:
 
         Args:
             config: transformers configuration of the full model.
-            shrink: the way to make it small.
+            shrink: how to make it small.
             trust_remote_code: allows the model's own code to run.
             longest: maximum length of a sequence in tokens.
             images: True if prompts have images.
@@ -94,7 +94,7 @@ def probe(vocabulary: int, longest: int) -> Sequences:
 
 
 def _with_images(sequences: Sequences, config: Any) -> Sequences:
-    """The sequences of the probe with images in their prompts, behind the first token.
+    """The sequences of the probe with images in their prompts, after the first token.
 
     Args:
         sequences: sequences of `probe`: three with one prompt, and one with another.
@@ -138,12 +138,12 @@ def _image(config: Any, height: int, width: int, draw: torch.Generator) -> dict[
 
 
 def _weights(count: int) -> Tensor:
-    """Weights of tokens in the loss: of both signs and all different, so that a swap of two positions shows."""
+    """Weights of tokens in the loss: of both signs and all different, so that swapping two positions shows."""
     return torch.linspace(-1, 2, count).cos()
 
 
 def _logps(model: Any, sequences: Sequences, row: int, tokens: int | None = None) -> Tensor:
-    """Log-probs of one completion, alone; with `tokens` of its first ones, after which it is cut off."""
+    """Log-probs of one completion, alone; with `tokens`, only its first tokens go through the model."""
     prompt, completion = sequences.prompts[row], sequences.completions[row][:tokens]
     ids = torch.tensor([[*prompt, *completion]])
     shown = sequences.images.pick([row]) if sequences.images else None
@@ -165,7 +165,7 @@ def _one_by_one(model: Any, sequences: Sequences) -> list[Tensor]:
 
 @torch.no_grad()
 def _difference_without_rest(model: Any, sequences: Sequences, all_logps: list[Tensor]) -> float:
-    """Largest difference of a log-prob, in nats, where the second half of the completion is cut off."""
+    """Largest difference of a log-prob, in nats, when the second half of the completion is cut off."""
     largest = 0.0
     for row, logps in enumerate(all_logps):
         half = len(sequences.completions[row]) // 2

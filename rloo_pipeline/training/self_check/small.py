@@ -1,4 +1,4 @@
-"""Builds a small model from a configuration: enough layers to have each kind, few heads, a short vocabulary.
+"""Builds a small model from a configuration: enough layers for one of each kind, few heads, a small vocabulary.
 
 What a model computes depends on its code and configuration, not on its size or weights, so a model of any size is
 checked in well under a second. The random weights are scaled so that attention is not uniform.
@@ -27,7 +27,7 @@ WIDTH, VOCABULARY, WINDOW = 96, 384, 8
 MAX_WEIGHTS = 2**28
 """Maximum number of weights of a copy: 1 GB in float32."""
 SPREAD = 1.5
-"""Standard deviation of a projection's outputs for inputs of size 1; attention scores then have about its square."""
+"""Standard deviation of a projection's outputs for inputs of size 1; that of attention scores is about its square."""
 
 
 class TooLargeError(Exception):
@@ -45,7 +45,7 @@ class Shrink(Enum):
 def shrink(config: Any, kind: Shrink) -> Any:
     """The configuration of a small copy, with attention windows that are shorter than its sequences."""
     small = copy.deepcopy(config)
-    for part in [small.get_text_config(), *_others(small)]:
+    for part in [small.get_text_config(), *_sub_configurations(small)]:
         _few_layers(part)
     if kind is Shrink.HEADS:
         _few_heads(small.get_text_config())
@@ -59,20 +59,20 @@ def shrink(config: Any, kind: Shrink) -> Any:
 
 
 def placeholders(config: Any) -> tuple[str, ...]:
-    """Attributes of a configuration with the ids of tokens that stand for images and videos."""
+    """Attributes of a configuration that hold the ids of placeholder tokens for images and videos."""
     kind = vision.kind_of(config.to_dict())
     return tuple(name for name in (kind.begin, kind.end, kind.video, kind.part) if name is not None)
 
 
 def words(config: Any) -> int:
-    """Number of ids that a text has: the first ones, as those of placeholders are the last in a copy."""
+    """Number of ids that a text can have: the first ones, since placeholders are the last ids of a copy."""
     taken = len(placeholders(config)) if vision.takes_images(config.to_dict()) else 0
     return int(config.get_text_config().vocab_size) - taken
 
 
 def _few_vision_layers(config: Any) -> None:
-    """Two layers of the vision encoder, one of each kind, and images of few tokens; the last ids of the short
-    vocabulary for placeholders.
+    """Keeps two layers of the vision encoder, one of each kind, makes images a few tokens large, and gives placeholders
+    the last ids of the short vocabulary.
     """
     part = config.vision_config
     if hasattr(part, "depth"):
@@ -81,7 +81,7 @@ def _few_vision_layers(config: Any) -> None:
             if getattr(part, name, None):
                 setattr(part, name, [part.depth - 1])
         part.out_hidden_size = config.get_text_config().hidden_size
-    if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each of as many patches as before
+    if hasattr(config, "mm_tokens_per_image"):  # two by two tokens, each with as many patches as before
         patches = part.image_size // part.patch_size // int(config.mm_tokens_per_image**0.5)
         part.image_size, config.mm_tokens_per_image = 2 * patches * part.patch_size, 4
     names = placeholders(config)
@@ -89,7 +89,7 @@ def _few_vision_layers(config: Any) -> None:
         setattr(config, name, token)
 
 
-def _others(config: Any) -> list[Any]:
+def _sub_configurations(config: Any) -> list[Any]:
     """Sub-configurations of a composite other than its language model."""
     text = config.get_text_config()
     parts = [getattr(config, name, None) for name in config.sub_configs]
@@ -118,7 +118,7 @@ def _few_layers(config: Any) -> None:
 
 
 def _few_heads(config: Any) -> None:
-    """Reduces the number of heads and the hidden size; the size of a head stays."""
+    """Reduces the number of heads and the hidden size; keeps the head size."""
     heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
     if isinstance(heads, int) and isinstance(hidden, int):
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -146,7 +146,7 @@ def _narrow(config: Any) -> None:
 
 
 def _experts(config: Any) -> int:
-    """Number of experts at which the router leaves out some experts, and some groups of experts."""
+    """Smallest number of experts at which the router still leaves out some experts, and some groups of experts."""
     per_token = next(
         (n for name in ("num_experts_per_tok", "top_k", "moe_topk") if type(n := getattr(config, name, None)) is int), 2
     )
@@ -156,8 +156,8 @@ def _experts(config: Any) -> int:
 
 
 def _short_windows(config: Any) -> None:
-    """Shortens windows, so that a token attends to only some tokens, by position or by an index (`index_topk`). Scores
-    that are scaled by position then are so from the first tokens on (`floor_scale` of Llama 4).
+    """Shortens windows, so that a token attends to only some tokens, by position or by an index (`index_topk`). Scaling
+    of scores by position then begins at the first tokens (`floor_scale` of Llama 4).
     """
     shortened = {"index_topk", "floor_scale"}
     for name, value in list(vars(config).items()):
@@ -185,11 +185,11 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
 
     Args:
         config: transformers configuration.
-        trust_remote_code: allow the model's own code to run.
+        trust_remote_code: allows the model's own code to run.
         attention: name of the attention implementation; None for the model's default.
 
     Raises:
-        TooLargeError: it has more than MAX_WEIGHTS weights.
+        TooLargeError: the model has more than MAX_WEIGHTS weights.
     """
     auto_class = plain_model.auto_class(config.to_dict())
 
@@ -208,12 +208,12 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create()
-        _spread(model)
+        _randomize(model)
     return model
 
 
 @torch.no_grad()
-def _spread(model: nn.Module) -> None:
+def _randomize(model: nn.Module) -> None:
     """Randomizes the weights: projections keep inputs of size 1 at about SPREAD, norms and biases vary."""
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -1,1 +1,1 @@
-"""Runs untrusted programs: confinement of processes, and programs against tests."""
+"""Runs untrusted programs: confines processes, and runs programs against tests."""

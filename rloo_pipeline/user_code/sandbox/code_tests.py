@@ -1,4 +1,4 @@
-"""Reads the tests of a row for `code_reward`, in the forms in which datasets have them."""
+"""Parses the tests of a row for `code_reward`, in the forms that datasets use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rloo_pipeline.user_code.sandbox.inside.examiner import standard_modules
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 LOOK_UP_NAMES = {"eval", "exec", "globals", "locals", "vars", "__import__"}
-"""Builtins by which tests may reach names that they do not write."""
+"""Builtins through which tests can reach names that they do not spell out."""
 
 
 class UnusableTestsError(Exception):
@@ -24,9 +24,9 @@ class Asserts(NamedTuple):
     """Python code to run after the program."""
 
     units: list[tuple[str, bool]]
-    """Pieces of code, each with True if it is a test; the others prepare tests."""
+    """Pieces of code, each with True if it is a test and False if it is preparation."""
     builtin: str = ""
-    """The builtin whose name the program's function has; empty where it has a name of its own."""
+    """The builtin that the program's function is named after; empty if it has another name."""
 
     @property
     def num_tests(self) -> int:
@@ -42,7 +42,7 @@ class ScriptCase(NamedTuple):
 
 
 def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[ScriptCase] | None:
-    """The tests of a row; None if it has no tests.
+    """Parses the tests of a row; None if it has none.
 
     Args:
         column_value: the row's value in the column of tests.
@@ -50,7 +50,7 @@ def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[Scr
 
     Raises:
         UserError: the value is neither a string, a list of strings, nor a list of inputs with outputs.
-        UnusableTestsError: the tests are not valid Python, assert nothing, or name several builtins and no function of
+        UnusableTestsError: the tests are not valid Python, assert nothing, or name several builtins but no function of
             the program.
     """
     if column_value is None or column_value == "" or column_value == []:
@@ -68,7 +68,7 @@ def read_tests(column_value: Any, entry_point: str | None) -> Asserts | list[Scr
 
 
 def _text(test: Mapping[str, Any], key: str) -> str:
-    """The input or output of a test; a number can be written in several ways, so it is not text."""
+    """The input or output of a test. Numbers are refused because they can be written in several ways."""
     value = test.get(key)
     if value is None or isinstance(value, str):
         return value or ""
@@ -79,12 +79,12 @@ def _text(test: Mapping[str, Any], key: str) -> str:
 
 
 def _asserts(texts: list[str], entry_point: str | None) -> Asserts:
-    """Several strings are a unit each; a single string is split into its statements."""
+    """Parses asserts: each of several strings is one unit, and a single string is split into statements."""
     try:
         return _split(texts, entry_point)
     except (SyntaxError, ValueError) as error:
         raise UnusableTestsError(f"not valid Python: {error}") from None
-    except (RecursionError, MemoryError):  # what Python's parser and compiler raise
+    except (RecursionError, MemoryError):  # the exceptions that Python's parser and compiler raise
         raise UnusableTestsError("an expression is too long or nested too deeply for Python") from None
 
 
@@ -108,8 +108,8 @@ def _split(texts: list[str], entry_point: str | None) -> Asserts:
 
 
 def _tested_builtin(texts: list[str]) -> str:
-    """The builtin that the program is asked to write, as in MBPP's `assert sum(10, 15) == 6`: the one name that the
-    tests use and do not define. Empty if they use names that are not builtins.
+    """The builtin that the program has to define, as in MBPP's `assert sum(10, 15) == 6`: the only name that the tests
+    use without defining it. Empty if they also use names that are not builtins.
     """
     scopes = [scope for text in texts for scope in _scopes(symtable(text, "tests.py", "exec"))]
     names = [name for scope in scopes for name in scope.get_symbols() if name.is_global()]

@@ -1,4 +1,4 @@
-"""The command lines that start a sandboxed Python, under bubblewrap, under Apptainer or unconfined."""
+"""Builds the commands that start a sandboxed Python under bubblewrap or Apptainer, or an unconfined one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 _, status = os.waitpid(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
 sys.exit(abs(os.waitstatus_to_exitcode(status)))
 """
-"""Parent process of Apptainer that kills it when this process dies; bubblewrap does so by itself."""
+"""Program that runs Apptainer as its child and kills it when this process dies; bubblewrap does that itself."""
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -48,9 +48,11 @@ OF_SYSTEM = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/sha
 OF_SYSTEM_OR_LINKS = ("/lib", "/lib32", "/lib64")
 OF_ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 FILES_PER_MB = 256
-"""Maximum number of files for each MiB of /tmp: one per page. An empty file takes 1.4 kB of kernel memory."""
+"""Maximum number of files per MiB of /tmp: one per page. An empty file takes 1.4 kB of kernel memory."""
 OWN_PROCESSES = {"bubblewrap": 3, "apptainer": 24, "none": 1}
-"""Processes and threads of the sandbox itself, which the kernel counts too. Apptainer has many, being written in Go."""
+"""Processes and threads of the sandbox itself, which the kernel counts too. Apptainer has many because it is written in
+Go.
+"""
 
 
 class SandboxLimits(NamedTuple):
@@ -64,13 +66,13 @@ class SandboxLimits(NamedTuple):
 
 
 class Sandbox(NamedTuple):
-    """A way of confining processes that works on this machine."""
+    """A way to confine processes that works on this machine."""
 
     kind: str
-    """bubblewrap, apptainer, or none."""
+    """`bubblewrap`, `apptainer` or `none`."""
     command: str = ""
     sized: bool = False
-    """True if /tmp can be limited as a whole."""
+    """True if the total size of /tmp can be limited."""
     read_only: tuple[str, ...] = ()
     image: str = ""
     counted: bool = False
@@ -78,12 +80,12 @@ class Sandbox(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """The variables of a sandboxed process; of this process's it gets only where libraries are."""
+    """Environment of a sandboxed process. From this process it inherits only the search paths of libraries."""
     return ENVIRONMENT | {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
 
 
 def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
-    """The sandbox's command up to and with the Python interpreter."""
+    """The sandbox's command up to and including the Python interpreter."""
     if sandbox.kind == "bubblewrap":
         return _bubblewrap_argv(sandbox, limits)
     if sandbox.kind == "apptainer":
@@ -95,7 +97,7 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
 
 
 def dies_with_parent(command: list[str]) -> list[str]:
-    """A command of Apptainer that is killed with all that it started when this process dies."""
+    """Wraps an Apptainer command so that it and everything it started is killed when this process dies."""
     return [str(_interpreter()), "-S", "-c", KEEPER, *command]
 
 
@@ -116,12 +118,12 @@ def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     mounts += [argument for path in sandbox.read_only for argument in _bind(Path(path))]
     namespaces = ["--unshare-all"]
     capabilities = ["--cap-drop", "ALL"]
-    if is_real_root():  # without a user namespace: only root itself may become another user, see limits.apply
+    if is_real_root():  # no user namespace, because only real root can switch to another user; see limits.apply
         namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         capabilities += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if sandbox.counted:  # limits.apply needs it to remount /tmp, and drops it
         capabilities += ["--cap-add", "CAP_SYS_ADMIN"]
-        # as any other user, bubblewrap enters a second user namespace, which may not remount anything
+        # for any other user, bubblewrap enters a second user namespace, which may not remount anything
         namespaces += [] if is_real_root() else ["--uid", "0", "--gid", "0"]
     return [
         *(sandbox.command, *namespaces, *capabilities, "--die-with-parent", "--new-session", "--dev", "/dev", *mounts),
@@ -130,7 +132,9 @@ def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
 
 
 def _bind(path: Path, option: str = "--ro-bind") -> list[str]:
-    """Arguments for a readable path. `--dir` makes the folders above it: else root's bubblewrap makes them for root."""
+    """Arguments that make a path readable. `--dir` creates its parent folders; otherwise root's bubblewrap makes them
+    readable by root only.
+    """
     above = [argument for folder in reversed(path.parents[:-1]) for argument in ("--dir", str(folder))]
     return [*above, option, str(path), str(path)]
 
@@ -138,12 +142,13 @@ def _bind(path: Path, option: str = "--ro-bind") -> list[str]:
 def python_arguments(
     sandbox: Sandbox, main: ModuleType, limits: SandboxLimits, with_modules: tuple[ModuleType, ...]
 ) -> list[str]:
-    """The interpreter's arguments: no site packages, and the source of the modules, whose files the sandbox hides.
+    """The interpreter's arguments. They disable site packages and carry the source of the modules, whose files the
+    sandbox hides.
 
     Args:
         sandbox, limits: as for `interpreter_argv`.
         main: the module of `inside/` whose `main` runs.
-        with_modules: further modules of `inside/` that it imports.
+        with_modules: other modules of `inside/` that it imports.
     """
     start = {
         "paths": [path for path in sandbox.read_only if Path(path).is_dir()],
@@ -178,17 +183,17 @@ def _interpreter() -> Path:
 
 @functools.cache
 def is_real_root() -> bool:
-    """True if this process is root of the machine, not of a user namespace."""
+    """True if this process is real root, not root in a user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
 
 
 def _drops_root(sandbox: Sandbox) -> bool:
-    """True if the process switches from root to an unused uid, drawn anew for each process."""
+    """True if the sandboxed process switches from root to an unused uid, which is drawn anew for each process."""
     return sandbox.kind == "bubblewrap" and is_real_root()
 
 
 def _counted_already(sandbox: Sandbox) -> int:
-    """This user's threads, where the kernel counts them together with the sandbox's."""
+    """Number of this user's threads if the kernel counts them together with the sandbox's; otherwise 0."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if _drops_root(sandbox) or (sandbox.kind != "none" and release >= (5, 14)):
         return 0
@@ -197,6 +202,6 @@ def _counted_already(sandbox: Sandbox) -> int:
         try:
             if process.stat().st_uid == os.getuid():
                 count += len(list((process / "task").iterdir()))
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has exited meanwhile
             continue
     return count

@@ -1,6 +1,6 @@
-"""Runs a program in a sandbox against the tests of its row and counts those that pass.
+"""Runs a program in a sandbox against the tests of its row and counts how many pass.
 
-`rewards/code.py` explains the protocol and what it covers.
+`rewards/code.py` explains the protocol and its limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rloo_pipeline.user_code.sandbox.inside import examiner, program, remote_pro
 from rloo_pipeline.user_code.sandbox.inside.limits import READY
 
 OUTPUT_LIMIT = 1 << 20
-"""Maximum number of bytes that a program may print; 4 times the expected output if that is more."""
+"""Maximum number of bytes that a program may print, or 4 times the expected output if that is more."""
 
 
 class RunSettings(NamedTuple):
@@ -31,13 +31,13 @@ class RunSettings(NamedTuple):
     confinement: Sandbox
     limits: SandboxLimits
     partial: bool
-    """Run all tests, also after one has failed."""
+    """Run all tests, even after one has failed."""
     row_seconds: float = math.inf
-    """Time limit for all runs of a row; cases that are left after it count as failed."""
+    """Time limit for all runs of a row. Cases that remain after it count as failed."""
 
 
 class ProgramRun(NamedTuple):
-    """A program that was run."""
+    """The outcome of running a program."""
 
     printed: str
     status: int | None
@@ -45,8 +45,8 @@ class ProgramRun(NamedTuple):
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
-    """Counts the cases that a program passes as a script. Stops at the first failure unless `partial`, and when the
-    row's time is over.
+    """Counts the cases that a program passes as a script. Stops at the first failure unless `partial` is set, and when
+    the row's time is up.
     """
     passed, end = 0, time.monotonic() + settings.row_seconds
     for case in cases:
@@ -74,9 +74,9 @@ def run_program(
     Args:
         settings: sandbox and limits.
         text: the program.
-        stdin_text: its standard input.
+        stdin_text: text for its standard input.
         most: maximum number of bytes that it may print.
-        with_errors: count its standard error as output.
+        with_errors: treat its standard error as output.
         seconds: time limit of this run, if it is below the settings' limit.
 
     Raises:
@@ -106,13 +106,13 @@ def run_program(
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
-    """Counts the asserts that a program passes. Stops at the first failure unless `partial`.
+    """Counts the asserts that a program passes. Stops at the first failure unless `partial` is set.
 
-    The examiner's standard input carries the program and the tests, from this process, and then the replies of the
-    program's process. So both processes use only descriptors 0 to 2, which every sandbox passes on.
+    The examiner's standard input carries the program and the tests from this process, then the replies from the
+    program's process. Both processes therefore use only file descriptors 0 to 2, which every sandbox passes on.
 
     Raises:
-        UnusableTestsError: a sandbox does not start, or the tests need something that it lacks.
+        UnusableTestsError: a sandbox does not start, or the tests need something that the sandbox lacks.
     """
     deadline = time.monotonic() + settings.limits.seconds
     job = {"program": text, "units": tests.units, "builtin": tests.builtin, "all": settings.partial}
@@ -144,7 +144,7 @@ def _count_passed(report: bytes) -> int:
 
 
 class Pipe:
-    """A pipe whose ends are closed at the latest when the block ends."""
+    """A pipe whose ends are closed when the `with` block ends, if not before."""
 
     def __enter__(self) -> Pipe:
         reader, writer = os.pipe()
@@ -157,10 +157,10 @@ class Pipe:
 
 
 def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
-    """Waits until the other process reports READY, before which it has no code of the program.
+    """Waits until the other process reports READY; until then it has none of the program's code.
 
     Raises:
-        UnusableTestsError: it does not before the deadline.
+        UnusableTestsError: it does not do so before the deadline.
     """
     poll = select.poll()
     poll.register(reader, select.POLLIN)
@@ -169,7 +169,9 @@ def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
 
 
 def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
-    """Writes data in a thread, while the caller reads the output, and closes; ends when the reader dies."""
+    """Writes data in a thread while the caller reads the output, then closes the pipe. The thread ends if the reader
+    dies.
+    """
 
     def write() -> None:
         unwritten = memoryview(data)
@@ -184,7 +186,7 @@ def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
 
 
 def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
-    """Data until the end, the deadline, or `most` bytes; and whether the end was reached."""
+    """Reads until the end, the deadline, or `most` bytes. Returns the data and True if the end was reached."""
     data = bytearray()
     poll = select.poll()
     poll.register(reader, select.POLLIN)

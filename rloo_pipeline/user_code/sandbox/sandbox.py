@@ -1,7 +1,7 @@
-"""Confines one process: what code written by a model may do to this machine.
+"""Confines one process, so that code written by a model cannot harm this machine.
 
-There are two ways, tried in this order. Each is probed once per process by starting a program, so that a tool that is
-installed but does not work here (for lack of user namespaces, say) is not used.
+There are two methods, tried in this order. Each is probed once per process by running a program, so that a tool which
+is installed but does not work here (say, for lack of user namespaces) is not used.
 
 1. bubblewrap (`bwrap`): new namespaces for users, processes, network, IPC and mounts; no capabilities; a read-only root
    with only the interpreter and the system's libraries; no /proc, no $HOME, no shell; one writable folder, /tmp, in
@@ -11,30 +11,31 @@ installed but does not work here (for lack of user namespaces, say) is not used.
 2. Apptainer, `exec --containall --net --network none --no-privs`, for clusters without bubblewrap: the same namespaces.
    It needs an image with a `python3` of 3.9 or newer (the option `image`) and starts more slowly. Inside an Apptainer
    container there is usually no second Apptainer: put bubblewrap into the image, which works there where the cluster's
-   kernel lets users create namespaces. Not for root, whose processes the kernel does not limit. (Under bubblewrap
-   root's program becomes another user, so of `read_only` it can read only what everybody may read.)
+   kernel lets users create namespaces. Not available to root, whose processes the kernel does not limit. (Under
+   bubblewrap, root's program becomes another user, so it can read only those files in `read_only` that everybody may
+   read.)
 
-`unshare` of util-linux is not a third way: it needs the same namespaces as bubblewrap, and its read-only root would be
-a script of mounts of our own that had to be right on every distribution.
+`unshare` from util-linux is not a third method: it needs the same namespaces as bubblewrap, and a read-only root would
+need our own mount script, which would have to be right on every distribution.
 
-In both ways the process sets its own limits before it reads a program: CPU seconds, memory, file size, number of
-processes, and a filter of system calls (see `inside/limits.py`). It gets no variable of this process's environment, and
-all processes that it starts are killed with it.
+With both, the process sets its own limits before it reads a program: CPU seconds, memory, file size, number of
+processes, and a system call filter (see `inside/limits.py`). It inherits none of this process's environment variables,
+and all processes that it starts are killed with it.
 
 Covered: network (DNS, localhost, vsock, abstract sockets); reading $HOME and all other files except the interpreter's
 and the system libraries'; this process's environment and memory; writing anywhere but /tmp; signals to other processes;
-fork bombs, memory, endless loops, floods of output, large and many files; processes that outlive their parent;
-keyrings; user namespaces; memory of the kernel by way of semaphores, message queues, events, timers, extended
-attributes and large socket buffers.
+fork bombs, memory, endless loops, floods of output, large or many files; processes that outlive their parent; keyrings;
+user namespaces; kernel memory through semaphores, message queues, events, timers, extended attributes and large socket
+buffers.
 
 Not covered: vulnerabilities in the remaining system calls; the CPU time that other processes on the same cores lose
-until the deadline; the memory of all processes together (each is limited, so the maximum is `memory_mb` × `processes`);
-memory of the kernel that comes with memory and open files (at most twice `memory_mb` of page tables and 20 MB of
-buffers for each process); timing, which a program can measure. The filter of system calls is for x86-64. A bubblewrap
-before 0.7 cannot limit /tmp as a whole, so nothing is writable there. Under Apptainer, and where the kernel lets nobody
-remount /tmp in bubblewrap, many small files take memory of the kernel (1.4 kB each) until the program ends, which only
-a memory cgroup limits, such as that of a SLURM job. Kernels before 5.14 count a user's processes over the whole
-machine, so there `processes` is added to what runs when the sandbox starts.
+until the deadline; the total memory of all processes (each is limited, so the maximum is `memory_mb` × `processes`);
+kernel memory that comes with memory and open files (at most twice `memory_mb` of page tables and 20 MB of buffers per
+process); timing, which a program can measure. The system call filter is for x86-64 only. Before version 0.7, bubblewrap
+cannot limit the size of /tmp, so nothing is writable there. Under Apptainer, and where the kernel does not allow
+remounting /tmp in bubblewrap, many small files take kernel memory (1.4 kB each) until the program ends; only a memory
+cgroup, such as that of a SLURM job, limits this. Kernels before 5.14 count a user's processes over the whole machine,
+so there `processes` is added to the number that run when the sandbox starts.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ from rloo_pipeline.user_code.sandbox.command_line import (
 from rloo_pipeline.user_code.sandbox.inside import script
 
 PROBE = b"import glob"
-"""A module of the standard library that is not loaded before the limits are set."""
+"""A standard library module that is not yet loaded when the limits are set."""
 
 
 def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: bool = False) -> Sandbox:
-    """The first sandbox that works here.
+    """Returns the first sandbox that works here.
 
     Raises:
         UserError: none works and `allow_unconfined` is false; or a path in `read_only` does not exist.
@@ -88,7 +89,9 @@ def find(read_only: tuple[str, ...] = (), image: str = "", allow_unconfined: boo
 
 @functools.cache
 def search(read_only: tuple[str, ...] = (), image: str = "", in_image: bool = False) -> Sandbox | str:
-    """The first sandbox that works here; else why none does. With `in_image` it has to run the image."""
+    """Returns the first sandbox that works here, or the reason why none does. With `in_image`, it must be able to run
+    the image.
+    """
     candidates: list[Sandbox | str] = [_apptainer(read_only, image)]
     if not in_image:
         bubblewrap = _bubblewrap(read_only)
@@ -123,7 +126,7 @@ def _apptainer(read_only: tuple[str, ...], image: str) -> Sandbox | str:
 
 
 def _probe(sandbox: Sandbox) -> str:
-    """Runs a first program. Returns why it failed; empty where it succeeded."""
+    """Runs a test program. Returns why it failed, or an empty string if it succeeded."""
     limits = SandboxLimits(30, 512, 1, 1)
     with confined(script, sandbox, limits, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -144,7 +147,7 @@ def confined(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A sandboxed Python process that runs `main.main`; all its processes are dead when the block ends.
+    """Yields a sandboxed Python process that runs `main.main`. All its processes are dead when the block ends.
 
     Args:
         main: a module of `inside/`.
@@ -172,12 +175,12 @@ def confined(
 
 
 def end(process: subprocess.Popen[bytes], apptainer: bool) -> None:
-    """Kills a process in a session of its own, and its children, also where it has ended by itself."""
+    """Kills a process that has its own session, and its children, even if it has already exited."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if apptainer:  # its process that serves the image's files has a group of its own and outlives the others
+    if apptainer:  # the process that serves the image's files has its own group and outlives the others
         for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
-            with suppress(ProcessLookupError, PermissionError):  # it ended meanwhile, or is another user's
+            with suppress(ProcessLookupError, PermissionError):  # it has exited meanwhile, or belongs to another user
                 if os.getsid(pid) == process.pid:
                     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""Known programs that a sandbox must grade right before it grades others: a broken one is an error, not a 0."""
+"""Known programs that a sandbox must grade correctly before it grades others, so that a broken sandbox is an error and
+not a score of 0.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from rloo_pipeline.user_code.sandbox.command_line import Sandbox, SandboxLimits
 from rloo_pipeline.user_code.sandbox.program_runs import RunSettings, passed_asserts, passed_scripts, run_program
 
 MODULES = ("bz2", "ctypes", "decimal", "hashlib", "lzma", "sqlite3", "ssl", "uuid", "zlib", "zoneinfo")
-"""Modules of the standard library that need libraries of the system."""
+"""Standard library modules that need system libraries."""
 LEAST_SECONDS = 60.0
-"""A slow machine is not a broken sandbox: the self-test may take longer than a program."""
+"""The self-test may take longer than a program, since a slow machine is not a broken sandbox."""
 USES = """
 import importlib, os
 for name in {modules}:
@@ -37,11 +39,11 @@ def self_test(sandbox: Sandbox, limits: SandboxLimits) -> None:
     """Grades known programs under the limits of the reward, once per process.
 
     Raises:
-        UserError: programs cannot use what they may use, a right program fails, or a wrong one passes.
+        UserError: programs cannot import or read what they should, a right program fails, or a wrong one passes.
     """
     settings = RunSettings(sandbox, limits._replace(seconds=max(limits.seconds, LEAST_SECONDS)), False)
     right = wrong = False
-    with suppress(UnusableTestsError):  # it does not start
+    with suppress(UnusableTestsError):  # the sandbox does not start
         run = run_program(settings, USES.format(modules=_importable(), paths=sandbox.read_only))
         if run.printed:
             raise UserError(
@@ -60,7 +62,7 @@ def self_test(sandbox: Sandbox, limits: SandboxLimits) -> None:
 
 
 def _importable() -> list[str]:
-    """The MODULES that this Python can import itself."""
+    """The MODULES that this Python can import outside a sandbox."""
     importable = []
     for name in MODULES:
         with suppress(ImportError):

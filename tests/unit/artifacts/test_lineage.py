@@ -44,7 +44,9 @@ def test_a_file_of_a_run_with_another_seed_is_refused(tmp_path) -> None:
     manifest.write_manifest(older, round=1)
     lineage.require_own(1, [own, older, tmp_path / "missing"])
     for other in (tmp_path / "policies" / "00001", write_table(tmp_path / "other.parquet", seed=2)):
-        with pytest.raises(UserError, match=f"{other}: made by another run, with seed 2, and this run has seed 1; put"):
+        with pytest.raises(
+            UserError, match=f"{other}: made by another run, with seed 2, but this run has seed 1; restore"
+        ):
             lineage.require_own(1, [own, other])
 
 
@@ -57,7 +59,7 @@ def test_prompts_and_policies_are_of_the_same_assets_wherever_these_lie(tmp_path
     write_policy(tmp_path / "policies" / "00000", "x", assets=digests["a"])
     lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "b" / "assets"])
     with pytest.raises(
-        UserError, match=r"c/assets: made by another run, from another model or other data than .*00000"
+        UserError, match=r"c/assets: made by another run, from a different model or different data than .*00000"
     ):
         lineage.require_own(1, [tmp_path / "policies" / "00000", tmp_path / "c" / "assets"])
 
@@ -79,7 +81,7 @@ def test_a_table_that_other_keys_decided_is_refused_by_the_name_of_the_key(tmp_p
         lineage.require_configured(same, [made])
     with pytest.raises(
         UserError,
-        match=r"made\.parquet: made with rollout\.temperature 1\.0, and this run has 0\.5; put this run's own",
+        match=r"made\.parquet: made with rollout\.temperature 1\.0, but this run has 0\.5; restore this run's own",
     ):
         lineage.require_configured(changed(config, "rollout", temperature=0.5), [made])
     assert lineage.DECIDED not in lineage.facts_of(tmp_path / "older.parquet")
@@ -111,7 +113,7 @@ def test_weights_of_rewards_in_a_table_are_those_of_the_configuration(tmp_path, 
     name = config.rewards[0].column
     for other in ({name: weights[name] + 1}, {"another": 1.0}):
         table = write_table(tmp_path / "changed.parquet", weights=json.dumps(weights | other))
-        with pytest.raises(UserError, match=rf"made with weight of {next(iter(other))} .*, and this run has"):
+        with pytest.raises(UserError, match=rf"made with weight of {next(iter(other))} .*, but this run has"):
             lineage.require_configured(config, [table])
 
 

@@ -46,7 +46,7 @@ def test_the_digest_of_a_policy_is_that_of_its_files_wherever_they_are(folder, t
         (lambda folder: (folder / "more.safetensors").touch(), "more.safetensors was not written by this run"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json: has no digest"),
         (lambda folder: (folder / "manifest.json").unlink(), "00003: has no manifest.json"),
-        (lambda folder: policy.seal(folder, "00002"), "00003: its policy is 00002, and 00003 belongs here"),
+        (lambda folder: policy.seal(folder, "00002"), "00003: its policy is 00002, but 00003 is expected here"),
     ],
 )
 def test_a_policy_that_was_changed_is_refused(change, sentence, folder) -> None:

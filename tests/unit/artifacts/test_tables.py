@@ -67,7 +67,7 @@ EPISODE = {
         ({"loss_mask": [True, False, True]}, "row 1 has 3 values of loss_mask for 4 tokens"),
         ({"sampling_logps": [-1.0]}, "row 1 has 1 sampling_logps for 3 tokens that the model sampled"),
         ({"loss_mask": [False] * 4, "sampling_logps": []}, "row 1 has no token that the model sampled"),
-        ({"finish_reason": "turns"}, "finish_reason 'turns' is none of stop, length, abort"),
+        ({"finish_reason": "turns"}, "finish_reason 'turns' is not one of stop, length, abort"),
         ({"loss_mask": [True, True, False, True]}, "row 1 has turns that do not fit"),
         ({"turns": [(0, 1, "assistant"), (2, 5, "assistant")]}, "row 1 has turns that do not fit"),
         ({"turns": [(2, 4, "assistant"), (0, 1, "assistant")]}, "row 1 has turns that do not fit"),
@@ -122,7 +122,7 @@ def test_json_of_another_name_or_round_is_refused(tmp_path) -> None:
     path = tmp_path / "metrics.json"
     files.write_json(path, {"round": 3})
     assert files.read_artifact(path, round=3) == {"round": 3}
-    with pytest.raises(UserError, match="its round is 3, and 4 belongs here"):
+    with pytest.raises(UserError, match="its round is 3, but 4 is expected here"):
         files.read_artifact(path, round=4)
     path.rename(tmp_path / "checks.json")
     with pytest.raises(UserError, match="was changed"):
@@ -138,9 +138,9 @@ def test_a_round_is_read_with_what_belongs_to_it(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "belongs", "sentence"),
     [
-        ({}, {"round": 4}, r"rollouts\.parquet: its round is 3, and 4 belongs here"),
-        ({}, {"policy": "abd"}, r"rollouts\.parquet: its policy is abc, and abd belongs here"),
-        ({}, {"vocabulary": 7}, r"rollouts\.parquet: completion_ids from 2 to 7, and the policy's vocabulary has 7"),
+        ({}, {"round": 4}, r"rollouts\.parquet: its round is 3, but 4 is expected here"),
+        ({}, {"policy": "abd"}, r"rollouts\.parquet: its policy is abc, but abd is expected here"),
+        ({}, {"vocabulary": 7}, r"rollouts\.parquet: completion_ids from 2 to 7, but the policy's vocabulary has 7"),
         ({"prompt_ids": [[4], [-1], [4], [4]]}, {}, r"rollouts\.parquet: prompt_ids from -1 to 4"),
         ({"sampling_logps": [[-1.0, -1.0]] * 4}, {}, r"rollouts\.parquet: row 0 has 2 sampling_logps for 3 tokens"),
         ({"sample": [0, 1, 0, 0]}, {}, r"rollouts\.parquet: its rows are not groups of 2 completions"),
@@ -164,7 +164,7 @@ def test_what_does_not_belong_together_is_a_sentence(changes, belongs, sentence,
 
 def test_scores_of_other_rollouts_are_refused(tmp_path) -> None:
     first, others = write_round(tmp_path / "a"), write_round(tmp_path / "b", seed=[1, 2, 3, 4])
-    with pytest.raises(UserError, match=r"b/scores\.parquet: its rollouts is .* belongs here"):
+    with pytest.raises(UserError, match=r"b/scores\.parquet: its rollouts is .* is expected here"):
         round_tables.read(first._replace(scores=others.scores))
     with pytest.raises(UserError, match="--scores: 2 tables for 1 of rollouts"):
         round_tables.read(first._replace(scores=[*first.scores, *others.scores]))
@@ -188,11 +188,11 @@ def test_shards_of_one_table_are_of_one_policy(tmp_path) -> None:
         rewrite(path, "reference", policy="of policy 0")
     assert len(round_tables.read(both_shards).rollouts) == 8
     rewrite(both_shards.reference[1], "reference", policy="another")
-    with pytest.raises(UserError, match=r"b/reference\.parquet: its policy is another, and of policy 0 belongs here"):
+    with pytest.raises(UserError, match=r"b/reference\.parquet: its policy is another, but of policy 0 is expected"):
         round_tables.read(both_shards)
     assert len(tables.read_all([first, second], "rollouts")) == 8
     rewrite(second, "rollouts", policy="another")
-    with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, and abc belongs here"):
+    with pytest.raises(UserError, match=r"b/rollouts\.parquet: its policy is another, but abc is expected here"):
         tables.read_all([first, second], "rollouts")
 
 

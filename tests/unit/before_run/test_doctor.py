@@ -173,7 +173,7 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
         *("warmstart", "update", "update_last", "update_transient")
     }
     without_gpus = {"checks", "reference", "refill_reference", "distance", "refill", "difficulty"}
-    without_gpus |= {"prove_chosen", "teacher", "reward_model"}
+    without_gpus |= {"evaluate_chosen", "prove_chosen", "teacher", "reward_model", "harness"}
     assert {rule for rule, by in used.items() if by is None} == without_gpus
     refills = Config(**mini(rollout={"refill": 1}, algorithm={"filter_zero_variance": True}))
     request = slurm_checks.requests(settings, rules, refills)["refill"]
@@ -185,7 +185,6 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     message, fix = slurm_checks.judge({}, with_environments["rollout"])
     assert message == ("requests gpu:1, but vllm.tensor_parallel_size + rollout.environment_gpus uses 2 GPUs per node")
     assert fix.startswith("set gres to that number in the profile")
-    assert with_environments["harness"].engine_gpus == ("vllm.tensor_parallel_size", 1)
     assert set(used.values()) <= {None, ("deepspeed.processes", 4), ("vllm.tensor_parallel_size", 1)}
 
 
@@ -196,6 +195,9 @@ def test_all_gpus_that_a_stage_uses_are_compared_with_its_request() -> None:
     settings = slurm_checks.read_profile(ROOT / "profiles" / "slurm")
     rewards = [reward | {"gpus": 4} for reward in mini()["rewards"]]
     changes = {"deepspeed": {"processes": 8, "zero_stage": 3}, "rewards": rewards, "vllm": {"tensor_parallel_size": 2}}
+    changes |= {"rollout": {"refill": 1}, "algorithm": {"filter_zero_variance": True}}
+    changes |= {"select": {}, "dataset": {"dev": mini()["dataset"]["eval"]}}
+    changes |= {"evaluation": {"harness": {"tasks": ["gsm8k"]}}}
     by_rule = slurm_checks.requests(settings, ROOT / "workflow" / "rules", Config(**mini(**changes)))
     for rule in ("reference", "refill_reference", "distance", "prove_chosen", "update"):
         assert by_rule[rule].engine_gpus == ("deepspeed.processes", 8), rule
@@ -203,7 +205,7 @@ def test_all_gpus_that_a_stage_uses_are_compared_with_its_request() -> None:
         assert by_rule[rule].engine_gpus == ("rewards.gpus", 4), rule
     for rule in ("rollout", "harness"):
         assert by_rule[rule].engine_gpus == ("vllm.tensor_parallel_size", 2), rule
-    without = Config(**mini(**changes, algorithm={"beta": 0}))
+    without = Config(**mini(**changes | {"algorithm": {"filter_zero_variance": True, "beta": 0}}))
     assert slurm_checks.requests(settings, ROOT / "workflow" / "rules", without)["reference"].engine_gpus is None
 
 

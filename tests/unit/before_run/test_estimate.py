@@ -54,7 +54,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
 
 def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"config\.json: no sizes of a transformer"):
+    with pytest.raises(UserError, match=r"config\.json: does not give the sizes of a transformer"):
         model_dims.read(tmp_path, Policy(tmp_path).config)
 
 

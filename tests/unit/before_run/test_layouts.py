@@ -136,7 +136,7 @@ def test_an_optimizer_that_needs_one_process_is_why_a_run_fits_no_eight_gpus(cap
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert "update.optimizer: muon needs whole matrices" in first
     assert "deepspeed.processes: 1" in first
-    assert second == "Nor on more of these GPUs."
+    assert second == "It does not fit on more of these GPUs either."
     assert any(layouts.BESIDE.split()[0] in line for line in rest) == (cut == 1)
 
 

@@ -49,6 +49,18 @@ def test_a_stage_that_samples_is_told_of_the_keys_of_vllm(tmp_path, monkeypatch,
     assert "deepspeed" not in str(raised.value)
 
 
+def test_the_trainer_of_a_reward_model_is_told_nothing_of_the_policys_memory(tmp_path, monkeypatch) -> None:
+    def fails(*_: object) -> None:
+        raise ERRORS[0]
+
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini()))
+    monkeypatch.setattr(out_of_memory, "_gpu", lambda: H200)
+    monkeypatch.setattr(devices, "gpu_processes", lambda: [OURS])
+    files = {"config": tmp_path / "config.yaml", "model": tmp_path / "model", "output": tmp_path / "checks.json"}
+    with pytest.raises(UserError, match=r"150\.1 GB; now .*; lower deepspeed\.max_tokens_per_micro_batch"):
+        stage_options.stage("reward-model", "", run=fails).run(argparse.Namespace(**files, assets=tmp_path))
+
+
 def test_a_trainer_is_told_what_it_wanted_and_what_would_fit() -> None:
     changes = {"deepspeed": {"gradient_checkpointing": False, "max_tokens_per_micro_batch": 200_000}}
     text = out_of_memory.sentence("trainer", config(**changes), QWEN_7B, H200, [OURS])

@@ -91,7 +91,9 @@ def test_solutions_that_are_not_right_and_a_constant_reward_are_told() -> None:
     run = config({"function": MATH, "name": "math"}, {"function": EXACT, "name": "exact"})
     deciding, other = run.rewards
     assert "1 of 2 of these solutions are not right" in reward_audit.verdict(run, deciding, [1.0, 0.5], [0.0, 0.0])
-    assert "tells the data's own solutions from nothing" in reward_audit.verdict(run, other, [0.2, 0.2], [0.2, 0.2])
+    assert "does not tell the data's own solutions from wrong" in reward_audit.verdict(
+        run, other, [0.2, 0.2], [0.2, 0.2]
+    )
     assert reward_audit.verdict(run, deciding, [1.0, 1.0], [0.0, 0.0]) == ""
     assert reward_audit.verdict(run, other, [0.0, 0.0], [0.0, 1.0]) == ""
 

@@ -239,6 +239,11 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
     results = problems(case(rollout={"max_completion_length": 250}), tmp_path)
     assert "the longest prompt (" in results["dataset.train"]
     assert "rollout.max_completion_length (250) do not fit into it" in results["dataset.train"]
+    harness = {"tasks": ["gsm8k"], "max_model_len": 257}
+    assert (
+        "lower evaluation.harness.max_model_len (257)"
+        in problems(case(evaluation={"harness": harness}), tmp_path)["model"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A policy of a run becomes a plain folder; an adapter is merged into its base."""
 
+import shutil
+
 import model_folders
 import pytest
 import torch
@@ -53,3 +55,16 @@ def test_an_adapter_on_tied_weights_is_not_merged_and_an_absent_policy_is_told(t
     assert not (tmp_path / "plain").exists()
     with pytest.raises(UserError, match="00007: no such policy"):
         export(config, adapted, tmp_path / "plain", merge=True, number=7)
+
+
+def test_a_policy_of_a_run_that_is_write_protected_is_exported_into_a_folder_that_is_not(tmp_path, tiny_model) -> None:
+    folder = tmp_path / "run" / "policies" / "00001"
+    shutil.copytree(tiny_model, folder)
+    seal(folder, "00001")
+    (folder / ".snakemake_timestamp").touch()
+    for path in (*folder.iterdir(), folder):
+        path.chmod(path.stat().st_mode & ~0o222)
+    export(Config(**mini()), tmp_path / "run", tmp_path / "plain", merge=False)
+    written = list((tmp_path / "plain").iterdir())
+    assert all(path.stat().st_mode & 0o200 for path in (*written, tmp_path / "plain"))
+    assert {path.name for path in written} == {path.name for path in tiny_model.iterdir()}

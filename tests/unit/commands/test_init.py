@@ -158,7 +158,10 @@ def test_a_model_without_chat_template_continues_texts(choices, tmp_path) -> Non
         ({"model": "nowhere"}, "--model nowhere: neither a folder nor a Hub id"),
         ({"model": "models/tinny"}, r"models/tinny: no such folder .*did you mean 'tiny'"),
         ({"data": "mime.jsonl"}, r"mime\.jsonl: no such file of rows .*did you mean 'mine\.jsonl'"),
-        ({"data": "mine.csv"}, r"mine\.csv: known dataset files are \.jsonl, \.json, \.parquet; convert it"),
+        (
+            {"data": "mine.csv"},
+            r"mine\.csv: dataset files can be \.jsonl, \.json, \.parquet; convert it",
+        ),
         ({"data": "org/name"}, "no such file or folder; if it is an id on the Hub, name its columns"),
         ({"data": "org/mine.jsonl"}, r"org/mine\.jsonl: no such file of rows"),
         ({"prompt": "qestion"}, "--prompt qestion: .*did you mean 'question'"),

@@ -319,7 +319,7 @@ def test_argparse_parameters_adapter_and_relative_files_of_a_script_are_read(mon
 
 
 @pytest.mark.parametrize(
-    ("condition", "rank"), [("True", 8), ("False", None), ("cuda()", "the text does not show a LoraConfig")]
+    ("condition", "rank"), [("True", 8), ("False", None), ("cuda()", "the script does not show a LoraConfig")]
 )
 def test_an_adapter_under_a_condition_is_taken_left_out_or_listed(condition, rank) -> None:
     script = SMALL.format(options="").replace(
@@ -327,7 +327,7 @@ def test_an_adapter_under_a_condition_is_taken_left_out_or_listed(condition, ran
     )
     config, output = project(script)
     assert config["update"].get("lora", {}).get("r") == (rank if rank == 8 else None)
-    assert ("the text does not show a LoraConfig" in output) is isinstance(rank, str)
+    assert ("the script does not show a LoraConfig" in output) is isinstance(rank, str)
 
 
 def test_a_batch_of_all_processes_is_not_said_to_grow_with_them() -> None:
@@ -495,7 +495,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             "",
             "line 8: data.py has a function rows of its own; rename this one",
         ),
-        (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, and the text shows 1 reward functions"),
+        (SMALL.format(options="reward_weights=[1, 2]"), "", "has 2 numbers, but the script shows 1 reward functions"),
     ],
 )
 def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script, words, message) -> None:

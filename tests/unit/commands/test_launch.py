@@ -1,6 +1,7 @@
 """The command line that `rloo run` becomes, and that a run from Python starts."""
 
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import forks
@@ -8,6 +9,7 @@ import pytest
 import yaml
 from helpers import ROOT, mini
 
+from rloo_pipeline.cli import during_run
 from rloo_pipeline.commands import launch
 from rloo_pipeline.commands.launch import command_line
 from rloo_pipeline.config.loading import load, read_changes
@@ -131,3 +133,14 @@ def test_snakemake_gets_a_cache_that_it_can_write_to(monkeypatch) -> None:
     assert command[1:3] == ["-m", "snakemake"]
     assert os.access(Path(environment["XDG_CACHE_HOME"]).parent, os.W_OK)
     assert environment[failures.COMMAND] == "rloo run my-run.yaml"
+
+
+def test_why_asks_about_targets_too(monkeypatch) -> None:
+    """`rloo why my-run.yaml -- FILE`: what follows `--` is a target."""
+    started = []
+    monkeypatch.setattr(launch.os, "execve", lambda *call: started.append(call))
+    [why] = [command for command in during_run.COMMANDS if command.name == "why"]
+    for words in (["my-run.yaml"], ["my-run.yaml", "--", "results/x/assets"]):
+        why.run(Namespace(unparsed=words))
+        command = started.pop()[1]
+        assert [word for word in command if word == "--dry-run" or word in words[1:]] == ["--dry-run", *words[1:]]

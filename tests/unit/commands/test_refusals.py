@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import model_folders
 import pytest
 from helpers import ROOT, merged, mini
 
@@ -27,8 +28,12 @@ from rloo_pipeline.config import Config
 
 PACKAGES = ("artifacts", "checks", "data", "rollout", "stages", "training", "transformers_internals")
 DATA = (data_trial.datasets, data_trial.enough)
-MODEL, WEIGHTS, TOKENIZER, MACHINE = (
-    (function,) for function in (model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine)
+MODEL, WEIGHTS, TOKENIZER, MACHINE, SAMPLING = (
+    (function,)
+    for function in (
+        *(model_trial.model, model_trial.weights, model_trial.tokenizer, model_trial.machine),
+        model_trial.sampling,
+    )
 )
 ROWS = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(20)]
 DEMONSTRATIONS = {"demonstrations": {"path": "train.jsonl"}, "completion_column": "answer"}
@@ -39,6 +44,7 @@ PIXEL = {
     "path": None,
 }
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 96}
+REPLAY = {"rollout": {"router_replay": True}}
 LORA = {"target_modules": ["q_proj"]}
 
 
@@ -92,6 +98,11 @@ def edited(name: str, **keys: Any) -> Callable[[Path], object]:
     return edit
 
 
+def of_kind(kind: str) -> Callable[[Path], object]:
+    """Writes a model of another class."""
+    return lambda folder: model_folders.build(folder, 0, kind)
+
+
 def without_tokenizer(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -134,6 +145,12 @@ def raising() -> list[dict[str, Any]]:
 def machine(message: str, dtype: str = "float32", **keys: Any) -> Case:
     """What the sampler refuses on CPUs; a note, as stages may run on a machine with a GPU."""
     return Case(message, config={"model": {"dtype": dtype}}, model=edited("config.json", **keys), checks=MACHINE)
+
+
+def sampling(message: str, **keys: Any) -> Case:
+    """Keys of `rollout.generation_kwargs`."""
+    config = {"rollout": {"generation_kwargs": keys}, "algorithm": {"mismatch": {"correction": "sequence_tis"}}}
+    return Case(f"rollout.generation_kwargs: {message}", config=config, checks=SAMPLING)
 
 
 STAGES_FILE = "about a file that a stage wrote"
@@ -207,6 +224,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=TOKENIZER,
         ),
     ),
+    "artifacts.policy.Policy.stop_ids": (
+        Case(
+            "the end token 9999 has no row in the model's embedding",
+            model=edited("generation_config.json", eos_token_id=[2, 9999]),
+            checks=TOKENIZER,
+        ),
+    ),
     "artifacts.prompt_set.PromptSet": STAGES_FILE,
     "artifacts.prompt_set.as_dataset": (
         Case("made:rows: column 'extra' cannot be stored", lambda: [row | {"extra": Decimal("1e999")} for row in ROWS]),
@@ -238,11 +262,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.images.with_parts": (
         images("must be messages", {"prompt": "a", "image": None}, **PROMPTS),
+        images("needs a user message", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS),
         images(
-            "needs a message of the user", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS
-        ),
-        images(
-            "places for 1 images and the row has 0",
+            "places for 1 images but the row has 0",
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "image": None},
             **PROMPTS,
         ),
@@ -254,16 +276,16 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             model=edited("config.json", model_type="qwen2_5_vl"),
         ),
     ),
-    "data.images.encode": (IMAGES, IMAGES, IMAGES),
+    "data.images.encode": (IMAGES, IMAGES, IMAGES, IMAGES),
     "data.json_rows.read": (Case("train.jsonl: is empty", "\n\n"),),
     "data.json_rows._decoded": (Case("line 1: not UTF-8", b'{"question": "\xe9"}'),),
     "data.json_rows._parsed": (
         Case("line 1: not JSON", '{"question": '),
-        Case("line 1: lists or objects are nested too deep", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
+        Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
     "data.json_rows._object": (
-        Case("line 1: holds a list, not an object with columns; write one object a row", "[1]"),
+        Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
     "data.kinds._plain": (
         values("row 1: column 'extra' holds a set", None, {1}),
@@ -318,19 +340,19 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "data.prompts_of_round.prompts_of_round": SAMPLED,
     "data.prompts_of_round.require_enough": (
-        Case("19 kept, 1 duplicates): 19 training prompts, a round needs 20", [*ROWS[:19], ROWS[0]]),
+        Case("19 kept, 1 duplicates): 19 training prompts, but a round needs 20", [*ROWS[:19], ROWS[0]]),
     ),
     "data.prompts_of_round._of_policy_0": SAMPLED,
     "data.prompts_of_round._latest": BY_HAND,
     "data.rows.read_rows": (Case("made:rows: the dataset is empty", list),),
     "data.rows._generated": (
         Case("the generator made:rows raised KeyError", raising),
-        Case("the generator made:rows gave a str as row 0", lambda: ["a"]),
+        Case("the generator made:rows yielded a str as row 0", lambda: ["a"]),
         Case("options of the generator made:rows do not fit it", lambda size: size),
     ),
     "data.rows._loaded": (Case("train.parquet: truncated or damaged", "hello", name="train.parquet"),),
     "data.rows.check_file": (
-        Case("known dataset files are", "a,b\n", name="train.csv"),
+        Case("dataset files can be", "a,b\n", name="train.csv"),
         Case("train.jsonl: is empty", ""),
     ),
     "data.tool_template": TOOLS,
@@ -345,8 +367,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         machine("attention heads of 32, 64", head_dim=48),
     ),
     "rollout.engine_arguments.check_on_cpu": (
+        Case("rollout.router_replay: vLLM returns the experts", config=REPLAY, checks=MACHINE),
         Case(
-            "fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_channel",
+            "fp8_per_block needs a GPU; on CPUs set fp8_per_channel",
             config={"model": {"dtype": "bfloat16"}, "rollout": {"quantization": "fp8_per_block"}},
             checks=MACHINE,
         ),
@@ -360,7 +383,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.partial": BY_HAND,
     "rollout.parallel_sampler": NODE,
     "rollout.resets": TOOLS,
-    "rollout.sampler": NODE,
+    "rollout.sampler.refusals_told": (
+        sampling("vLLM refuses a value (token_id(s) [10000] in stop_token_ids", stop_token_ids=[10_000]),
+    ),
     "rollout.sampler._experts_of": SAMPLED,
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
@@ -416,7 +441,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.model_support.check_lora": (
         Case(
-            "vLLM serves no LoRA adapter of GPT2LMHeadModel",
+            "vLLM serves no LoRA adapters for GPT2LMHeadModel",
             config={"update": {"lora": LORA}},
             model=edited("config.json", architectures=["GPT2LMHeadModel"]),
             checks=MODEL,
@@ -437,6 +462,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             model=edited("config.json", quantization_config={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
             checks=MODEL,
         ),
+        Case("the model has no experts; set rollout.router_replay: false", config=REPLAY, checks=MODEL),
     ),
     "training.model_support.check_model": (
         Case(
@@ -478,7 +504,11 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "training.retraining": STAGES_FILE,
     "training.reward_engine": WEIGHTS_IN_MEMORY,
     "training.round_data": STAGES_FILE,
-    "transformers_internals.router_replay": "counts the routers of the loaded model",
+    "transformers_internals.router_replay.RouterReplay.use": STAGES_FILE,
+    "transformers_internals.router_replay.RouterReplay.require": (
+        Case("trains in padded batches, but replay", config=REPLAY, model=of_kind("granitemoehybrid"), checks=MODEL),
+        Case("has no routers that can be replaced", config=REPLAY, model=of_kind("deepseek_v3"), checks=MODEL),
+    ),
     "training.row_images": BY_HAND,
     "training.sampler_proof": SAMPLED,
     "training.self_check.__init__.run": (
@@ -487,7 +517,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     ),
     "training.sequence_group.SequenceGroup": "counts the tokens of a micro-batch",
     "training.sequence_group.refusal": "tests/unit/before_run/test_long_sequences.py",
-    "training.deepspeed_internals.split_loading": WEIGHTS_IN_MEMORY,
+    "training.deepspeed_internals.split_loading.check_gathered": "tests/unit/training/test_policy_model.py",
     "training.trainer_state": STAGES_FILE,
     "training.weight_files": NODE,
 }

@@ -1,11 +1,16 @@
 """The error for a wrong configuration is one sentence with the file, the line or key, and a suggestion."""
 
+import itertools
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers import MINI, mini
+from pydantic import ValidationError
 
+from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import (
     ConfigArguments,
     load,
@@ -15,6 +20,7 @@ from rloo_pipeline.config.loading import (
     sealed,
     validate,
 )
+from rloo_pipeline.config.section import Section, section_in
 from rloo_pipeline.errors import UserError
 
 TEXT = MINI.read_text()
@@ -48,8 +54,9 @@ def message_of(folder: Path, text: str) -> str:
         ("name: answer}", "name: answer, timeout_value: 0}", ": key 'rewards.0.timeout_value' was removed: write the"),
         ("name: answer}", "name: answer, on_timeout: no}", ": rewards.0.on_timeout: Input should be 'none' or 'fail'"),
         ("name: answer}", "nmae: answer}", ": unknown key 'rewards.0.nmae'; did you mean 'name'?"),
-        ("A run through every stage", "{x}", ", got {'x': None}; put a text that begins with a brace into quotes"),
+        ("A run through every stage", "{x}", ", got {'x': None}; quote a string that begins with a brace"),
         ("rounds: 2", "rounds: two", ": rounds: Input should be a valid integer"),
+        ("rounds: 2", "rounds: yes", ": rounds: must be a number, and YAML reads yes, no, on and off as booleans, got"),
         ("rounds: 2", "rounds: 1000000000", ": rounds: Input should be less than or equal to 99999"),
         ("shards: 2", "shards: 1001", ": rollout.shards: Input should be less than or equal to 1000"),
         ("weight: 0.1", "weight: .nan", "weight: Input should be a finite number"),
@@ -72,6 +79,25 @@ def message_of(folder: Path, text: str) -> str:
 def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
     assert old in TEXT
     assert message in message_of(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_no_number_is_a_boolean() -> None:
+    """pydantic would take true as 1."""
+
+    def number_keys(section: type[Section], prefix: str = "") -> Iterator[tuple[type[Section], str, str]]:
+        for name, field in section.model_fields.items():
+            if inner := section_in(field.annotation):
+                yield from number_keys(inner, f"{prefix}{name}.")
+            elif re.search(r"\b(int|float)\b|Literal\[0", str(field.annotation)):
+                yield section, name, prefix + name
+
+    keys = [*number_keys(Config)]
+    assert len(keys) > 150
+    for (section, name, key), value in itertools.product(keys, (True, False, [True], [0, False], [True, 1])):
+        with pytest.raises(ValidationError) as caught:
+            section.model_validate({name: value})
+        assert name in {error["loc"][0] for error in caught.value.errors() if error["loc"]}, key
+    assert Config.model_validate(mini(deepspeed={"gradient_checkpointing": True}))
 
 
 def test_a_wrong_key_is_explained_by_the_keys_of_what_was_read(tmp_path) -> None:

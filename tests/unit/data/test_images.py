@@ -55,6 +55,15 @@ def test_what_is_no_image_is_one_sentence(value, message) -> None:
         images_of(value, "a row")
 
 
+def test_pixels_that_cannot_be_read_or_would_be_clipped_are_refused(tmp_path) -> None:
+    (tmp_path / "cut.png").write_bytes(png(Image.effect_noise((64, 64), 9))[:2000])
+    deep = Image.new("I;16", (2, 2), 30_000)
+    with Image.open(tmp_path / "cut.png") as cut:
+        for image in (cut, Image.new("RGB", (0, 9)), deep, {"bytes": png(deep), "path": None}, Image.new("F", (2, 2))):
+            with pytest.raises(UserError, match=r"^a row: PIL cannot read the image \("):
+                images_of(image, "a row")
+
+
 def test_images_stand_before_the_first_message_of_the_user() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     parts = with_parts(messages, 2, "a row")
@@ -76,8 +85,8 @@ def test_images_stay_where_the_messages_have_them() -> None:
     ("prompt", "message"),
     [
         ("a text", r"^a row: a prompt with images must be messages; set dataset\.user_prompt"),
-        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a message of the user"),
-        ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images and the row has 1"),
+        ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a user message"),
+        ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )
 def test_a_prompt_without_a_place_for_its_images_is_one_sentence(prompt, message) -> None:

@@ -29,7 +29,7 @@ def test_a_template_without_an_end_is_an_error(tiny_model, monkeypatch) -> None:
 def test_a_template_that_writes_without_measure_is_an_error(tiny_model) -> None:
     tokenizer = Policy(tiny_model).tokenizer
     tokenizer.chat_template = "{{ 'a' * 10000001 }}"
-    with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters, and 10,000,000 can be tokenized"):
+    with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters, but at most 10,000,000 can"):
         encode(MESSAGES, DATASET, tokenizer, "a row")
     with pytest.raises(UserError, match=r"^a row: a prompt has 10,000,001 characters"):
         encode("a" * 10_000_001, DATASET, tokenizer, "a row")

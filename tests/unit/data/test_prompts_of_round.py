@@ -67,7 +67,7 @@ def test_a_range_that_leaves_too_few_prompts_is_one_sentence(train, shards) -> N
         )
     assert str(refused.value) == (
         "dataset.select.pass_rate: 8 of 40 training prompts have a pass rate of policy 0 from 0.75 to 0.875 (28 are "
-        "below, 4 above, 0 have none), and a round needs 12; widen the range, or lower rollout.generation_batch_size"
+        "below, 4 above, 0 have none), but a round needs 12; widen the range, or lower rollout.generation_batch_size"
     )
 
 

@@ -60,7 +60,7 @@ BROKEN = {
     "an empty list": ("a.json", "[]", "is empty"),
     "no Parquet": ("a.parquet", "hello", "truncated or damaged"),
     "an empty Parquet": ("a.parquet", "", "is empty"),
-    "CSV": ("a.csv", "a,b\n", "known dataset files are .jsonl, .json, .parquet"),
+    "CSV": ("a.csv", "a,b\n", "dataset files can be .jsonl, .json, .parquet"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
     "a folder with a number among texts": (
         "folder/a.jsonl",
@@ -73,14 +73,18 @@ BROKEN = {
         "a.jsonl, line 4: column 'answer' has half of a character (\\ud83d, a lone surrogate) at position 5",
     ),
     "half of a character in a key": ("a.jsonl", '{"a": {"\\ud800": 1}}', "line 1: column 'a' has half of a character"),
-    "brackets": ("a.jsonl", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}', "line 1: lists or objects are nested too deep"),
+    "brackets": (
+        "a.jsonl",
+        f'{{"a": {"[" * 100_000}{"]" * 100_000}}}',
+        "line 1: lists or objects are nested too deeply",
+    ),
     "levels that later readers lack": ("a.jsonl", f'{{"a": {"[" * 200}{"]" * 200}}}', "is nested more than 100 levels"),
     "digits": ("a.jsonl", f'{{"a": {"1" * 100_000}}}', "line 1: a number has more than 4,300 digits; write it as text"),
     "bits": ("a.jsonl", f'{{"a": {"1" * 4_000}}}', "line 1: column 'a' has a number of 13,285 bits; write it as text"),
     "an integer that fractions round": (
         "a.jsonl",
         '{"a": 0.5}\n{"a": 9007199254740993}',
-        "line 2: column 'a' holds the integer 9007199254740993, which a column that has fractions too would round",
+        "line 2: column 'a' holds the integer 9007199254740993, which would be rounded, since the column also has",
     ),
     "a cut archive": ("folder/a.jsonl.gz", gzip.compress(lines(ROWS).encode())[:-20], "Compressed file ended before"),
     "an unknown split": ("folder/test.jsonl", lines(ROWS), 'Unknown split "train"'),
@@ -220,6 +224,20 @@ def test_rows_have_all_columns_and_max_rows_limits_reading(tmp_path) -> None:
     assert all(type(row["a"]) is float for row in rows)
 
 
+def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tmp_path) -> None:
+    """Arrow gives every message and every call the keys of all others, as null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def call(**arguments: object) -> dict:
+        return {"role": "assistant", "tool_calls": [{"function": {"name": "tool", "arguments": arguments}}]}
+
+    messages = [call(city="Rome"), {"role": "tool", "name": "tool", "content": "1"}, call(days=[1, None])]
+    rows = [{"completion": messages, "other": [{"a": None, "b": 1}]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert read_rows(Source(path=str(tmp_path / "a.parquet")), str(tmp_path / "a.parquet")) == rows
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -242,7 +260,7 @@ def test_a_generator_that_fails_names_the_users_line(tmp_path) -> None:
         ({"size": 1}, "options of the generator .* do not fit it"),
         ({"count": 0}, r"raised IndexError: list index out of range \(data.py, line 4\)"),
         ({"count": -1}, r"raised AssertionError: two lines \(data.py, line 3\)$"),
-        ({"count": 1}, "gave a str as row 0; it must give dicts"),
+        ({"count": 1}, "yielded a str as row 0; it must yield dicts"),
     ):
         with pytest.raises(UserError, match=message):
             read_rows(Source(generator=f"{file}:made", options=options), "")
@@ -278,6 +296,12 @@ def dataset(**changes) -> Dataset:
 def test_a_row_without_a_valid_prompt_is_an_error(changes, row, message) -> None:
     with pytest.raises(UserError, match=message):
         prompt_of(row, dataset(**changes), "train.jsonl, row 3")
+
+
+def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    user = {"role": "user", "content": "1"}
+    assert prompt_of({"prompt": [user, call]}, dataset(), "x") == [user, {**call, "content": ""}]
 
 
 def test_reserved_column_names_are_refused() -> None:

@@ -96,7 +96,7 @@ def test_templates_of_models_have_no_fault(name) -> None:
             PLAIN,
             [[*asked("1+1"), {"role": "assistant", "content": "2"}], *TWO],
             {},
-            "1 of 3 prompts end with a message of the assistant",
+            "1 of 3 prompts end with an assistant message",
         ),
     ],
     ids=("role", "system prompt", "variable", "closed", "unopened", "thinking", "equal", "spelled", "answered"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rloo_pipeline.checks.evidence import Evidence, TokenFacts
-from rloo_pipeline.checks.group_stats import Mixing, fit
+from rloo_pipeline.checks.group_stats import SuccessDistribution, fit
 from rloo_pipeline.checks.registry import CHECKS, judge, verdict_of
 from rloo_pipeline.config import CheckLimits
 
@@ -131,21 +131,21 @@ def test_an_accepted_failure_stays_a_failure_and_is_marked() -> None:
 
 def test_the_share_of_mixed_groups_is_that_of_a_beta_binomial() -> None:
     """With p uniform, each number of right completions is equally likely: 1 − 2/(K+1) of the groups are mixed."""
-    uniform = Mixing(1.0, 1.0)
+    uniform = SuccessDistribution(1.0, 1.0)
     assert [uniform.mixed(k) for k in (2, 4, 9)] == pytest.approx([1 / 3, 3 / 5, 4 / 5])
     assert uniform.samples_for(0.8) == 9
-    assert Mixing(0.01, 0.01).samples_for(0.8) is None
+    assert SuccessDistribution(0.01, 0.01).samples_for(0.8) is None
 
 
 def test_the_fit_recovers_the_distribution() -> None:
     draw = np.random.default_rng(5)
     counts = draw.binomial(8, draw.beta(0.5, 2.0, 4000))
-    mixing = fit(counts, 8)
-    assert mixing is not None
-    assert mixing.a == pytest.approx(0.5, rel=0.1)
-    assert mixing.b == pytest.approx(2.0, rel=0.1)
+    distribution = fit(counts, 8)
+    assert distribution is not None
+    assert distribution.a == pytest.approx(0.5, rel=0.1)
+    assert distribution.b == pytest.approx(2.0, rel=0.1)
     share = draw.binomial(32, draw.beta(0.5, 2.0, 200_000))
-    assert mixing.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
+    assert distribution.mixed(32) == pytest.approx(float(np.mean((share > 0) & (share < 32))), abs=0.01)
     assert fit([0, 0, 0], 8) is None
     assert fit([8, 8], 8) is None
 

@@ -48,6 +48,8 @@ const wait = setInterval(() => {
   const tall = document.documentElement.scrollHeight;
   const open = [...document.querySelectorAll("details:not([open])")];
   for (const one of open) one.open = true;
+  document.querySelector(".case .role").textContent = "tool_of_a_long_name_".repeat(20);
+  const opened = document.documentElement.scrollWidth - document.documentElement.clientWidth;
   const cards = [...document.querySelectorAll(".wide")].filter((card) => card.querySelector("table"));
   const cut = cards.filter((card) => card.scrollWidth > card.clientWidth + 1).length;
   for (const one of open) one.open = false;
@@ -59,7 +61,7 @@ const wait = setInterval(() => {
   main.style.width = "";
   const nav = document.querySelector("nav").getBoundingClientRect().top;
   const result = {
-    tall, beyond, tables: cards.length, cut, nav,
+    tall, beyond, opened, tables: cards.length, cut, nav,
     plots: drawn(),
     jobs: [...document.querySelectorAll("#plot-timeline .point path")]
       .filter((bar) => bar.getBBox().width + parseFloat(getComputedStyle(bar).strokeWidth) > 0).length,
@@ -107,6 +109,7 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path, width: int) -> N
     result, console = browse(page, tmp_path, width)
     assert console == ""
     assert (result["errors"], result["requests"]) == ([], [])
+    assert result["opened"] <= 0, "also with the name of a tool that a model made up"
     assert result["plots"] == page.count('class="plot"') >= 14
     assert result["wide"] <= 0, "nothing sticks out sideways"
     assert result["jobs"] == 4, "the shortest job is drawn too"

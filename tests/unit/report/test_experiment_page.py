@@ -188,7 +188,7 @@ def test_an_arm_with_too_few_seeds_takes_no_interval_from_the_others(changed) ->
     text = page_of(changed)
     low, high = read_json(changed / "experiment.json")["arms"][0]["mean"]["ci95"]
     assert f"{low:.1%} to {high:.1%}" in text
-    assert "Of an arm with fewer than 3 seeds nothing can be said about training: it has no interval" in text
+    assert "An arm with fewer than 3 seeds says nothing about training: it has no interval" in text
     latex = (changed / "experiment.tex").read_text(encoding="utf-8")
     assert r"with 95\% intervals" in latex
     assert "With fewer than 3 seeds there are no intervals" in latex

@@ -342,6 +342,10 @@ def test_symptoms_stand_on_the_page_with_evidence_and_cure(tmp_path: Path, page:
     symptoms = diagnose([metrics_of(n) | equal_rewards for n in range(1, 7)], config.gates, monitors=["worked"])
     assert symptoms
     assert all(symptom.title in text and symptom.cure in text for symptom in symptoms)
+    assert "ended by a gate" not in text
+    for number, said in ((6, True), (5, False)):  # a run that has gone on since
+        write_json(run / "stopped.json", {"round": number, "symptoms": []})
+        assert ("· 6 rounds, ended by a gate " in page_words(run, config)) == said
 
 
 def test_the_page_says_how_rounds_draw_prompts_where_policy_0_was_not_sampled_for_it(tmp_path: Path) -> None:
@@ -371,7 +375,7 @@ def test_the_page_says_which_round_was_chosen_and_which_rows_served_for_what(tmp
     sampled = sum(part["num_completion_tokens"] for part in parts)
     assert f"{sampled:,} in evaluations" in text, "with greedy decoding and the test"
     in_flight = Reader(render(only, run, so_far(only, run))).words
-    assert "Held-out problems are here those of dataset.dev, which serve to choose." in in_flight
+    assert "Here, the held-out problems are those of dataset.dev, on which the choice is made." in in_flight
     write_json(run / "selection.json", {"chosen": [best | {"policy": "another"}]})
     with pytest.raises(UserError, match="its policy is"):
         summarize_run(only, run)

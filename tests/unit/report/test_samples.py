@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers import write_prompts
 from synthetic_runs import configuration
@@ -14,6 +15,7 @@ from rloo_pipeline.report.run_tables import read_round
 from rloo_pipeline.report.samples import (
     MAX_CHARACTERS,
     ShownTurn,
+    _completions,
     _messages,
     _rarer_first,
     choose_groups,
@@ -37,6 +39,12 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     ]
 
 
+def test_a_prompt_shows_the_calls_of_its_history() -> None:
+    calls = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"name": "stop", "arguments": '{"b": 2}'}]
+    [shown] = _messages({"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]})
+    assert shown["content"] == '→ add(a=1)\n→ stop({"b": 2})'
+
+
 def test_a_completion_without_tools_is_one_turn_and_messages_share_the_characters() -> None:
     assert turns_of({"completion": "x"}) == [ShownTurn("assistant", "x")]
     long = "x" * (2 * MAX_CHARACTERS)
@@ -57,6 +65,13 @@ def test_a_prompt_is_shortened_as_a_completion_is() -> None:
 def test_of_more_messages_than_characters_none_is_shown_in_whole() -> None:
     messages = [{"role": "assistant", "content": "xx"}] * (MAX_CHARACTERS // 2 + 1)
     assert not any("x" in turn.text for turn in turns_of({"messages": json.dumps(messages)}))
+
+
+def test_the_tokens_of_an_episode_are_those_that_the_model_sampled() -> None:
+    row = {"completion_ids": [5, 6, 7], "sampling_logps": [-1.0], "messages": '[{"role": "assistant", "content": "1"}]'}
+    scores = dict.fromkeys(("scores/answer", "scores/worked", "reward"), 1.0)
+    [shown] = _completions(configuration(), pa.Table.from_pylist([row | scores | {"finish_reason": "stop"}]))
+    assert shown.tokens == 1
 
 
 def test_half_of_the_groups_come_by_chance_and_the_others_show_rare_right_answers_and_the_lowest_advantage() -> None:

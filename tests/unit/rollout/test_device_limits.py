@@ -17,7 +17,7 @@ DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_h
 
 def check(hf_config: dict[str, Any], dtype: Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "config", hf_config)
-    engine_arguments.check_on_cpu(MODEL, dtype, None)
+    engine_arguments.check_on_cpu(MODEL, dtype, None, router_replay=False)
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_heads_of_other_sizes_are_refused() -> None:
         engine_arguments.check_heads(MODEL, model)
     with pytest.raises(UserError, match=r"attention heads of 32, 64, .* dimensions, not 48; use another model"):
         engine_arguments.check_heads(MODEL, engine(48))
-    with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim make 576 together, not 320; use another"):
+    with pytest.raises(UserError, match=r"kv_lora_rank and qk_rope_head_dim add up to 576, not 320; use another"):
         engine_arguments.check_heads(MODEL, engine(320, latent=True))

@@ -86,5 +86,5 @@ def test_every_rank_that_the_configuration_allows_is_one_of_vllms_or_below() -> 
 def test_names_patterns_and_all_linear_are_ways_to_choose_modules() -> None:
     assert not Lora().is_pattern
     assert Lora(target_modules=r".*\.q_proj").is_pattern
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         Lora(target_modules="(q_proj")

@@ -165,8 +165,9 @@ def test_a_call_that_cannot_be_read_gets_the_error_as_answer(template, reader, c
     assert [message["content"] for message in json.loads(row["messages"])][1:] == [MALFORMED, "2"]
 
 
-def test_a_call_that_cannot_be_stored_cannot_be_read(reader) -> None:
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud800"}}</tool_call>'
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e999"])
+def test_a_call_that_cannot_be_stored_cannot_be_read(reader, value) -> None:
+    call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": {value}}}}}</tool_call>'
     assert reader.read(call, []) == (call, (), True)
 
 
@@ -228,7 +229,7 @@ def test_each_turn_has_a_seed_of_its_own(template, reader, calculator) -> None:
         (("message['content'] + '</tool_response>'", "'</tool_response>'"), "leaves out the answer of a tool"),
         (
             ("{% else %}{{ message['content'] }}", "{% else %}{{ message['content'] if loop.last else '' }}"),
-            "writes earlier turns in another way",
+            "writes earlier turns differently",
         ),
     ],
 )
@@ -294,5 +295,5 @@ def test_episodes_of_an_environment_are_the_same_in_any_number_of_processes(temp
     assert len({one["environment_reward"] for one in episodes}) == 40
     again = {"observation": " from 3", "max_turns": 6, "environment_workers": 3}
     assert sample_episodes(template, reader, count, 40, environment=file, **again) == episodes
-    with pytest.raises(UserError, match="reset gave ' from 4' for prompt 0"):
+    with pytest.raises(UserError, match="reset returned ' from 4' for prompt 0"):
         sample_episodes(template, reader, count, 1, observation=" from 3", environment=f"{tmp_path}/other.py:Counter")

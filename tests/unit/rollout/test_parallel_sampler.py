@@ -86,7 +86,7 @@ def test_each_engine_has_gpus_of_its_own_and_too_few_are_refused(monkeypatch) ->
     monkeypatch.setattr(parallel_sampler.devices, "has_gpu", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert [*parallel_sampler._gpus(2, 2)] == [["4", "5"], ["6", "7"]]
-    with pytest.raises(UserError, match=r"^vllm.data_parallel_size: 3 engines of 2 GPUs each, and this job has 4"):
+    with pytest.raises(UserError, match=r"^vllm.data_parallel_size: 3 engines need 2 GPUs each, but this job has 4"):
         parallel_sampler._gpus(3, 2)
 
 
@@ -134,9 +134,9 @@ def test_engines_answer_in_the_order_of_the_requests_and_their_errors_are_raised
     sampler.leave_gpu()
     assert sampler.digest == "second"
     assert {completion.text for completion in sampler.sample(batch[:3], "completions")} == {"second"}
-    with pytest.raises(RuntimeError, match="the process of an engine was killed"):
+    with pytest.raises(RuntimeError, match="an engine's process was killed"):
         sampler.sample([requests((1, 1))[0]._replace(seed=STUCK), batch[1]._replace(seed=KILLED)], "completions")
-    with pytest.raises(RuntimeError, match="the process of an engine was killed"):
+    with pytest.raises(RuntimeError, match="an engine's process was killed"):
         sampler.leave_gpu()
     busy = sampler._processes[1]
     assert busy.is_alive(), "the longer one was dealt first"

@@ -103,7 +103,7 @@ def test_what_is_sampled_does_not_depend_on_the_number_of_shards(tmp_path, train
 
 def test_a_round_without_all_shards_of_the_round_before_is_refused(tmp_path, train) -> None:
     files = play(tmp_path, train, 3)
-    with pytest.raises(UserError, match=r"--before: 2 tables, and rollout\.token_budget needs all 3"):
+    with pytest.raises(UserError, match=r"--before: 2 tables, but rollout\.token_budget needs all 3"):
         partial.groups_of_shard(of(3), train, range(6), ROUNDS + 1, 0, files[-2:])
     with pytest.raises(UserError, match="round"):
         partial.groups_of_shard(of(3), train, range(6), ROUNDS, 0, files[-3:])

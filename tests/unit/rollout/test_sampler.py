@@ -14,6 +14,7 @@ from rloo_pipeline.rollout import engine_arguments, groups
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
+from rloo_pipeline.runtime import caches
 
 HOW = SamplingConfig(1.0, 1.0, 0, None, 8)
 
@@ -25,13 +26,24 @@ def test_an_engine_that_left_the_gpu_is_not_started_to_sample_nothing() -> None:
     assert engine.llm is None
 
 
+def test_an_engine_that_sums_in_a_fixed_order_does_not_count_as_compiled_by_one_that_does_not(monkeypatch) -> None:
+    """Two of them could otherwise write vLLM's cache at once."""
+    engine, keys = Sampler.__new__(Sampler), list[str]()
+    engine.settings, engine.policy = {"model": "policies/00000"}, SimpleNamespace(config={})
+    monkeypatch.setattr(caches, "compiling", lambda _, key: keys.append(key))
+    for value in ("0", "1", "1"):
+        monkeypatch.setenv("VLLM_BATCH_INVARIANT", value)
+        engine._compiling("0.32.0")
+    assert keys[0] != keys[1] == keys[2]
+
+
 def test_samples_of_a_broken_adapter_name_its_folder_and_not_that_of_its_base() -> None:
     broken = Completion([5], "1", [float("nan")], "stop")
     engine: Any = SimpleNamespace(policy=Policy(Path("rounds/00003/policy")), settings={"model": "models/base"})
     engine.sample = lambda requests, *_: [broken] * len(requests)
     draw = groups.Draw([{"prompt_id": "a", "prompt_ids": [4]}], 2, HOW, 0, ("rollout", 4))
     config = Config.model_validate(mini())
-    with pytest.raises(UserError, match=r"^rounds/00003/policy: the policy samples with log-probs that are not finite"):
+    with pytest.raises(UserError, match=r"^rounds/00003/policy: the policy's log-probs are not finite"):
         groups.sample_groups(engine, config.dataset, config.rollout, draw)
 
 
@@ -47,9 +59,7 @@ def test_rollouts_are_sampled_with_quantized_weights_and_evaluations_are_not(tin
 
 def test_on_cpus_quantized_rollouts_have_one_scheme(tiny_model, monkeypatch) -> None:
     monkeypatch.setattr(engine_arguments.devices, "device_type", lambda: "cpu")
-    with pytest.raises(
-        UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; vLLM on CPUs has fp8_per_chan"
-    ):
+    with pytest.raises(UserError, match=r"^rollout.quantization: fp8_per_block needs a GPU; on CPUs set fp8_per_chan"):
         Sampler(Policy(tiny_model), EngineSettings("bfloat16", 0.9, 1, 1, quantization="fp8_per_block"), 64, 0)
 
 

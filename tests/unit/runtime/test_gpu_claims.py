@@ -100,7 +100,7 @@ def test_gpus_that_are_set_aside_are_hidden_from_the_engine_in_every_stage(monke
         assert os.environ["CUDA_VISIBLE_DEVICES"] == gpus[0]
         assert gpu_claims.names_set_aside(2) == tuple(gpus[1:3])
         gpu_claims.release()
-    with pytest.raises(IncompatibleEngine, match="2 GPUs set aside, and now 0 are"):
+    with pytest.raises(IncompatibleEngine, match="2 GPUs set aside instead of 0"):
         gpu_claims.set_aside(0)
 
 
@@ -109,7 +109,7 @@ def test_a_job_of_slurm_sets_gpus_aside_without_a_claim_and_says_where_it_has_to
     monkeypatch.setattr(gpu_claims, "_set_aside", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     message = (
-        r"^rollout.environment_gpus: 1 beside those of the engine, and this job has 1 in all; ask for more \(gres in"
+        r"^rollout.environment_gpus: 1 beside the engine's GPUs, but this job has only 1 in all; ask for more \(gres in"
     )
     with pytest.raises(UserError, match=message):
         gpu_claims.set_aside(1)

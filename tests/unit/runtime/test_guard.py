@@ -80,7 +80,7 @@ def test_a_patch_release_in_which_all_that_is_used_is_the_same_is_taken(monkeypa
 def test_a_patch_release_with_other_parameters_is_refused_by_their_name(monkeypatch) -> None:
     patch_release(monkeypatch, run_jobs=lambda self, jobs, more: None)
     with pytest.raises(
-        UserError, match=r"\.99 is installed.*Executor\.run_jobs takes \(self, jobs, more\) and not \(self, jobs\)"
+        UserError, match=r"\.99 is installed.*Executor\.run_jobs takes \(self, jobs, more\) instead of \(self, jobs\)"
     ):
         guard.require("snakemake-executor-plugin-slurm")
 
@@ -88,7 +88,7 @@ def test_a_patch_release_with_other_parameters_is_refused_by_their_name(monkeypa
 def test_a_patch_release_without_a_method_is_refused_by_its_name(monkeypatch) -> None:
     patch_release(monkeypatch)
     monkeypatch.delattr(slurm_executor.plugin.Executor, "_submit_job")
-    with pytest.raises(UserError, match=r"where .*Executor\._submit_job does not exist, and rloo_pipeline uses"):
+    with pytest.raises(UserError, match=r"where .*Executor\._submit_job does not exist, but rloo_pipeline uses"):
         guard.require("snakemake-executor-plugin-slurm")
 
 

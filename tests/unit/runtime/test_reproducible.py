@@ -56,7 +56,9 @@ def test_a_stage_refuses_what_another_kind_of_card_has_made(tmp_path, monkeypatc
     monkeypatch.setattr(stage_options.fence, "acquire", lambda *_: None)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini(reproducible=True)))
     arguments = argparse.Namespace(config=None, output=tmp_path / "rounds/00001/reference/001.parquet", rollouts=table)
-    with pytest.raises(UserError, match="made on NVIDIA H100, and this machine has NVIDIA H200, which computes other"):
+    with pytest.raises(
+        UserError, match="made on NVIDIA H100, but this machine has NVIDIA H200, which computes different"
+    ):
         stage_options.stage_config(arguments, "reference")
     assert stage_options.card_facts(Config.model_validate(mini(reproducible=True)), "score") == {}, "it has no engine"
 

@@ -1,12 +1,14 @@
 """Files of a copied run that `rloo adopt` accepts; tests/pipeline has whole runs."""
 
+import os
+
 import pytest
 from helpers import mini
 
-from rloo_pipeline.artifacts import manifest
+from rloo_pipeline.artifacts import assets, manifest
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.snakemake_ext import adoption
+from rloo_pipeline.snakemake_ext import adoption, run_sources
 
 
 def test_a_policy_that_was_lost_with_a_nodes_disk_is_left_to_the_next_call_and_a_damaged_one_is_refused(
@@ -24,3 +26,22 @@ def test_a_policy_that_was_lost_with_a_nodes_disk_is_left_to_the_next_call_and_a
     weights.write_text("another")
     with pytest.raises(UserError, match=r"model\.safetensors was changed since it was written"):
         adoption.check_files(tmp_path, Config(**mini()))
+
+
+def test_a_model_that_was_copied_after_the_run_is_accepted_if_it_is_the_same(tmp_path) -> None:
+    model, folder = tmp_path / "model", tmp_path / "assets"
+    for path in (model, folder):
+        path.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    places = {"model": {"path": str(model), "revision": None}, "train": {"path": str(tmp_path / "x"), "revision": None}}
+    (tmp_path / "x").touch()
+    assets.write(folder, places)
+    (tmp_path / "x").unlink()
+    later = (folder / assets.ASSETS).stat().st_mtime - 60
+    os.utime(folder / assets.ASSETS, (later, later))
+    assert run_sources.replaced(folder)
+    adoption.accept_sources(folder)
+    assert run_sources.replaced(folder) is None
+    (model / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(UserError, match=r"model\.safetensors was changed"):
+        adoption.accept_sources(folder)

@@ -64,7 +64,7 @@ def controller(is_module: bool = False, executor: str = "local", **settings: Any
 def test_resources_of_a_rule_that_is_not_here_are_refused() -> None:
     controller(overwrite_resources={"update": {"mem_mb": 1}}).rules_read()
     with pytest.raises(
-        UserError, match=r"names no rule of this workflow: updat; its rules are update, update_transient"
+        UserError, match=r"names a rule that this workflow does not have: updat; its rules are update, update_transient"
     ):
         controller(overwrite_resources={"updat": {"mem_mb": 1}}).rules_read()
     with pytest.raises(UserError, match="updat"):
@@ -274,3 +274,29 @@ def test_only_the_first_interrupt_is_raised() -> None:
         assert signal.getsignal(signal.SIGINT) is handler, "the handler of someone else stays"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_dry_run_of_someone_who_may_only_read_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+    """Snakemake ends with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, _: str(path) != ".snakemake")
+    monkeypatch.setattr(call_checks, "require_inputs", lambda _: None)
+    monkeypatch.setattr(early_stop, "longer_runs", lambda _: [])
+    call = SimpleNamespace(dry_run=True, functions=SimpleNamespace(notice=lambda: None))
+    call_checks.warn_in_dry_run(call)
+    (tmp_path / ".snakemake").mkdir()
+    with pytest.raises(UserError, match="this user cannot write there"):
+        call_checks.warn_in_dry_run(call)
+
+
+def test_tables_of_shards_that_a_run_no_longer_has_are_removed_where_the_others_are_made_again(starting) -> None:
+    first, second = (Path("results/mini/rounds") / name / "rollouts" for name in ("00001", "00002"))
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        for shard in range(4):
+            (folder / f"{shard:03d}.parquet").touch()
+    job = SimpleNamespace(output=[first / "001.parquet"])
+    starting.workflow.dag.needrun_jobs = lambda: [job]
+    run_folders.remove_lost_shards(starting)
+    assert sorted(file.name for file in first.iterdir()) == ["000.parquet", "001.parquet"]
+    assert len(list(second.iterdir())) == 4

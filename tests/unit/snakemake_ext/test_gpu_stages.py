@@ -14,6 +14,7 @@ COMMANDS = {
     "rollout": "rloo rollout --prompts {input.prompts}",
     "reference": "rloo reference",
     "update": "rloo update",
+    "reward_model": "rloo reward-model",
     "score": "rloo score",
     "score_alone": "rloo score --only x",
     "mine": "python mine.py",
@@ -44,10 +45,10 @@ def gpus(monkeypatch):
 
 
 def test_stages_count_by_the_gpus_that_they_take(gpus) -> None:
-    ones = {"rollout": 1, "reference": 1, "update": 1, "score_alone": 0, "mine": 1}
+    ones = {"rollout": 1, "reference": 1, "update": 1, "reward_model": 1, "score_alone": 0, "mine": 1}
     assert limited({}) == (4, ones)
     wide = {"vllm": {"tensor_parallel_size": 2}, "deepspeed": {"processes": 3}}
-    assert limited({}, wide) == (4, ones | {"rollout": 2, "update": 3})
+    assert limited({}, wide) == (4, ones | {"rollout": 2, "update": 3, "reward_model": 3})
     assert limited({}, {}, wide)[1]["update"] == 3, "the run of an experiment that takes most"
     assert limited({}, {"deepspeed": {"processes": 8, "zero_stage": 3}})[1]["reference"] == 4, "no more than there are"
     assert limited({}, rollout=0)[1]["rollout"] == 0, "set-resources may say that a stage needs none"

@@ -10,7 +10,7 @@ import pytest
 import snakemake.api  # noqa: F401 - its modules cannot be imported in another order
 from helpers import mini
 from snakemake.cli import parse_config
-from snakemake.exceptions import CliException
+from snakemake.exceptions import CliException, WorkflowError, format_exception_to_string
 from snakemake.logging import DefaultFormatter
 from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -19,7 +19,7 @@ from snakemake_interface_logger_plugins.tests import MockOutputSettings, TestLog
 from rloo_pipeline import errors
 from rloo_pipeline.artifacts.files import write_json
 from rloo_pipeline.config import Config
-from rloo_pipeline.snakemake_ext import configfiles, dry_run, failures
+from rloo_pipeline.snakemake_ext import configfiles, dag_messages, dry_run, failures, lost_metadata
 from rloo_pipeline.snakemake_ext.dry_run import PlannedJob
 from rloo_pipeline.snakemake_ext.logger import LogHandler, LogHandlerSettings
 from rloo_pipeline.snakemake_ext.stage_lines import StageLines
@@ -160,6 +160,16 @@ def test_the_last_lines_of_a_failure_have_its_sentence_log_and_command(tmp_path,
         f"log: {log}",
         "Once that is fixed, the same command continues from here: snakemake --config 'run=a b'",
     ]
+
+
+def test_a_call_that_is_refused_though_no_job_is_left_ends_with_one_sentence(tmp_path, capfd, monkeypatch) -> None:
+    call = Call(tmp_path / "results" / "mini")
+    monkeypatch.setattr(lost_metadata, "kept", lambda _: "a file was replaced")
+    record = logging.makeLogRecord({"msg": "Nothing to be done."})
+    with pytest.raises(WorkflowError) as refusal:
+        dag_messages.on_message(SimpleNamespace(workflow=SimpleNamespace(dryrun=False)), record)
+    call.event(format_exception_to_string(refusal.value), logging.ERROR, event=LogEvent.ERROR)
+    assert capfd.readouterr().err.splitlines()[-1] == "Error: a file was replaced"
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,10 @@ def test_the_files_of_a_data_folder_are_watched(tmp_path, monkeypatch, data_dir)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "README.md"])
-@pytest.mark.parametrize(("content", "minutes", "said"), [(b"new", 1, True), (b"more", -1, True), (b"new", -1, False)])
-def test_a_file_of_a_local_model_that_is_newer_or_longer_than_when_the_run_began_was_replaced(
+@pytest.mark.parametrize(
+    ("content", "minutes", "said"), [(b"new", 1, True), (b"more", -1, True), (b"new", -1, True), (b"old", -1, False)]
+)
+def test_a_file_of_a_local_model_that_is_newer_or_another_than_when_the_run_began_was_replaced(
     tmp_path, name, content, minutes, said
 ) -> None:
     file, folder = tmp_path / "model" / name, tmp_path / "assets"
@@ -47,6 +49,53 @@ def test_a_file_of_a_local_model_that_is_newer_or_longer_than_when_the_run_began
         os.utime(file, (time, time))
         assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == here
         (folder / assets.ASSETS).unlink()
+
+
+@pytest.mark.parametrize(("content", "minutes", "said"), [(b"new", 1, False), (b"more", -1, True), (b"new", -1, True)])
+def test_a_data_file_that_was_replaced_by_another_with_an_older_time_is_noticed(
+    tmp_path, content, minutes, said
+) -> None:
+    """Snakemake makes everything again for a newer one."""
+    file, folder = tmp_path / "train.jsonl", tmp_path / "assets"
+    folder.mkdir()
+    file.write_bytes(b"old")
+    assets.write(folder, {"train": {"path": str(file), "revision": None}})
+    time = (folder / assets.ASSETS).stat().st_mtime + 60 * minutes
+    os.utime(file, (time, time))
+    assert run_sources.replaced(folder) is None
+    assert run_sources.unchanged(folder) == ({file} if minutes > 0 else set())
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(content)
+    os.utime(other, (time, time))
+    other.rename(file)
+    assert run_sources.unchanged(folder) == set()
+    assert (f"{file} was replaced after the run began" in (run_sources.replaced(folder) or "")) == said
+
+
+@pytest.mark.parametrize("name", ["model", "data"])
+def test_a_folder_that_the_run_began_with_is_not_looked_for_on_the_hub_while_it_is_missing(
+    tmp_path, monkeypatch, name
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, other = (
+        Config(
+            **mini(
+                model={"build": None, "build_options": {}, "name_or_path": model},
+                dataset={"train": {"generator": None, "options": {}, "name": data}},
+            )
+        )
+        for model, data in (("model", "data"), ("org/model", "org/data"))
+    )
+    folder = tmp_path / "assets"
+    for source in ("model", "data", "assets"):
+        (tmp_path / source).mkdir()
+        (tmp_path / source / "file.json").touch()
+    places = {"model": {"path": "model", "revision": None}, "train": {"path": "data", "revision": None}}
+    assets.write(folder, places)
+    assert run_sources.lost(config, folder) is None
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    assert f"{name} is missing" in (run_sources.lost(config, folder) or "")
+    assert run_sources.lost(other, folder) is None
 
 
 @pytest.mark.parametrize(

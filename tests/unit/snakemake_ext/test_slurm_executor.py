@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ class Jobs(Executor):
         self._states, self._last_end = JobStates(), slurm_executor.time.monotonic()
         self._answers, self.calls = answers, []
         self.array_jobs, self._main_event_loop = {"rollout"}, None
+        self._submitting, self._known, self.run_uuid = Lock(), set(), "uuid"
 
     def note(self, *call: object) -> None:
         self.calls.append(call)
@@ -95,7 +97,7 @@ def test_a_job_that_can_never_start_is_cancelled_and_not_submitted_again(clock, 
     assert active(executor, job) == []
     assert job.job.rule.restart_times == 0
     assert executor.calls[0] == ("scancel", job)
-    assert "SLURM job 1 (score) asks for what its partition" in executor.calls[1][0]
+    assert "SLURM job 1 (score) requests what its partition" in executor.calls[1][0]
     assert "(PartitionTimeLimit)" in executor.calls[1][0]
 
 
@@ -122,23 +124,29 @@ def test_all_jobs_that_are_ready_are_submitted(monkeypatch) -> None:
 
 @pytest.mark.parametrize("answer", ["Unable to contact slurm controller (connect failure)", "Socket timed out on recv"])
 def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_path, answer) -> None:
-    """Neither a single job nor an array counts as failed, so none asks for the resources of a second attempt."""
+    """None counts as failed, so none requests the resources of a second attempt. What SLURM took is cancelled."""
     executor, waits = Jobs([]), []
     monkeypatch.setattr(slurm_executor.time, "sleep", waits.append)
     executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
     executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
     executor.logger.info = executor.note
-    monkeypatch.setattr(
-        Executor, "_report_job_submission_threadsafe", lambda self, info: self.note(info.external_jobid)
-    )
+    monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
+    asked = tmp_path / "asked"
+    executable(tmp_path, "squeue", f'echo "$2" >>{asked}; [ $(wc -l <{asked}) != 1 ] && printf "%s\\n" 5 6 6')
+    executable(tmp_path, "scancel", f'echo "$*" >>{tmp_path}/cancelled')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    executor._known = {"5"}
     (tmp_path / "times").write_text("")
     fails_twice = f"echo >>{tmp_path}/times; [ $(wc -l <{tmp_path}/times) = 3 ]"
     sbatch = f"{fails_twice} && echo 7 || {{ echo '{answer}' >&2; false; }} #"
     executor._submit_array(sbatch, [SimpleNamespace(name="rollout", jobid=index) for index in range(2)])
     assert executor.calls[-2:] == [("7_1",), ("7_2",)]
-    assert waits == [10, 10]
+    assert waits == [10, 10, 10], "two times without an answer of sbatch, and one of squeue"
+    assert asked.read_text() == 3 * "--name=uuid\n"
+    assert (tmp_path / "cancelled").read_text() == "6\n6\n"
+    assert executor._known == {"5", "7"}
 
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: self.note("submitted", job))
+    monkeypatch.setattr(slurm_executor.plugin.Executor, "run_job", lambda self, job: self.note("submitted", job))
     executor._report_job_error_threadsafe(SimpleNamespace(job="update"), f"SLURM sbatch failed: '{answer}'")
     assert executor.calls[-1] == ("submitted", "update")
     executor._report_job_error_threadsafe(SimpleNamespace(job="update", external_jobid=None), "Invalid partition")

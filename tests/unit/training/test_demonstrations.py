@@ -17,6 +17,7 @@ from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, 
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
 ANSWER = {"role": "assistant", "content": "6"}
+BARE = {**ANSWER, "tool_calls": [{"name": "calculator", "arguments": {}}]}
 CALL = {**ANSWER, "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": {}}}]}
 TOLD = {"role": "tool", "name": "calculator", "content": "6"}
 
@@ -58,7 +59,10 @@ def test_a_prompt_that_lacks_the_observation_of_a_reset_is_refused(tmp_path) -> 
 
     read_ones = read("1+5=6?", "2+5=7?")
     assert (len(read_ones.trained.prompts), len(read_ones.held_out)) == (1, 1)
-    with pytest.raises(UserError, match=r"row 1: its prompt is none of this run's, which end with what `reset`"):
+    with pytest.raises(
+        UserError,
+        match=r"row 1: its prompt is not one of this run's, which end with the text that the environment's `reset`",
+    ):
         read("1+5=6?", "2+5=")
 
 
@@ -77,8 +81,27 @@ def test_a_text_and_an_episode_are_completions(messages) -> None:
     assert completion_messages({"completion": messages}, "completion", "x.jsonl")[-1] == ANSWER
 
 
+def test_a_message_with_calls_may_lack_a_text() -> None:
+    silent = {key: value for key, value in CALL.items() if key != "content"}
+    for call in (silent, silent | {"content": None}):
+        read = completion_messages({"completion": [call, TOLD, ANSWER]}, "completion", "x.jsonl")
+        assert read == [CALL | {"content": ""}, TOLD, ANSWER]
+
+
 @pytest.mark.parametrize(
-    "messages", [6, [], ["6"], [TOLD], [CALL], [CALL, ANSWER], [CALL, TOLD], [ANSWER, ANSWER], [CALL, TOLD, TOLD]]
+    "messages",
+    [
+        6,
+        [],
+        ["6"],
+        [TOLD],
+        [CALL],
+        [CALL, ANSWER],
+        [CALL, TOLD],
+        [ANSWER, ANSWER],
+        [CALL, TOLD, TOLD],
+        [BARE, TOLD, ANSWER],
+    ],
 )
 def test_calls_without_answers_are_refused(messages) -> None:
     with pytest.raises(UserError, match="column 'completion'"):

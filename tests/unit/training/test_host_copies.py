@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,3 +100,19 @@ def test_a_model_that_is_not_kept_frees_its_memory() -> None:
     del logprobs
     gc.collect()
     assert alive() is None
+
+
+def test_log_probs_of_a_model_that_is_loaded_for_them_leave_none_of_it(monkeypatch) -> None:
+    """As the stages `distance` and `prove-chosen` compute them, and an update with a lag."""
+    loaded = list[weakref.ref[torch.Tensor]]()
+
+    def load(*_: object) -> TokenLogProbs:
+        found = model()
+        loaded.append(weakref.ref(next(found.parameters())))
+        return found
+
+    monkeypatch.setattr(forward_only, "load_configured", load)
+    sections = {"model": SimpleNamespace(dtype="float32"), "deepspeed": SimpleNamespace(micro_batch_tokens=64)}
+    found = forward_only.logps_of_completions(SimpleNamespace(**sections), None, 1.0, SEQUENCES, "test")
+    assert found == logps_of(model())
+    assert [one() for one in loaded] == [None]

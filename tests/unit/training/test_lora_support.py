@@ -40,12 +40,12 @@ def test_what_vllm_serves_passes(config, lora, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("config", "lora", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapter of GPT2LMHeadModel; remove update.lora"),
+        ({"architectures": ["GPT2LMHeadModel"]}, Lora(), "no LoRA adapters for GPT2LMHeadModel; remove update.lora"),
         ({"architectures": ["StableLmForCausalLM"]}, ATTENTION, "StableLmForCausalLM"),
         (GLM4, Lora(), r"an adapter on gate_up_proj of Glm4ForCausalLM; .* without it"),
         (GLM4, Lora(target_modules=["gate_up_proj"]), "gate_up_proj"),
         (EXPERTS, Lora(), r"num_experts: 128.*all-linear.*target_modules.*q_proj"),
-        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on gate of it"),
+        (MIXTRAL, Lora(target_modules=["q_proj", "gate"]), r"an adapter on its gate"),
         ({"text_config": EXPERTS, "architectures": ["X"]}, Lora(), "X has experts"),
     ],
 )

@@ -368,10 +368,11 @@ def test_calls_of_tools_are_those_of_a_completion_and_failures_those_of_a_call()
     metrics = tool_metrics(table)
     assert metrics == {"tools/call_frequency": 3.0, "tools/failure_frequency": (len(ROWS) // 2) / (3 * len(ROWS))}
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
-    rows = [row | {"messages": json.dumps([call, call])} for row in ROWS]
-    named = tables.build(rows, tables.EPISODES, "rollouts", tools='["look", "search"]')
-    by_tool = {"tools/look/call_frequency": 2.0, "tools/search/call_frequency": 0.0}
-    assert tool_metrics(named) == metrics | by_tool, "of all tools, those that nothing called too"
+    for end, made in (("length", 2.0), ("stop", 1.0)):  # a limit of turns prevents the last call
+        rows = [row | {"messages": json.dumps([call, call]), "finish_reason": end} for row in ROWS]
+        named = tables.build(rows, tables.EPISODES, "rollouts", tools='["look", "search"]')
+        by_tool = {"tools/look/call_frequency": made, "tools/search/call_frequency": 0.0}
+        assert tool_metrics(named) == metrics | by_tool, "of all tools, those that nothing called too"
     none = pa.Table.from_pylist([row | {"tool_calls": 0, "tool_failures": 0} for row in ROWS], schema=tables.EPISODES)
     assert tool_metrics(none) == {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
     assert tool_metrics(table.drop_columns("loss_mask")) == {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import model_folders
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -151,19 +152,30 @@ def test_a_policy_has_the_generation_defaults_that_its_model_came_with(
 
 
 def test_parameters_that_a_model_does_not_train_stay_so_if_ranks_share_it(tiny_model, monkeypatch) -> None:
-    without = split_loading._without_weights
+    without = plain_model.without_weights
 
     def frozen(*arguments) -> torch.nn.Module:
         model = without(*arguments)
         model.get_parameter(TENSOR).requires_grad = False
         return model
 
-    monkeypatch.setattr(split_loading, "_without_weights", frozen)
+    monkeypatch.setattr(plain_model, "without_weights", frozen)
     split = SimpleNamespace(Init=lambda module, **_: list(module.parameters()))
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=split))
     model = split_loading.load(Policy(tiny_model), "float32", {})
     assert [name for name, each in model.named_parameters() if not each.requires_grad] == [TENSOR]
     assert torch.equal(model.get_parameter(TENSOR), load_file(tiny_model / "model.safetensors")[TENSOR])
+
+
+@pytest.mark.parametrize("loader", [*LOADERS, "ranks that share the model"])
+def test_a_tensor_that_is_not_equal_to_the_one_it_is_tied_to_is_refused(tmp_path, tiny_model, loader) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    load = LOADERS.get(loader, lambda folder: split_loading.load(Policy(folder), "float32", {}))
+    with pytest.raises(UserError, match=r"not equal to the tensor that config\.json ties it to"):
+        load(folder)
 
 
 @pytest.mark.parametrize("ends", [[2, 7], None])
@@ -175,7 +187,7 @@ def test_what_ends_a_completion_is_the_same_for_every_policy(tmp_path, tiny_mode
     (folder / "generation_config.json").unlink()
     if ends:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    model = split_loading._without_weights(Policy(folder), "float32")
+    model = plain_model.without_weights(Policy(folder))
     (policy := tmp_path / "policy").mkdir()
     policy_model.save_beside(model, policy, Policy(folder))
     assert Policy(policy).stop_ids == Policy(folder).stop_ids == (ends or [2])
@@ -191,21 +203,35 @@ def test_what_ends_a_completion_is_the_same_for_every_policy(tmp_path, tiny_mode
 )
 def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_name(tiny_model, names, message) -> None:
     with pytest.raises(UserError) as error:
-        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
+        policy_model.check_layers(Policy(tiny_model), Lora(target_modules=names))
     assert str(error.value).startswith(f"update.lora.target_modules: the model has {message}")
 
 
 def test_a_pattern_that_no_layer_matches_is_refused(tiny_model) -> None:
     with pytest.raises(UserError, match=r"target_modules: PEFT cannot make an adapter for .*_poj \("):
-        policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=".*_poj"))
+        policy_model.check_layers(Policy(tiny_model), Lora(target_modules=".*_poj"))
 
 
 @pytest.mark.parametrize(
     "names", ["all-linear", ["q_proj", "v_proj"], ["layers.1.mlp.up_proj", "lm_head"], r".*\.[qv]_proj"]
 )
 def test_an_adapter_on_layers_that_are_there_is_taken(tiny_model, names) -> None:
-    policy_model.check_adapter(Policy(tiny_model), Lora(target_modules=names))
-    policy_model.check_adapter(Policy(tiny_model), None)
+    policy_model.check_layers(Policy(tiny_model), Lora(target_modules=names))
+    policy_model.check_layers(Policy(tiny_model), None)
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "qwen3_next"])
+def test_zero_3_is_refused_for_layers_that_read_the_weights_of_a_convolution(tmp_path, kind) -> None:
+    """The forward or the backward pass would fail, since ZeRO 3 gathers the weights of modules that are called."""
+    model = Policy(model_folders.build(tmp_path / "model", 0, kind))
+    policy_model.check_layers(model, None, zero_stage=2)
+    loaded = plain_model.load_plain(model, "float32", device_map="meta")
+    for check in (
+        lambda: policy_model.check_layers(model, None, zero_stage=3),
+        lambda: split_loading.check_gathered(loaded, model),
+    ):
+        with pytest.raises(UserError, match=r"zero_stage: 3 cannot be used with .*; set 2 or less"):
+            check()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rloo_pipeline.training import retraining, trainer_state
     ("about", "content", "message"),
     [
         ({}, "changed", "was changed since it was written"),
-        ({"world": 8}, "values!", "trainer state with deepspeed.processes 8, this run has 1"),
+        ({"world": 8}, "values!", "trainer state with deepspeed.processes 8, but this run has 1"),
     ],
 )
 def test_a_state_is_verified_before_an_engine_is_made(tmp_path, monkeypatch, about, content, message) -> None:

@@ -76,7 +76,7 @@ def test_rounding_passes_and_so_do_few_tokens_that_went_to_other_experts(tmp_pat
     [
         ("00001", True, "vLLM does not apply all modules of the adapter"),
         ("00001", False, "an engine that stayed alive kept the weights of an older policy"),
-        ("00000", False, "another revision of the model"),
+        ("00000", False, "the folder's model has changed"),
     ],
 )
 def test_the_sentence_names_difference_bound_and_likely_cause(tmp_path, name, adapter, cause) -> None:
@@ -86,7 +86,15 @@ def test_the_sentence_names_difference_bound_and_likely_cause(tmp_path, name, ad
         (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError) as error:
         require(SamplerDifference(0.085, 0.003, 1163), folder)
-    for part in ("rollouts of round 2 are not of", name, "0.085 nats", "1163 tokens", "0.0001", cause, "delete them"):
+    for part in (
+        "rollouts of round 2 were not sampled from",
+        name,
+        "0.085 nats",
+        "1163 tokens",
+        "0.0001",
+        cause,
+        "delete them",
+    ):
         assert part in str(error.value)
 
 

@@ -17,6 +17,8 @@ class Room:
     def reset(self, kind="", **row):
         if kind == "raises":
             raise OSError("no door")
+        if kind == "image":
+            return [{"type": "image", "image": 1}]
         self.kind, self.draw = kind, random.random()
         return None if kind == "silent" else f"{neighbour.NAME} {sorted(row)}"
 
@@ -49,6 +51,14 @@ class Room:
         """
         await asyncio.sleep(seconds)
         return f"waited {seconds}"
+
+    async def act_async(self, code: str) -> str:
+        """Do anything.
+
+        Args:
+            code: what
+        """
+        return self.act(code)
 
     def get_reward(self):
         return {"text": "many", "nan": float("nan"), "none": None}.get(self.kind, self.entered / 2)

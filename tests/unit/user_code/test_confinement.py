@@ -201,9 +201,12 @@ def test_what_it_prints_is_copied_to_stderr_without_control_characters_and_up_to
     [
         (
             "open('/etc/passwd')",
-            r"failed with FileNotFoundError: .*passwd' \(broken.py, line 1\); there are the packages",
+            r"failed with FileNotFoundError: .*passwd' \(broken.py, line 1\); it can use the packages",
         ),
-        ("import no_such_package", r"ModuleNotFoundError: .*; there are the packages of Python, its own code, and the"),
+        (
+            "import no_such_package",
+            r"ModuleNotFoundError: .*; it can use the packages of Python, its own code, and the",
+        ),
         ("bytes(1 << 40)", r"importing .*broken.py failed with MemoryError"),
         ("import os; os._exit(3)", r"^the process that imports .* ended its process with exit code 3; import them in"),
         ("import os; os.abort()", r"^the process that imports .* died of SIGABRT"),
@@ -285,7 +288,7 @@ def test_an_image_needs_no_package(image, environment_file) -> None:
 def test_what_an_image_lacks_is_a_sentence(image, tmp_path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("import numpy\nclass Room:\n    def reset(self, **row): pass\n")
-    message = rf"No module named 'numpy' \(broken.py, line 1\); there are the packages that {image} has, its own code"
+    message = rf"No module named 'numpy' \(broken.py, line 1\); it can use the packages that {image} has, its own code"
     with pool_of(file, sandbox=False, image=str(image)) as pool, pytest.raises(UserError, match=message):
         pool.check()
 

@@ -241,7 +241,9 @@ def test_tools_that_break_the_contract_are_named(tmp_path) -> None:
     assert "Wordle.guess has the name of one of rollout.tools" in errors(tmp_path, "Wordle", "guess", text=text)
     assert errors(tmp_path, None, "guess", "guess", text=text).endswith("are called guess; rename one of them")
     refused = errors(tmp_path, None, "Wordle", text=text)
-    assert refused == "'my_env.py:Wordle': not a function, as a tool is; a class is a rollout.environment"
+    assert (
+        refused == "'my_env.py:Wordle': not a function; a tool must be one, and a class belongs in rollout.environment"
+    )
     refused = errors(tmp_path, None, "guess", text="def guess(word): pass\n")
     assert refused == "'my_env.py:guess' has no docstring, which tells the model what it does; write one with `Args:`"
 

@@ -69,7 +69,7 @@ def test_a_python_that_is_none_or_lacks_a_package_is_a_sentence(python, room, tm
     ):
         pass
     (tmp_path / "room.py").write_text("import torch\nclass Room:\n    def reset(self, **row): pass\n")
-    message = r"No module named 'torch' .*; there are the packages of /.*bin/python"
+    message = r"No module named 'torch' .*; it can use the packages of /.*bin/python"
     with (
         EnvironmentPool(room, [], 2, 20.0, Confinement(python=str(python))) as pool,
         pytest.raises(UserError, match=message),

@@ -64,6 +64,33 @@ def test_async_tools_of_a_turn_run_together_and_are_answered_in_order(shared_poo
     finished(shared_pool, 1)
 
 
+def test_a_late_async_call_loses_no_other_answer(shared_pool) -> None:
+    begun(shared_pool, 1)
+    shared_pool.call(1, [("act_async", {"code": "answer = 1"}), ("wait", {"seconds": 1e6}), ("wait", {})])
+    [answer] = answers(shared_pool)
+    assert answer.texts[0] == "1"
+    assert answer.texts[1] == str({"error": "wait took over 3 s"}), "not the first call of the turn"
+    assert "missing 1 required positional argument" in answer.texts[2]
+    assert answer.errors == (False, True, True)
+    finished(shared_pool, 1)
+
+
+def test_an_answer_that_is_not_text_is_an_error(shared_pool) -> None:
+    begun(shared_pool, 1)
+    image = "answer = [{'type': 'image', 'image': 1}]"
+    mute = "answer = type('Mute', (), {'__str__': lambda self: 1 / 0})()"
+    shared_pool.call(1, [(tool, {"code": code}) for tool in ("act", "act_async") for code in (image, mute)])
+    [answer] = answers(shared_pool)
+    shown = str({"error": "an image was returned, and only text can be shown here"})
+    assert answer.texts == (shown, str({"error": "division by zero"})) * 2
+    assert (answer.errors, answer.lost) == ((True,) * 4, None)
+    finished(shared_pool, 1)
+    assert str(begun(shared_pool, 2, kind="image")[0].lost).endswith(
+        "an image was returned, and only text can be shown here"
+    )
+    finished(shared_pool, 2)
+
+
 def test_draws_depend_on_the_seed_alone(shared_pool) -> None:
     begun(shared_pool, 1, 2, seed=7)
     begun(shared_pool, 3, seed=8)

@@ -19,7 +19,7 @@ from helpers import wait_until
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.workers import client, engine_cache, manager
+from rloo_pipeline.workers import client, engine_cache, manager, server
 
 HELP = ["rollout", "--help"]
 ALL = client.ROLES.keys()
@@ -65,6 +65,31 @@ def test_a_worker_returns_the_exit_status_and_restarts_after_a_failure(worker) -
     assert run_when_ready(["rollout", "--rnd", "1"]) == 2
     assert run_when_ready(HELP) == 0
     assert worker.poll() is None
+
+
+def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, monkeypatch) -> None:
+    """One that had a GPU of several for a stage would have only that one for all later ones."""
+    started, path = list[str](), tmp_path / "sampler-0.sock"
+
+    def answer(*_: object) -> bool:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        return False
+
+    def connect() -> None:
+        wait_until(path.exists)
+        with socket.socket(socket.AF_UNIX) as connection:
+            client.with_short_path(connection.connect, str(path))
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    for name, function in (("_answer", answer), ("_end_with", lambda *_: None)):
+        monkeypatch.setattr(server, name, function)
+    monkeypatch.setattr(engine_cache, "enable", lambda: None)
+    monkeypatch.setattr(os, "execv", lambda *_: started.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(os, "execve", lambda *call: started.append(call[2]["CUDA_VISIBLE_DEVICES"]))
+    with ThreadPoolExecutor() as other:
+        other.submit(connect)
+        server.serve(lambda _: None, lambda _: None, path, os.getpid())
+    assert started == ["0,1"]
 
 
 def test_an_answer_arrives_at_once(worker) -> None:

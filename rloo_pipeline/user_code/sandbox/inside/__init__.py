@@ -1,1 +1,1 @@
-"""Modules whose source is copied into a sandbox: they import only the standard library and each other."""
+"""Modules whose source is copied into a sandbox. They import only the standard library and each other."""

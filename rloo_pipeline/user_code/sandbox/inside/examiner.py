@@ -1,7 +1,7 @@
-"""The examiner's process: runs the tests in a sandbox of its own and reports results on its standard error.
+"""The examiner: a process that runs the tests in its own sandbox and reports results on standard error.
 
-Names that are neither defined by the tests nor Python builtins belong to the program, and a builtin that the program is
-asked to write. The program runs in another sandbox and is reached through the wire (`remote_program.py`).
+Names that are neither defined by the tests nor Python builtins are looked up in the program, and so is a builtin that
+the program has to define. The program runs in another sandbox and is reached over the wire (`remote_program.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rloo_pipeline.user_code.sandbox.inside.wire import Wire
 
 
 def main(bounds: dict[str, int]) -> None:
-    """Reads program and tests, runs test after test, and writes a line of JSON for each."""
+    """Reads the program and the tests, runs the tests in turn, and writes a line of JSON for each."""
     apply(bounds)
     wire = Wire(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
     report = os.fdopen(os.dup(2), "w")
@@ -39,16 +39,16 @@ def main(bounds: dict[str, int]) -> None:
 def examine(
     program: ProgramProxy, units: list[tuple[str, bool]], builtin: str, every: bool
 ) -> Iterator[dict[str, Any]]:
-    """Runs units of tests. Stops at a failed preparation, and at the first failed test unless `every` is true.
+    """Runs the tests. Stops if preparation fails, and at the first failed test unless `every` is true.
 
     Args:
         program: the program under test.
         units: pieces of code, each with True if it is a test and False if it is preparation.
-        builtin: name of the builtin that the program defines itself; empty for none.
+        builtin: name of the builtin that the program defines itself; empty if there is none.
         every: run all tests.
 
     Yields:
-        {"passed": …} for each test; {"unsupported": reason} where the tests cannot be run here.
+        {"passed": …} for each test; {"unsupported": reason} if the tests cannot be run here.
     """
     texts = [text for text, _ in units]
     try:
@@ -75,7 +75,7 @@ def examine(
 
 
 class TestNamespace(dict[str, Any]):
-    """The tests' namespace: each use of a name that they do not define is looked up in the program."""
+    """The tests' namespace. A name that the tests do not define is looked up in the program each time it is used."""
 
     def __init__(self, program: ProgramProxy, texts: list[str], builtin: str) -> None:
         super().__init__(__name__="__main__")  # as where a file of tests is run
@@ -86,9 +86,9 @@ class TestNamespace(dict[str, Any]):
         if name == self._builtin:
             try:
                 return self._program.name(name)
-            except KeyError:  # for which Python would take the builtin
+            except KeyError:  # Python would fall back to the builtin
                 raise NameError(f"the program does not define {name}") from None
-        if hasattr(builtins, name):  # never the program's: its `abs` could return 0
+        if hasattr(builtins, name):  # never use the program's: its `abs` could always return 0
             raise KeyError(name)
         if name in self._modules:
             return importlib.import_module(name)
@@ -96,7 +96,7 @@ class TestNamespace(dict[str, Any]):
 
 
 def standard_modules(texts: list[str]) -> set[str]:
-    """Standard modules that tests use by name: `math.isclose` must not come from the program either."""
+    """Standard modules that tests use by name. `math.isclose`, for example, must not come from the program either."""
     nodes = list(ast.walk(ast.parse("\n".join(texts))))
     owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}

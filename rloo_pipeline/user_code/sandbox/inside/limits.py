@@ -1,14 +1,14 @@
 """The last steps of confinement, which the sandboxed process takes itself before it reads a program.
 
-It limits the number of files in /tmp (an option of the mount that bubblewrap does not set), drops the capability that
-this takes, sets resource limits, switches to an unused uid where it began as the real root (the kernel exempts root
-from the limit on processes), and installs a filter of system calls. The filter denies calls that no solution of a task
-needs and that namespaces do not cover: sockets (vsock crosses a network namespace), keyrings, memory of the kernel that
-no limit counts, and the calls behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace).
-Calls that are newer than this list do not exist for a program.
+It limits the number of files in /tmp (a mount option that bubblewrap does not set), drops the capability needed for
+that, sets resource limits, switches to an unused uid if it started as real root (the kernel exempts root from the
+process limit), and installs a system call filter. The filter denies calls that no solution needs and that namespaces do
+not cover: sockets (vsock crosses a network namespace), keyrings, kernel memory that no limit counts, and the calls
+behind most kernel vulnerabilities (user namespaces, mounts, io_uring, bpf, ptrace). To a program, calls newer than this
+list do not exist.
 
-A process whose parent dies right after starting it has nobody to kill it. So each process writes `READY` once it dies
-with its parent, gets a program only after that, and waits for the program for a limited time.
+If a parent dies right after starting a process, nothing kills that process. So each process first arranges to die with
+its parent, then writes `READY`, gets its program only after that, and waits for it for a limited time.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from pathlib import Path
 from typing import Any
 
 DENIED = (
-    *(101, 310, 311, 312, 438),  # ptrace and the memory of others
+    *(101, 310, 311, 312, 438),  # ptrace and other processes' memory
     *(41, 54),  # sockets and their buffers
     *(155, 161, 165, 166, 272, 303, 304, 308, 428, 429, 430, 431, 432, 433, 442),  # namespaces and mounts
     *(248, 249, 250),  # keyrings
     *(29, 64, 68, 240),  # System V's memory, semaphores and queues, and POSIX message queues
-    *(319, 447),  # files in memory
-    *(206,),  # asynchronous input and output
+    *(319, 447),  # in-memory files
+    *(206,),  # asynchronous I/O
     *(188, 189, 190),  # extended attributes
-    *(253, 294, 300),  # events of files
+    *(253, 294, 300),  # file events
     *(444, 445, 446),  # Landlock
-    *(237, 238, 256, 279, 450),  # memory policies
+    *(237, 238, 256, 279, 450),  # memory policy
     *(298, 321, 323, 425, 426, 427),  # perf, bpf, userfaultfd, io_uring
 )
-"""Numbers of system calls of x86-64."""
+"""x86-64 numbers of the denied system calls."""
 PROCESS_GROUPS = (109, 112)
 NEWEST = 450
-"""The last system call that was judged for this list."""
+"""The newest system call that was reviewed for this list."""
 CLONE, CLONE3, CLONE_NEWUSER = 56, 435, 0x10000000
 
 LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # UNKNOWN, ENOSYS, sends libc from clone3 to clone
+ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050001, 0x00050026  # ENOSYS makes libc fall back from clone3 to clone
 X86_64 = 0xC000003E
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 MS_REMOUNT_NOSUID_NODEV = ctypes.c_ulong(0x20 | 0x2 | 0x4)
@@ -52,7 +52,7 @@ WAITING_SECONDS = 60
 
 
 def apply(limits: dict[str, int]) -> None:
-    """Sets all limits; raises where one cannot be set, so that nothing runs unlimited."""
+    """Sets all limits. Raises if one cannot be set, so that nothing runs unlimited."""
     signal.alarm(WAITING_SECONDS)
     if limits["files"]:
         _call("mount", b"tmpfs", b"/tmp", None, MS_REMOUNT_NOSUID_NODEV, b"nr_inodes=%d" % limits["files"])
@@ -72,7 +72,7 @@ def apply(limits: dict[str, int]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, 64),  # counts timers too
+        (resource.RLIMIT_SIGPENDING, 64),  # also limits timers
     ):
         _, ceiling = resource.getrlimit(kind)
         most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
@@ -83,13 +83,13 @@ def apply(limits: dict[str, int]) -> None:
 
 
 def begin() -> None:
-    """Ends the wait for the program: from here on the parent enforces the deadline."""
+    """Ends the limited wait for the program; from here on, the parent enforces the deadline."""
     signal.alarm(0)
 
 
 def stay_in_group() -> None:
-    """Refuses to leave the process group and the session, so that a signal to the group ends all that is started in it.
-    This is for x86-64 too.
+    """Makes it impossible to leave the process group and session, so that a signal to the group reaches every process
+    in it. For x86-64 only.
     """
     if os.uname().machine == "x86_64":
         _refuse_system_calls(PROCESS_GROUPS)
@@ -104,14 +104,14 @@ def _refuse_system_calls(denied: tuple[int, ...] = DENIED) -> None:
 
 
 def _call(name: str, *args: Any) -> None:
-    """Calls a function of the C library; raises OSError where it fails."""
+    """Calls a function of the C library; raises OSError if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*args):
         raise OSError(ctypes.get_errno(), f"the kernel refuses {name}")
 
 
 def _filter(denied: tuple[int, ...]) -> bytes:
-    """The filter as an array of struct sock_filter: each entry an operation, two jumps and a number."""
+    """The filter as an array of struct sock_filter, each an operation, two jump offsets and a number."""
     allow = 6 + len(denied) + 3
     refuse, unknown = allow + 1, allow + 2
 
@@ -122,12 +122,12 @@ def _filter(denied: tuple[int, ...]) -> bytes:
         step(0, LOAD, 4),  # the architecture
         step(1, EQUALS, X86_64, other=refuse),
         step(2, LOAD, 0),  # the system call's number
-        step(3, AT_LEAST, 0x40000000, then=refuse),  # numbers of the x32 ABI
+        step(3, AT_LEAST, 0x40000000, then=refuse),  # system call numbers of the x32 ABI
         step(4, EQUALS, CLONE3, then=unknown),
         step(5, AT_LEAST, NEWEST + 1, then=unknown),
         *(step(6 + row, EQUALS, number, then=refuse) for row, number in enumerate(denied)),
         step(allow - 3, EQUALS, CLONE, other=allow),
-        step(allow - 2, LOAD, 16),  # the lower half of clone's flags
+        step(allow - 2, LOAD, 16),  # lower half of clone's flags
         step(allow - 1, HAS_BITS, CLONE_NEWUSER, then=refuse),
         step(allow, RETURN, ALLOW),
         step(refuse, RETURN, REFUSE),

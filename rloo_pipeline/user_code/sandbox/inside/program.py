@@ -1,7 +1,7 @@
 """The program's process: runs the program once, then makes the calls that the examiner requests.
 
-Nothing here is trusted once the program runs: it may change everything in its own process. It sees calls, and never an
-expected value or an assert.
+Nothing in this process is trusted once the program runs, because the program can change all of it. It sees calls, but
+never an expected value or an assert.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_err
 
 @functools.cache
 def _event_loop() -> Any:
-    """One event loop for all coroutines: what the program keeps between calls is bound to it."""
+    """One event loop for all coroutines, because objects that the program keeps between calls are bound to it."""
     import asyncio
 
     return asyncio.new_event_loop()
@@ -35,7 +35,7 @@ def _wait(awaitable: Awaitable[Any]) -> Any:
 
 
 def _exit(manager: Any, kind: type[BaseException] | None) -> tuple[Any, ...]:
-    """The arguments of `__exit__`. The error of a test is made anew without its message, which may name the answer."""
+    """The arguments of `__exit__`. A test's error is recreated without its message, which may reveal the answer."""
     return (manager, kind, kind and kind.__new__(kind), None)
 
 
@@ -74,7 +74,7 @@ def main(bounds: dict[str, int]) -> None:
     module = ModuleType("solution")
     sys.modules["solution"] = module
     server = ProgramServer(wire, module.__dict__)
-    wire.receive()  # the examiner asks whether this process is ready
+    wire.receive()  # the examiner waits for this process to be ready
     wire.send({"value": None})
     text = wire.receive()["program"]
     begin()
@@ -93,7 +93,7 @@ def main(bounds: dict[str, int]) -> None:
 
 
 class ProgramServer:
-    """The program's names, and the objects to which the examiner has references."""
+    """Holds the program's names and the objects that the examiner references."""
 
     def __init__(self, wire: Wire, names: dict[str, Any]) -> None:
         self._wire, self._names = wire, names
@@ -101,7 +101,7 @@ class ProgramServer:
         self._numbers: dict[int, int] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Performs a request. The reply has the result or the exception, and the arguments changed in place."""
+        """Performs a request. The reply has the result or exception, and any arguments that were changed in place."""
         try:
             if request["do"] == "name":
                 return {"value": self._encode(self._names[request["name"]])}
@@ -115,7 +115,7 @@ class ProgramServer:
             return self.failure(error)
 
     def failure(self, error: BaseException) -> dict[str, Any]:
-        """An exception as a reply."""
+        """Encodes an exception as a reply."""
         return {"raise": encode_error(error)}
 
     def _encode(self, value: Any) -> Any:
@@ -139,12 +139,14 @@ class ProgramServer:
         return self._objects[number] if tag == "h" else self._of_examiner(number, tag == "K")
 
     def _of_examiner(self, number: int, asynchronous: bool) -> Any:
-        """A function of the tests that was passed as an argument: calling it sends a request to the examiner."""
+        """Stands for a function of the tests that was passed as an argument. Calling it sends a request to the
+        examiner.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             named = {name: self._encode(arg) for name, arg in kwargs.items()}
             self._wire.send({"call": number, "args": [self._encode(arg) for arg in args], "named": named})
-            while "do" in (reply := self._wire.receive()):  # the function may itself call the program
+            while "do" in (reply := self._wire.receive()):  # the function may call back into the program
                 self._wire.send(self.answer(reply))
             if "raise" in reply:
                 _, base_name, messages, *_ = reply["raise"]

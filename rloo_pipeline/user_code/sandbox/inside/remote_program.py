@@ -1,7 +1,7 @@
-"""The program under test, as the examiner's process sees it: its names, its objects and its exceptions, over the wire.
+"""The examiner's proxy of the program under test: its names, objects and exceptions, reached over the wire.
 
-Plain data crosses as data, which this Python compares with its own `==`. An object of the program's classes stays in
-the program's process; here a `RemoteObject` represents it, which equals no plain data.
+Plain data is sent by value and compared here with this Python's own `==`. An object of one of the program's classes
+stays in the program's process and is represented here by a `RemoteObject`, which never equals plain data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from rloo_pipeline.user_code.sandbox.inside.wire import Wire, decode, decode_err
 ENDS_OF_LOOPS: dict[type[Exception], str] = {StopIteration: "next", StopAsyncIteration: "anext"}
 """Exceptions that end a loop, and the operation that may raise them."""
 CO_COROUTINE = 0x80
-"""Flag of the code of an `async def` function, as in the module inspect."""
+"""Code flag of an `async def` function, as in the module inspect."""
 TEXT = "text of the program's exception"
-"""Attribute of exceptions of the program's classes, which may have a `__str__` of their own."""
+"""Attribute that keeps the text of the program's own exceptions, whose classes may define `__str__`."""
 
 
 class ProgramGone(BaseException):
-    """The program's process died or sent an invalid message. No Exception, so that no test catches it by accident."""
+    """The program's process died or sent an invalid message. Not an Exception, so that tests do not catch it by
+    accident.
+    """
 
 
 class UnsupportedValue(BaseException):
@@ -85,7 +87,7 @@ class ProgramProxy:
         raise raised
 
     def caused(self, error: BaseException | None) -> bool:
-        """True if an exception is the program's, or was raised while one of the program's was handled."""
+        """True if an exception came from the program, or was raised while handling one that did."""
         while error is not None and not any(error is raised for raised in self._raised):
             error = error.__context__
         return error is not None
@@ -103,7 +105,7 @@ class ProgramProxy:
             return {"raise": encode_error(error)}
         try:
             return {"value": encode(result, self._refer)}
-        except UnsupportedValue as error:  # the program chose the arguments, so this is not a property of the tests
+        except UnsupportedValue as error:  # the program chose these arguments, so the tests are not to blame
             self.unsupported = None
             return {"raise": encode_error(TypeError(str(error)))}
 
@@ -132,7 +134,9 @@ class ProgramProxy:
     def _error(
         self, do: str, name: str, base_name: str, args: list[Any], attributes: dict[str, Any], text: str
     ) -> Exception:
-        """An exception of the program. One that ends loops becomes another where it would end a loop of the tests."""
+        """Recreates an exception of the program. StopIteration is replaced where it would silently end a loop of the
+        tests.
+        """
         kind = self._class(name, base_name)
         ends_loop = next((end for end in ENDS_OF_LOOPS if issubclass(kind, end)), None)
         if ends_loop and do != ENDS_OF_LOOPS[ends_loop]:
@@ -143,7 +147,9 @@ class ProgramProxy:
         return error
 
     def _class(self, name: str, base_name: str) -> type[Exception]:
-        """The class of an exception: a builtin one, or a new subclass of the nearest builtin one, of the same name."""
+        """The class of an exception: a builtin one, or a new class of the same name derived from the nearest builtin
+        one.
+        """
         base = getattr(builtins, base_name, None)
         base = base if isinstance(base, type) and issubclass(base, Exception) else Exception
         if base.__name__ == name:
@@ -153,12 +159,12 @@ class ProgramProxy:
 
 
 async def _awaited(coroutine: RemoteObject) -> Any:
-    """A coroutine of the program: awaiting it runs it to its end in the program's process."""
+    """Awaits a coroutine of the program, which runs to completion in the program's process."""
     return coroutine._request("await")
 
 
 def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine of the tests, which may themselves be running an event loop on this thread."""
+    """Runs a coroutine of the tests, which may already be running an event loop on this thread."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -167,7 +173,7 @@ def _complete(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _forwarded(do: str, kind: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
-    """A method that requests an operation, and converts its result to a type."""
+    """Makes a method that requests an operation and converts its result to a type."""
 
     def method(on: RemoteObject, /, *args: Any, **kwargs: Any) -> Any:
         result = on._request(do, *args, **kwargs)
@@ -177,7 +183,7 @@ def _forwarded(do: str, kind: Callable[[Any], Any] | None = None) -> Callable[..
 
 
 class RemoteObject:
-    """An object in the program's process. It can equal only another RemoteObject, and has no order."""
+    """An object in the program's process. It can equal only another RemoteObject, and is not ordered."""
 
     def __init__(self, program: ProgramProxy, number: int) -> None:
         self.__dict__.update(_program=program, _number=number)
@@ -200,7 +206,7 @@ class RemoteObject:
     __repr__ = _forwarded("repr", str)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        """NumPy would compare an array that the program's class makes up, or an empty sequence."""
+        """Refuses, because NumPy would otherwise compare an array that the program makes up, or an empty sequence."""
         raise TypeError("an object of the program's classes is not an array")
 
     def __getattr__(self, name: str) -> Any:
@@ -209,7 +215,7 @@ class RemoteObject:
         return self._request("getattr", name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with _unheard(error):
+        with _suppressing(error):
             self._request("exit", _nearest_builtin(kind))
 
     def __await__(self) -> Any:
@@ -223,7 +229,7 @@ class RemoteObject:
         return self._request("aenter")
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        with _unheard(error):
+        with _suppressing(error):
             self._request("aexit", _nearest_builtin(kind))
 
     def __iter__(self) -> Iterator[Any]:
@@ -241,8 +247,8 @@ class RemoteObject:
         return int(self._number)
 
 
-def _unheard(error: BaseException | None) -> AbstractContextManager[None]:
-    """Drops what the program's `__exit__` raises where the tests' own error is to go on."""
+def _suppressing(error: BaseException | None) -> AbstractContextManager[None]:
+    """Suppresses an exception from the program's `__exit__` if the tests' own error should propagate."""
     return nullcontext() if error is None else suppress(Exception)
 
 
@@ -251,7 +257,7 @@ def _nearest_builtin(kind: type[BaseException] | None) -> type | None:
 
 
 def _replace_content(target: Any, after: Any) -> None:
-    """Applies the program's in-place changes of its copy to the tests' own list, dict or set."""
+    """Applies the changes that the program made to its copy to the tests' own list, dict or set."""
     if isinstance(target, list) and isinstance(after, list):
         target[:] = after
     elif isinstance(target, deque) and isinstance(after, deque):

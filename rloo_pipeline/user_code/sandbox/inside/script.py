@@ -1,4 +1,6 @@
-"""Runs a program as a script. Standard input holds a line with the program's length, the program, and its input."""
+"""Runs a program as a script. Standard input holds a line with the program's length, then the program, then its
+input.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from rloo_pipeline.user_code.sandbox.inside.limits import READY, apply, begin
 
 
 def main(bounds: dict[str, int]) -> None:
-    """Reads exactly the program from the descriptor, without buffering, and leaves the input to it."""
+    """Reads the program from standard input without buffering, so that its input is left for it to read."""
     apply(bounds)
     os.write(1, READY)
     length = b""

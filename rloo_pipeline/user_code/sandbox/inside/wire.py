@@ -1,9 +1,9 @@
-"""Messages between the examiner and the program: one line of JSON each, with values as plain data.
+"""Messages between the examiner and the program: each is a line of JSON, with values as plain data.
 
-Plain data are None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, builtin types, and lists,
-tuples, sets, deques and dicts of them, and NumPy's scalars and arrays of numbers, strings or times. They arrive as
-exactly these types, also where a subclass was sent. Every other object stays with the sender, which sends a reference,
-its number. Messages contain no code and no pickles, so a wrong message does no harm.
+Plain data is None, bool, int, float, str, complex, bytes, Decimal, Fraction, dates, range, builtin types, lists,
+tuples, sets, deques and dicts of these, and NumPy scalars and arrays of numbers, strings or times. It arrives as
+exactly these types, even if a subclass was sent. Any other object stays with the sender, which sends its number as a
+reference. Messages contain neither code nor pickles, so a bad message does no harm.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Wire:
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """A value as JSON; `refer` makes the reference for an object that is not plain data."""
+    """Encodes a value as JSON; `refer` makes a reference for an object that is not plain data."""
     plain: Any
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
@@ -88,7 +88,7 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
-    """The value that was encoded; `resolve` returns the object for a reference."""
+    """Decodes a value; `resolve` returns the object for a reference."""
     if not isinstance(message, list):
         return message
     tag, content = message
@@ -118,7 +118,7 @@ def _array(dtype: str, shape: list[int], data: str) -> Any:
 
 
 def builtin_type(name: str) -> type:
-    """A builtin type; raises ValueError for other names, such as for `eval`."""
+    """Returns a builtin type by name; raises ValueError for any other name, such as `eval`."""
     value = getattr(builtins, name, None)
     if not isinstance(value, type):
         raise ValueError(f"{name} is not a builtin type")
@@ -126,11 +126,13 @@ def builtin_type(name: str) -> type:
 
 
 def encode_error(error: BaseException) -> list[Any]:
-    """An exception: names of its class and of the nearest builtin one, plain arguments and attributes, and its text."""
+    """Encodes an exception: names of its class and of the nearest builtin class, plain arguments and attributes,
+    text.
+    """
     base = next(base.__name__ for base in type(error).__mro__ if _is_builtin(base))
     try:
         text = str(error)
-    except Exception:  # of the program's own __str__
+    except Exception:  # from the program's own __str__
         text = ""
     args = [message for arg in error.args for message in _plain(arg)]
     attributes = {str(name): message for name, value in vars(error).items() for message in _plain(value)}
@@ -138,11 +140,11 @@ def encode_error(error: BaseException) -> list[Any]:
 
 
 def decode_error(kind: type[Exception], args: list[Any], attributes: dict[str, Any]) -> Exception:
-    """The exception that was encoded, as an instance of `kind`."""
+    """Decodes an exception as an instance of `kind`."""
     args = [decode(arg, _refuse) for arg in args]
     try:
         error = kind(*args)
-    except TypeError:  # UnicodeDecodeError takes nothing but its five arguments
+    except TypeError:  # UnicodeDecodeError, for one, requires exactly its five arguments
         error = kind.__new__(kind)
         error.args = tuple(args)
     vars(error).update({name: decode(value, _refuse) for name, value in attributes.items()})
@@ -150,7 +152,7 @@ def decode_error(kind: type[Exception], args: list[Any], attributes: dict[str, A
 
 
 def _plain(value: Any) -> list[Any]:
-    """The message of a value, in a list that is empty where the value is not plain data."""
+    """Encodes a value into a one-element list; the list is empty if the value is not plain data."""
     try:
         return [encode(value, _refuse)]
     except Exception:

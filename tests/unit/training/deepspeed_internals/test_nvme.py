@@ -33,7 +33,7 @@ def test_the_folder_of_a_living_process_stays_and_that_of_a_killed_one_is_remove
 def test_a_folder_may_name_variables_and_must_be_on_the_node(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SCRATCH_OF_JOB", str(tmp_path))
     assert nvme._folder("$SCRATCH_OF_JOB").parent == tmp_path
-    with pytest.raises(UserError, match=r"nvme_path: \$NO_SUCH is no folder on this node"):
+    with pytest.raises(UserError, match=r"nvme_path: \$NO_SUCH is not a folder on this node"):
         nvme._folder("$NO_SUCH")
 
 
@@ -52,7 +52,7 @@ def test_a_folder_for_temporary_files_in_memory_is_refused_where_no_other_is_nam
     assert finding.ok == (file_system == "ext4")
     if not finding.ok:
         assert "is in the memory of this node" in finding.message
-        with pytest.raises(UserError, match="is in the memory of this node, so that an offload to it"):
+        with pytest.raises(UserError, match="is in the memory of this node, so that offloading to it"):
             nvme._folder(None)
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_short_or_cannot_be_written_is_an_error(tmp_path) -> None
     assert torch.equal(again[3:903], buffer[7:907])
     assert not again[:3].any()
     handle.async_pread(again, str(tmp_path / "file"), 0)
-    with pytest.raises(UserError, match=r"3,600 bytes can be read of 4,000"):
+    with pytest.raises(UserError, match=r"only 3,600 of 4,000 bytes can be read"):
         handle.wait()
     if Path("/dev/full").exists():
         handle.async_pwrite(again, "/dev/full", 0)

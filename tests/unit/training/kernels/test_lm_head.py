@@ -33,10 +33,13 @@ def clipped(rows, logps, mask, entropy):
 entropies_of_loss: list[float] = []
 
 
-def run(model: torch.nn.Module, plain: bool, temperature: float = 0.7) -> tuple[float, list[float], torch.Tensor]:
+def run(
+    model: torch.nn.Module, plain: bool, temperature: float = 0.7, never: tuple[int, ...] = ()
+) -> tuple[float, list[float], torch.Tensor]:
     """Loss, entropies and gradient."""
     entropies_of_loss.clear()
     module = TokenLogProbs(model, temperature)
+    module.never = never
     assert module.split is not None
     module.split = None if plain else module.split
     loss = module(pack(), clipped)
@@ -122,12 +125,13 @@ def scaled(kind: str) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **FORMS[kind]))
 
 
+@pytest.mark.parametrize("never", [(), (0,)], ids=["every token", "a token that is never sampled"])
 @pytest.mark.parametrize("tokens", [3, 8, 10**6])
 @pytest.mark.parametrize("kind", FORMS)
-def test_scaled_and_capped_logits_are_computed_in_pieces_too(kind, tokens, monkeypatch) -> None:
-    whole = run(scaled(kind), plain=True)
+def test_scaled_and_capped_logits_are_computed_in_pieces_too(kind, tokens, never, monkeypatch) -> None:
+    whole = run(scaled(kind), plain=True, never=never)
     monkeypatch.setitem(lm_head.ELEMENTS, "cpu", 97 * tokens)
-    loss, entropies, slope = run(scaled(kind), plain=False)
+    loss, entropies, slope = run(scaled(kind), plain=False, never=never)
     assert loss == pytest.approx(whole[0], rel=1e-5)
     assert entropies == pytest.approx(whole[1], rel=1e-5)
     assert (slope - whole[2]).norm() < 1e-5 * whole[2].norm()
