@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.long
 def test_a_model_of_images_learns_colours(tmp_path) -> None:
     project = Project(tmp_path / "project")
-    config = merged(yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text()), {"rounds": 12})
+    config = yaml.safe_load((ROOT / "config" / "vision-demo.yaml").read_text())
     (project.folder / "vision.yaml").write_text(yaml.safe_dump(config))
     outcome = project.snakemake("--cores", "2", "--configfile", "vision.yaml")
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
