@@ -326,7 +326,12 @@ def visible_gpu(parallel: int) -> VisibleGpu:
 
 
 def gpu_budget(
-    dims: ModelDims, engine: EngineSettings, card: VisibleGpu, longest: int, recurrent: bool = False
+    dims: ModelDims,
+    engine: EngineSettings,
+    card: VisibleGpu,
+    longest: int,
+    recurrent: bool = False,
+    kept: bool = True,
 ) -> GpuBudget:
     """Divides vLLM's share of a GPU.
 
@@ -339,6 +344,7 @@ def gpu_budget(
         card: the GPU.
         longest: maximum number of tokens of a prompt with its completion.
         recurrent: True if layers have recurrent states, whose blocks differ in size; the cache then gets all the room.
+        kept: False for an engine that no worker keeps; the sampler's worker may then hold one on this GPU, too.
 
     Returns:
         The budget; its cache is 0 or less if there is no room for one.
@@ -347,7 +353,9 @@ def gpu_budget(
     widths = dims._asdict()
     per_token = sum(multiple * widths[name] for name, multiple in LIVE.items()) * size
     logits = LOGITS * 4 * card.sequences * dims.vocabulary
-    share = min(card.memory * engine.gpu_memory_utilization, card.memory - devices.idle_bytes("sampler"))
+    share = min(
+        card.memory * engine.gpu_memory_utilization, card.memory - devices.idle_bytes("sampler" if kept else "")
+    )
     fixed = GpuBudget(
         devices.IDLE["sampler"],
         dims.in_sampler(engine.dtype, engine.quantization is not None) / parallel,
@@ -359,7 +367,9 @@ def gpu_budget(
     return fixed._replace(cache=int(min(share - fixed.total, most)))
 
 
-def gpu_arguments(policy: Policy, engine: EngineSettings, card: VisibleGpu, longest: int) -> dict[str, Any]:
+def gpu_arguments(
+    policy: Policy, engine: EngineSettings, card: VisibleGpu, longest: int, kept: bool = True
+) -> dict[str, Any]:
     """Arguments for engines on GPUs only; takes those of `gpu_budget`.
 
     With `kv_cache_memory_bytes`, vLLM does not measure memory, which fails while other processes on the GPU start or
@@ -372,7 +382,7 @@ def gpu_arguments(policy: Policy, engine: EngineSettings, card: VisibleGpu, long
     dims, utilization, parallel = policy.dimensions, engine.gpu_memory_utilization, engine.tensor_parallel_size
     if dims is None:
         return {"max_num_seqs": card.sequences, "gpu_memory_utilization": utilization}
-    budget = gpu_budget(dims, engine, card, longest, policy.is_recurrent)
+    budget = gpu_budget(dims, engine, card, longest, policy.is_recurrent, kept)
     if budget.cache < (needed := dims.cached(engine.dtype) * longest / parallel):
         raise UserError(
             f"vllm.gpu_memory_utilization: {utilization} of a GPU of {card.memory / GB:.1f} GB is too little: the "

@@ -71,7 +71,7 @@ def arguments(config: Config, section: Harness, policy: Policy) -> dict[str, Any
         engine = EngineSettings.of(config.model, config.vllm, config.rollout, for_rollouts=False)
         if longest:
             card = engine_arguments.visible_gpu(engine.tensor_parallel_size)
-            settings |= engine_arguments.gpu_arguments(policy, engine, card, longest)
+            settings |= engine_arguments.gpu_arguments(policy, engine, card, longest, kept=False)
         else:
             settings["gpu_memory_utilization"] = engine.gpu_memory_utilization
     if policy.is_adapter:

@@ -76,6 +76,8 @@ def test_warm_engines_on_the_same_gpu_leave_less(monkeypatch) -> None:
     monkeypatch.setenv(devices.WARM, "logprobs sampler trainer")
     beside = gpu_budget(QWEN_7B, engine(1.0), A10, 2048)
     assert alone.cache - beside.cache == pytest.approx(2e9, abs=1)
+    of_harness = gpu_budget(QWEN_7B, engine(1.0), A10, 2048, kept=False)
+    assert alone.cache - of_harness.cache == pytest.approx(4.5e9, abs=1)
 
 
 def test_the_batch_is_that_of_vllm_for_the_card() -> None:
