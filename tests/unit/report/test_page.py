@@ -192,7 +192,7 @@ def test_a_distance_from_another_policy_0_is_refused(tmp_path: Path, config: Con
     run = make_run(tmp_path / "run", config)
     file = run / "evaluation" / "final" / "distance.json"
     write_json(file, read_json(file) | {"reference": "of another run"})
-    with pytest.raises(UserError, match=r"distance\.json: its reference is of another run, and warmstart"):
+    with pytest.raises(UserError, match=r"distance\.json: its reference is of another run, but warmstart"):
         summarize_run(config, run)
 
 
