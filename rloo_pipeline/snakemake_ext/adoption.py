@@ -44,7 +44,8 @@ def check(call: SnakemakeCall) -> None:
 
 
 def _touches(call: SnakemakeCall) -> bool:
-    return bool(call.workflow.executor_plugin.name == "touch")
+    plugin = call.workflow.executor_plugin  # None where nothing runs, as with --rulegraph
+    return plugin is not None and plugin.name == "touch"
 
 
 def _check_config(folder: Path, config: Config) -> None:

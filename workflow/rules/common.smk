@@ -1,4 +1,4 @@
-# Shared by all rule files: the validated configuration, names of rounds, resources.
+# Shared by the files of all rules: the validated configuration, names of rounds, resources.
 import re
 from pathlib import Path
 
