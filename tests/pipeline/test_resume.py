@@ -160,7 +160,7 @@ def test_rounds_with_a_lag_whose_stages_are_killed_have_the_same_bytes(project, 
         one.take(finished, *AFTER_POLICY_0)
     outcome = undisturbed.snakemake("--cores", "2", *arguments, **LAG)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    stages = {"difficulty", "rollout", "score", "refill", "reference", "update"}
+    stages = {"checks", "difficulty", "rollout", "score", "refill", "reference", "update"}
     assert killed_once(project, tmp_path, *arguments, **LAG) == stages
     refills = undisturbed.files("rounds/*/refill/rollouts.parquet").values()
     assert any(pq.read_table(io.BytesIO(table)).num_rows for table in refills), "else no refill samples"
