@@ -9,7 +9,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
@@ -35,10 +34,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_boolean(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        checked, types = check(value), _types_in(cls.model_fields[str(info.field_name)].annotation)
-        entries = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(entry, bool) for entry in entries) and types.isdisjoint({bool, Any}):  # pydantic takes 1
+    def _refuse_boolean(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        checked = check(value)
+        both = isinstance(value, list) and isinstance(checked, list | tuple)
+        pairs = zip(value, checked, strict=False) if both else [(value, checked)]
+        if any(isinstance(given, bool) and type(taken) in (int, float) for given, taken in pairs):  # pydantic takes 1
             raise PydanticCustomError("boolean", "must be a number, and YAML reads yes, no, on and off as booleans")
         return checked
 
@@ -54,12 +54,6 @@ def section_in(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((section for part in get_args(annotation) if (section := section_in(part))), None)
-
-
-def _types_in(annotation: Any) -> set[Any]:
-    """The types that an annotation consists of."""
-    parts = get_args(annotation)
-    return {annotation}.union(*map(_types_in, parts)) if parts else {annotation}
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
