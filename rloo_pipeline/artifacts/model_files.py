@@ -10,13 +10,10 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_pipeline.artifacts.files import read_json
 from rloo_pipeline.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POLICIES = "policies"
 """Folder of a run with the policies that its stages wrote."""
@@ -36,35 +33,6 @@ NF4 = "nf4.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PEFT_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
-
-
-class StoredTensors:
-    """The tensors in safetensors files, each read on request.
-
-    Attributes:
-        files: file of each tensor, by the tensor's name.
-        shapes: shape of each tensor, by its name.
-    """
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        """Reads the names and shapes of the tensors."""
-        from safetensors import safe_open
-
-        self.files: dict[str, Path] = {}
-        self.shapes: dict[str, list[int]] = {}
-        for file in files:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    self.files[name] = file
-                    self.shapes[name] = opened.get_slice(name).get_shape()
-
-    def read(self, name: str) -> Tensor:
-        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
-        from safetensors import safe_open
-
-        with safe_open(self.files[name], "pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor
 
 
 def check_files(folder: Path) -> None:
@@ -157,7 +125,10 @@ def adapter_modules(folder: Path) -> list[str]:
     Raises:
         UserError: the adapter also replaces whole modules (PEFT's modules_to_save), which vLLM does not serve.
     """
-    names = [name.removeprefix(PEFT_PREFIX) for name in StoredTensors([folder / ADAPTER_WEIGHTS]).files]
+    from safetensors import safe_open
+
+    with safe_open(folder / ADAPTER_WEIGHTS, "pt") as file:
+        names = [name.removeprefix(PEFT_PREFIX) for name in file.keys()]  # noqa: SIM118
     parts = [name.partition(".lora_") for name in names if ".base_layer." not in name]
     if whole := sorted({name.rpartition(".")[0] for name, separator, _ in parts if not separator}):
         raise UserError(
@@ -180,9 +151,11 @@ def check_finite(files: Iterable[Path]) -> None:
         UserError: a weight is not finite.
     """
     import torch
+    from safetensors import safe_open
 
-    stored = StoredTensors(files)
-    for name, file in stored.files.items():
-        tensor = stored.read(name)
-        if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
-            raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+                    raise UserError(f"{file}: {name} has values that are not finite; fetch or write the model again")

@@ -5,18 +5,18 @@ It does not import packed training, so that editing that code does not make a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rloo_pipeline.artifacts import vision
-from rloo_pipeline.artifacts.model_files import ADAPTER_WEIGHTS, StoredTensors, check_loading_info
+from rloo_pipeline.artifacts import model_files, vision
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 from rloo_pipeline.transformers_internals import loaded_model, optional_parts
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -42,7 +42,7 @@ def load_plain(policy: Policy, dtype: str, **options: object) -> PreTrainedModel
     mismatched = {"ignore_mismatched_sizes": True}  # loading_info lists them by name
     model: PreTrainedModel
     model, loading_info = from_pretrained(policy, dtype, output_loading_info=True, **mismatched, **options)
-    check_loading_info(policy.base, loading_info)
+    model_files.check_loading_info(policy.base, loading_info)
     if untied := _untied(model, StoredTensors(files)):  # transformers would use both, vLLM would not
         raise UserError(
             f"{policy.base}: {untied[0]} is not equal to the tensor that config.json ties it to; set "
@@ -175,14 +175,14 @@ def load_adapter(model: PreTrainedModel, policy: Policy, trainable: bool = False
         raise_disk_full(error)
         raise UserError(f"{policy}: not an adapter that PEFT can load ({one_line(error)})") from error
     expected = {name: list(tensor.shape) for name, tensor in peft.get_peft_model_state_dict(adapted).items()}
-    shapes = StoredTensors([policy.folder / ADAPTER_WEIGHTS]).shapes
+    shapes = StoredTensors([policy.folder / model_files.ADAPTER_WEIGHTS]).shapes
     common = sorted(shapes.keys() & expected.keys())
     loading_info = {
         "missing_keys": expected.keys() - shapes.keys(),
         "unexpected_keys": shapes.keys() - expected.keys(),
         "mismatched_keys": [(name, shapes[name], expected[name]) for name in common if shapes[name] != expected[name]],
     }
-    check_loading_info(policy.folder, loading_info)
+    model_files.check_loading_info(policy.folder, loading_info)
     return adapted
 
 
@@ -207,3 +207,32 @@ def recompute_layers(model: Any) -> None:
     """Makes a model store only the inputs of its layers, and compute the rest again in the backward pass."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
+
+
+class StoredTensors:
+    """The tensors in safetensors files, each read on request.
+
+    Attributes:
+        files: file of each tensor, by the tensor's name.
+        shapes: shape of each tensor, by its name.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        """Reads the names and shapes of the tensors."""
+        from safetensors import safe_open
+
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, list[int]] = {}
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    self.files[name] = file
+                    self.shapes[name] = opened.get_slice(name).get_shape()
+
+    def read(self, name: str) -> Tensor:
+        """Reads a tensor and closes its file again, since its pages count as memory of this process."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.artifacts.files import write_json
-from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.training import model_support, plain_model, weight_files
+from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.transformers_internals import loaded_model
 
 BLOCK = 64

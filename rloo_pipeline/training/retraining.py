@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rloo_pipeline.artifacts import files, lineage, manifest, node_files, round_tables, tables
-from rloo_pipeline.artifacts.model_files import POLICIES, StoredTensors
+from rloo_pipeline.artifacts.model_files import POLICIES
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config import Config
@@ -22,6 +22,7 @@ from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import round_training, trainer_state
 from rloo_pipeline.training.batch import AlgorithmState
 from rloo_pipeline.training.engine import Engine
+from rloo_pipeline.training.plain_model import StoredTensors
 from rloo_pipeline.training.settings import TrainerSettings
 
 ROUNDING = 0.5

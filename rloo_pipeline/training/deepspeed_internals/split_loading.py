@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rloo_pipeline.artifacts.model_files import StoredTensors
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError
@@ -65,7 +64,7 @@ def load(policy: Policy, dtype: str, configuration: JSON, **options: object) -> 
         return None
     check_gathered(shapes, policy)
     model: Any = plain_model.without_weights(policy, dtype, **options)
-    stored = StoredTensors(policy.weights)
+    stored = plain_model.StoredTensors(policy.weights)
     names = _names_of_parameters(model)
     in_file = {parameter: name for parameter, each in names.items() for name in each if name in stored.files}
     if in_file.keys() != names.keys():
