@@ -227,11 +227,13 @@ class RolloutProof:
         self._require_lists(chosen, logps)
 
     def by_pass(self, engine: Engine, rollouts: pa.Table, prompts: Path | None) -> None:
-        """Compares with a pass of the trainer without dropout.
+        """Compares with a pass of the trainer without dropout, if the round's policy sampled any completion entirely.
 
         Raises:
             UserError: another policy sampled the rollouts.
         """
+        if not any(self._own(rollouts)):
+            return
         chosen = self._chosen(rollouts)
         sequences = round_data.sequences_of(chosen, prompts, engine.policy)
         tokens = self.config.deepspeed.micro_batch_tokens
@@ -276,8 +278,6 @@ class RolloutProof:
         return [all(segment["policy_round"] == number for segment in segments) for segments in column]
 
     def _require_lists(self, chosen: pa.Table, logps: list[list[float]]) -> None:
-        if not len(chosen):
-            return
         truncated = self.config.rollout.cut_by is not None or self.masked
         self._require(of_lists(logps, chosen["sampling_logps"].to_pylist(), truncated))
 
