@@ -227,16 +227,24 @@ def load_estimator(algorithm: Algorithm) -> Estimator:
         return function
 
     def checked(rewards: Tensor) -> Tensor:
-        advantages = function(rewards)
-        shape = tuple(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
-        if shape != tuple(rewards.shape):
-            raise UserError(
-                f"algorithm.advantage: {algorithm.advantage} returned {shape} for rewards {tuple(rewards.shape)}; "
-                "return a tensor of their shape [prompts, K]"
-            )
-        return advantages  # type: ignore[no-any-return]  # checked above
+        call = f"algorithm.advantage: {algorithm.advantage}"
+        return of_shape(function(rewards), rewards, call, "rewards", "[prompts, K]")
 
     return Estimator(checked)
+
+
+def of_shape(returned: object, argument: Tensor, call: str, kind: str, dimensions: str) -> Tensor:
+    """The value that a user's function returned for an argument of this kind.
+
+    Raises:
+        UserError: it is not a tensor of the argument's shape.
+    """
+    if isinstance(returned, Tensor) and returned.shape == argument.shape:
+        return returned
+    shape = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+    raise UserError(
+        f"{call} returned {shape} for {kind} {tuple(argument.shape)}; return a tensor of their shape {dimensions}"
+    )
 
 
 def _check_success(algorithm: Algorithm, scores: Tensor) -> None:

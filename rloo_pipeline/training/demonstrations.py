@@ -15,14 +15,8 @@ from typing import Any, NamedTuple
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import OBSERVATION, PromptSet, held_out_part, tools_of
 from rloo_pipeline.config import JSON, Config, Sft
-from rloo_pipeline.data.prompting import (
-    COMPLETION,
-    check_column,
-    check_embedded,
-    completion_messages,
-    encode,
-    prompt_of,
-)
+from rloo_pipeline.data import prompting
+from rloo_pipeline.data.prompting import COMPLETION
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.data.tool_template import Message, ToolTemplate
 from rloo_pipeline.errors import UserError
@@ -96,16 +90,17 @@ def tokenized(
     """
     pairs: list[Pair] = []
     held_out: list[Pair] = []
-    check_column(section.completion_column, rows[0], COMPLETION, path)
+    prompting.check_column(section.completion_column, rows[0], COMPLETION, path)
     for number, row in enumerate(track(rows, "tokenizing demonstrations", len(rows))):
         where = f"{path}, row {number}"
-        ids = encode(prompt_of(row, template.dataset, where), template.dataset, template.tokenizer, where, tools(row))
+        asked = prompting.prompt_of(row, template.dataset, where)
+        ids = prompting.encode(asked, template.dataset, template.tokenizer, where, tools(row))
         if observed and tuple(ids) not in observed:
             raise UserError(
                 f"{where}: its prompt is not one of this run's, which end with the text that the environment's `reset` "
                 "returns; end it with that text, or drop the row"
             )
-        messages = completion_messages(row, section.completion_column, where)
+        messages = prompting.completion_messages(row, section.completion_column, where)
         turns = list(_turns(ids, messages, template))
         _check_turns(turns, template, where)
         (held_out if tuple(ids) in evaluated else pairs).extend(turns)
@@ -129,7 +124,7 @@ def _check_turns(turns: Sequence[Pair], template: ToolTemplate, where: str) -> N
         UserError: a completion spells an end token, or has a token without a row in the embedding.
     """
     for _, turn in turns:
-        check_embedded(turn, template.tokenizer, where)
+        prompting.check_embedded(turn, template.tokenizer, where)
         end = next((token for token in turn[:-1] if token in template.stop_ids), None)
         if end is not None:
             raise UserError(

@@ -9,7 +9,6 @@ pure function of the step, so the step count is the whole state of the scheduler
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -62,15 +61,18 @@ class Engine:
         self.settings = settings
         self.policy = policy
         split_loading.start_ranks()
-        self.group = sequence_group.group_of(settings.sequence_parallel)
+        self.group = sequence_group.group_of(settings.deepspeed.sequence_parallel)
         torch.manual_seed(seed)
-        on_disk = nvme.configuration(plain_model.sizes(policy), settings) if settings.offload.on_disk else None
+        section, on_disk = settings.deepspeed, None
+        if section.offload.on_disk:
+            on_disk = nvme.configuration(plain_model.sizes(policy), section)
         configuration = deepspeed_config.configuration(settings, on_disk)
-        self.split = settings.zero_stage == 3 and self.rank.world > 1
+        zero_3 = section.zero_stage == 3
+        self.split = zero_3 and self.rank.world > 1
         """True if the ranks share the weights from the start."""
         with announcing(f"loading {policy}"):
             self.model, module = self.load(configuration)
-        if settings.zero_stage == 3:
+        if zero_3:
             split_loading.check_gathered(self.model, policy)
         self.form = module.form
         self.experts = ExpertLoad(self.model)
@@ -82,17 +84,15 @@ class Engine:
             self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=configuration)
         gc.unfreeze()
         self.device: torch.device = self.engine.device
-        self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
+        self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, section.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
         # ZeRO 3 and adapters lay out weights in their own way, so their trainer state includes them. Otherwise the
         # weights are in the policy that the state's manifest names, and the state leaves them out.
-        self.weights_in_state = settings.zero_stage == 3 or settings.lora is not None
+        self.weights_in_state = zero_3 or settings.lora is not None
         in_state, quantized = self.weights_in_state, settings.quantization is not None
         deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, in_state, quantized)
         self.seed_dropout(seed)
-        self._restore: Callable[[], None] | None = None
-        """Moves offloaded weights and optimizer back; None while they are on the device."""
         self.host_copies = HostCopies()
         """Host memory for offloaded weights and optimizer."""
         devices.hold_gpu(self)
@@ -101,7 +101,8 @@ class Engine:
         """Loads the model for DeepSpeed's configuration; returns it, and the module around it that trains it."""
         model = policy_model.load_trainable(self.policy, self.settings, configuration if self.split else None)
         with split_loading.gathered(model):
-            return model, TokenLogProbs(model, self.settings.temperature, self.group, self.settings.offload_activations)
+            offloads = self.settings.deepspeed.gradient_checkpointing == "offload"
+            return model, TokenLogProbs(model, self.settings.temperature, self.group, offloads)
 
     def seed_dropout(self, seed: int) -> None:
         """Seeds dropout, differently on every rank, since the ranks have different micro-batches."""
@@ -300,16 +301,14 @@ class Engine:
         self.model.save_pretrained(target, state_dict=weights)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under the model's own names. Under ZeRO 3 the ranks gather them on the first, one at a time.
-
-        They are on the CPU, except with an adapter: PEFT writes only a small part of the model.
+        """Weights under the model's own names. Under ZeRO 3 the ranks gather them on the first, one at a time, on the
+        CPU.
         """
-        if self.settings.zero_stage == 3:
+        if self.settings.deepspeed.zero_stage == 3:
             yield from split_loading.weights(self.model, trained_only=self.settings.lora is not None)
         else:
             for name, tensor in self.engine.module.state_dict().items():
-                weight = tensor.detach()
-                yield name.removeprefix("model."), weight if self.settings.lora is not None else weight.cpu()
+                yield name.removeprefix("model."), tensor.detach()
 
     @property
     def can_wait(self) -> bool:
@@ -327,15 +326,12 @@ class Engine:
         Raises:
             IncompatibleEngine: under ZeRO 3.
         """
-        if self._restore is None:
-            self._restore = offload.to_host(self.engine, self.host_copies)
-            torch.cuda.empty_cache()
+        offload.to_host(self.engine, self.host_copies)
+        torch.cuda.empty_cache()
 
     def enter_gpu(self) -> None:
         """Moves weights and optimizer back to the device."""
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
+        self.host_copies.restore()
 
     def close(self) -> None:
         """Destroys the process group."""
@@ -348,8 +344,6 @@ class Engine:
 
 def import_libraries() -> ModuleType:
     """Imports the libraries that engines need, before a warm worker makes its first one; returns DeepSpeed."""
-    if devices.device_type() == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with announcing("importing DeepSpeed and transformers"):
         deepspeed = deepspeed_config.import_deepspeed()
         optional_parts.prepare_transformers()

@@ -84,12 +84,7 @@ def logps_of_completions(
 
 
 def score(
-    logprobs: TokenLogProbs,
-    sequences: Sequences,
-    max_tokens: int,
-    label: str,
-    entropies: bool = False,
-    top_k: int = 0,
+    logprobs: TokenLogProbs, sequences: Sequences, max_tokens: int, label: str, entropies: bool = False, top_k: int = 0
 ) -> TokenValues:
     """Computes log-probs, and optionally entropies or likeliest tokens, of all completions, split over the ranks.
 

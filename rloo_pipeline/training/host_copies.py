@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
 
@@ -37,47 +37,56 @@ class HostCopies:
     def __init__(self) -> None:
         self._copies: Storages = {}
         """The copy of each storage."""
+        self._taken: list[tuple[UntypedStorage, UntypedStorage]] = []
+        """The storages that are empty now, with their copies."""
+        self._zeros: list[tuple[UntypedStorage, int]] = []
+        """Further ones that are empty now, with their sizes; they are all 0."""
         self._pinned: list[int] = []
         """Addresses of pinned memory."""
         weakref.finalize(self, _unpin, self._pinned).atexit = False  # when the process ends, it is released anyway
 
-    def take(self, tensors: Iterable[Tensor], constants: Iterable[Tensor] = ()) -> Callable[[], None]:
-        """Copies the storages of tensors to host memory and empties them.
+    def take(self, tensors: Iterable[Tensor], constants: Iterable[Tensor] = (), zeros: Iterable[Tensor] = ()) -> None:
+        """Copies the storages of tensors to host memory and empties them until `restore`, unless they are empty now.
 
         Args:
             tensors: tensors that are not used until they are filled again.
             constants: further tensors, which never change, so that one copy serves every time.
-
-        Returns:
-            A function that refills them.
+            zeros: further tensors, which are all 0 and need no copy.
         """
+        if self._taken:
+            return
         began = time.monotonic()
         changing = storages(tensors)
         taken = changing | storages(constants)
-        new = {key: storage for key, storage in taken.items() if not self._has(key, storage)}
+        sizes = {key: copy.nbytes() for key, copy in self._copies.items()}
+        new = {key: storage for key, storage in taken.items() if sizes.get(key) != storage.nbytes()}
         memory = self._map(new)
         for key, storage in (new | changing).items():
             self._copies[key].copy_(storage)
         if memory is not None and any(storage.is_cuda for storage in new.values()) and _pin(memory):
             self._pinned.append(memory.data_ptr())
-        copies = [(storage, self._copies[key]) for key, storage in taken.items()]
-        for storage, _ in copies:
+        self._taken = [(storage, self._copies[key]) for key, storage in taken.items()]
+        self._zeros = [(storage, storage.nbytes()) for storage in storages(zeros).values()]
+        for storage, _ in (*self._taken, *self._zeros):
             storage.resize_(0)
-        size = sum(copy.nbytes() for _, copy in copies)
-        _log_move(size, "to", began)
+        self._log_move("to", began)
 
-        def restore() -> None:
-            began = time.monotonic()
-            for storage, copy in copies:
-                storage.resize_(copy.nbytes())
-                storage.copy_(copy)
-            _log_move(size, "from", began)
+    def restore(self) -> None:
+        """Refills what `take` has emptied, if anything."""
+        began = time.monotonic()
+        for storage, copy in self._taken:
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+        for storage, size in self._zeros:
+            storage.resize_(size)
+            storage.fill_(0)  # type: ignore[attr-defined]
+        self._log_move("from", began)
+        self._taken, self._zeros = [], []
 
-        return restore
-
-    def _has(self, key: int, storage: UntypedStorage) -> bool:
-        copy = self._copies.get(key)
-        return copy is not None and copy.nbytes() == storage.nbytes()
+    def _log_move(self, way: str, began: float) -> None:
+        size = sum(copy.nbytes() for _, copy in self._taken)
+        if size > TOLD:
+            say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 
     def _map(self, new: Storages) -> Tensor | None:
         """Maps one block of memory for the copies of all these storages; None if they are empty."""
@@ -110,11 +119,6 @@ class HostCopies:
 def storages(tensors: Iterable[Tensor]) -> Storages:
     """The storages of these tensors, each once."""
     return {(storage := tensor.untyped_storage())._cdata: storage for tensor in tensors}
-
-
-def _log_move(size: int, way: str, began: float) -> None:
-    if size > TOLD:
-        say(f"moved {size / 1e9:.1f} GB {way} host memory in {time.monotonic() - began:.2f} s")
 
 
 def _pin(memory: Tensor) -> bool:

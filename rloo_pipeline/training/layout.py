@@ -9,13 +9,14 @@ a sequence is a matrix, and the query heads that share a key-value head are one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Int32, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import embedding_bag
+from torch.utils import _pytree as pytree
 
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.sequence_group import SequenceGroup
@@ -116,10 +117,8 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The layout on another device."""
-        names = "sources", "real", "first_copy", "starts", "begins", "lengths"
-        tensors: dict[str, Any] = {name: devices.moved(getattr(self, name), device) for name in names}
-        index = HeadIndex(*(devices.moved(part, device) for part in self.tokens))
-        return replace(self, **tensors, tokens=index, _by_heads={})
+        parts = vars(self) | {"_by_heads": {}}
+        return Layout(**pytree.tree_map_only(Tensor, lambda tensor: devices.moved(tensor, device), parts))
 
     def head_index(self, heads: int) -> HeadIndex:
         """The layout for `heads` heads per token, derived from that for one without asking a GPU for any size."""

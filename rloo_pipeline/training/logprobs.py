@@ -7,7 +7,7 @@ positions that predict a sampled token. If the model supports it, they never exi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from typing import Any, NamedTuple
@@ -62,8 +62,6 @@ class TokenLogProbs(nn.Module):
         self.temperature = temperature
         """Sampling temperature T."""
         self._copies = HostCopies()
-        self._restore: Callable[[], None] | None = None
-        """Moves an offloaded model back; None while it is on its device."""
         base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
@@ -71,7 +69,7 @@ class TokenLogProbs(nn.Module):
         self.replay = RouterReplay(base, self.num_layers)
         self.never = tuple(vision.placeholder_ids(base.config.to_dict()))
         self.length_limit = model_support.length_limit(base.config.to_dict())
-        self.split = split(model)
+        self.split = split(base)
         """The model split before its vocabulary projection; None computes all logits at once."""
         if self.group.size > 1 and self.form.name != batch_forms.Packed.name:
             raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
@@ -132,9 +130,7 @@ class TokenLogProbs(nn.Module):
 
     def _kept(self) -> AbstractContextManager[Any]:
         """A block whose stored activations go to host memory if offloading is on."""
-        if not self.offloads:
-            return nullcontext()
-        return torch.autograd.graph.save_on_cpu(pin_memory=devices.device_type() == "cuda")
+        return torch.autograd.graph.save_on_cpu(devices.device_type() == "cuda") if self.offloads else nullcontext()
 
     def leave_gpu(self) -> None:
         """Moves a model that does not train to host memory, until `enter_gpu`; does nothing on a CPU.
@@ -150,8 +146,7 @@ class TokenLogProbs(nn.Module):
         """As `leave_gpu`, but on any device."""
         if any(hasattr(parameter, "ds_id") for parameter in self.parameters()):
             raise IncompatibleEngine("weights that ZeRO 3 has split")
-        if self._restore is None:
-            self._restore = self._copies.take((), [*self.parameters(), *self.buffers()])
+        self._copies.take((), [*self.parameters(), *self.buffers()])
 
     def discard(self) -> None:
         """Frees the memory of a model that is not used again: a reference cycle would keep it until it is collected."""
@@ -162,9 +157,7 @@ class TokenLogProbs(nn.Module):
 
     def enter_gpu(self) -> None:
         """Moves the model back to its device."""
-        if self._restore is not None:
-            self._restore()
-            self._restore = None
+        self._copies.restore()
 
     def _from_all_logits(self, pack: Pack, loss_of: LossOf | None, top_k: int) -> Tensor | Top:
         """The result of `forward`, with entropies that have no gradient."""
@@ -189,16 +182,13 @@ class TokenLogProbs(nn.Module):
         return loss_of(range(len(mask)), padded, mask, pack.unpack(entropy)[0], *others)
 
 
-def split(model: nn.Module) -> SplitModel | None:
-    """Splits a model before its vocabulary projection, which takes `lm_head.HeadInputs` from then on.
+def split(causal: Any) -> SplitModel | None:
+    """Splits a causal language model before its vocabulary projection, which takes `lm_head.HeadInputs` from then on.
 
     Returns:
         The two parts; None if the logits are not a `Form` of that projection of the last hidden states, or are float16,
         whose gradients need a loss scale that is not known here.
     """
-    causal: Any = model
-    if hasattr(model, "peft_config"):
-        causal = causal.get_base_model()
     head = causal.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype == torch.float16:
         return None
@@ -211,7 +201,7 @@ def split(model: nn.Module) -> SplitModel | None:
 
 @torch.no_grad()
 def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
-    """Finds the form of a model's logits by feeding it made-up products: small ones for the scale, large for the cap.
+    """Finds the form of a model's logits by feeding it made-up products, small ones and large ones.
 
     Args:
         causal: causal language model of transformers.
@@ -229,20 +219,19 @@ def form_of_logits(causal: Any, head: nn.Linear) -> Form | None:
         if hidden is None:
             return None
         with _decoder_returns(causal.base_model, output, ids):
-            trials = [_run_with_products(causal, head, ids, size) for size in (0.01, 1000.0)]
+            head_input, products, logits = _run_with_products(causal, head, ids)
     finally:
         causal.train(training)
-    if not all(torch.equal(hidden, head_input) for head_input, _, _ in trials):
+    if not torch.equal(hidden, head_input):
         return None
-    _, products, logits = trials[0]
-    text_config = causal.config.get_text_config()
-    scale = _configured_scale(float(logits[-1] / products[-1]), text_config)
-    if scale is None:
-        return None
-    form = Form(scale, getattr(text_config, "final_logit_softcapping", None) or inf)
+    config = causal.config.get_text_config()
+    scales = 1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)
+    cap = getattr(config, "final_logit_softcapping", None) or inf
     rtol = 1e-5 if logits.dtype == torch.float32 else 1e-2
-    same = (torch.allclose(form.logits(z.double()), y.double(), rtol=rtol, atol=rtol / 100) for _, z, y in trials)
-    return form if all(same) else None
+    for form in (Form(float(scale), cap) for scale in scales if scale):
+        if torch.allclose(form.logits(products.double()), logits.double(), rtol=rtol, atol=rtol / 100):
+            return form
+    return None
 
 
 @contextmanager
@@ -265,14 +254,8 @@ def _decoder_returns(decoder: Any, output: object, ids: Tensor) -> Iterator[None
             decoder.forward = own
 
 
-def _configured_scale(measured: float, config: Any) -> float | None:
-    """The exact scale in config.json that matches the measured one up to rounding; None if there is none."""
-    candidates = [1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or inf)]
-    return next((float(scale) for scale in candidates if scale and abs(measured / scale - 1) < 1e-2), None)
-
-
-def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs the model with products up to `size` in place of the head's output.
+def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs the model with products up to 1000 in place of the head's output.
 
     Returns:
         The input of the head, the products (flat), and the logits that the model computes from them (flat).
@@ -280,7 +263,8 @@ def _run_with_products(causal: Any, head: nn.Linear, ids: Tensor, size: float) -
     recorded: list[Tensor] = []
 
     def replace_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        products = torch.linspace(-size, size, output.numel()).view_as(output).to(output)
+        # the fifth power has small products too, without which a cap would hide the scale
+        products = (1000 * torch.linspace(-1, 1, output.numel()) ** 5).view_as(output).to(output)
         recorded.extend((inputs[0], products))
         return products
 

@@ -50,14 +50,13 @@ def sample_metrics(rollouts: pa.Table, scores: pa.Table, samples: int) -> Metric
         values = _finite(scores[tables.score_column(function)])
         metrics[f"rewards/{function}/mean"], metrics[f"rewards/{function}/std"] = _mean(values), _std(values)
         metrics[f"rewards/{function}/none"] = len(scores) - len(values)
-    rewards = scores["reward"].to_pylist()
     groups = selection.scores(scores).view(-1, samples)
     scorable = _finite(scores["reward"])
     metrics["reward"], metrics["reward_std"] = _mean(scorable), _std(scorable)
     equal = sum(not nan_stats.differ(group) for group in groups)
     metrics["frac_reward_zero_std"] = equal / len(groups) if rewarded(scores) and len(groups) else None
-    metrics["unscorable"] = len(rewards) - len(scorable) if rewarded(scores) else 0
-    metrics["scoring_errors"] = len(rewards) - scores["error"].null_count
+    metrics["unscorable"] = len(scores) - len(scorable) if rewarded(scores) else 0
+    metrics["scoring_errors"] = len(scores) - scores["error"].null_count
     return metrics | length_metrics(rollouts) | tool_metrics(rollouts)
 
 
@@ -140,11 +139,11 @@ def kl_of_completion(batch: Batch, record: Record) -> float | None:
 
 def _kl_metrics(batch: Batch, record: Record, lengths: Tensor) -> Metrics:
     """KL per token (TRL's `kl`) and per completion."""
-    per_completion = kl_of_completion(batch, record)
-    if per_completion is None:
+    if batch.completions.reference_logps is None:
         return {"kl": None, "kl/sequence_mean": None}
     kl, counted = _kl_of(batch, record)
-    return {"kl": _ratio(kl[counted].sum(), lengths[counted].sum()), "kl/sequence_mean": per_completion}
+    per_token = _ratio(kl[counted].sum(), lengths[counted].sum())
+    return {"kl": per_token, "kl/sequence_mean": _value(kl[counted].mean())}
 
 
 def _kl_of(batch: Batch, record: Record) -> tuple[Tensor, Tensor]:

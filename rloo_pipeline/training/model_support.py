@@ -24,16 +24,8 @@ DYNAMIC = {"dynamic", "longrope", "su"}
 ENCODERS = frozenset(
     {
         *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-        *(
-            "rembert",
-            "roberta",
-            "roberta-prelayernorm",
-            "roc_bert",
-            "roformer",
-            "xlm-roberta",
-            "xlm-roberta-xl",
-            "xmod",
-        ),
+        *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl"),
+        "xmod",
     }
 )
 """Model types that attend in both directions unless config.json has `is_decoder: true`. Only their code says so;
@@ -164,9 +156,8 @@ def _unsupported(hf_config: Mapping[str, Any]) -> str | None:
 
 def is_window(key: str) -> bool:
     """True if a key of config.json holds an attention window in tokens."""
-    if key in {"attention_chunk_size", "local_attention"}:
-        return True
-    return "window" in key and not key.endswith(("layers", "pattern"))
+    named_otherwise = key in {"attention_chunk_size", "local_attention"}
+    return named_otherwise or ("window" in key and not key.endswith(("layers", "pattern")))
 
 
 def _rotary(hf_config: Mapping[str, Any]) -> Iterator[LengthLimit]:

@@ -21,9 +21,8 @@ from rloo_pipeline.algorithm import divergence, kl, mismatch
 from rloo_pipeline.algorithm.loss import Bounds, Clip, OwnLoss, Totals, aggregate, log_ratio, losses
 from rloo_pipeline.algorithm.mismatch import Rejection
 from rloo_pipeline.config import Algorithm
-from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
-from rloo_pipeline.training.batch import Batch
+from rloo_pipeline.training.batch import Batch, of_shape
 
 
 class Record(NamedTuple):
@@ -208,12 +207,6 @@ def own_loss(name: str) -> OwnLoss:
 
     def checked(logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         loss = function(logps, old_logps, advantages, mask)
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        if shape != tuple(logps.shape):
-            raise UserError(
-                f"algorithm.loss: {name} returned {shape} for log-probs {tuple(logps.shape)}; return a tensor of their "
-                "shape [completions, tokens]"
-            )
-        return loss  # type: ignore[no-any-return]  # checked above
+        return of_shape(loss, logps, f"algorithm.loss: {name}", "log-probs", "[completions, tokens]")
 
     return checked

@@ -46,12 +46,8 @@ class OnePassProjection(Projection):
     def _applies(self) -> bool:
         return self.bias is None and self.form.cap == inf
 
-    def logps(self) -> Tensor:
-        """Log-probs in float32."""
-        if not self._applies:
-            return super().logps()
-        parts = self._parts(slice(0, len(self.hidden)))
-        return torch.cat([self._summary(part, self.logits)[0] for part in parts])
+    def _logps(self, part: slice) -> Tensor:
+        return self._summary(part, self.logits)[0] if self._applies else super()._logps(part)
 
     def _top(self, part: slice) -> Top:
         if not self._applies:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.layout import Layout, lay_out
@@ -34,10 +35,6 @@ class OwnTokens(NamedTuple):
     """Number of tokens of each rank."""
     mine: Int[Tensor, " own_completion_tokens"]
     """Positions of this rank's tokens."""
-
-    def to(self, device: torch.device) -> OwnTokens:
-        """Copies the tensors to another device."""
-        return OwnTokens(devices.moved(self.places, device), self.counts, devices.moved(self.mine, device))
 
 
 class Pack(NamedTuple):
@@ -65,8 +62,9 @@ class Pack(NamedTuple):
 
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
-        parts = (devices.moved(part, device) if isinstance(part, Tensor) else part and part.to(device) for part in self)
-        return Pack._make(parts)._replace(completion_lengths=self.completion_lengths, experts=self.experts)
+        moved: Pack = pytree.tree_map_only(Tensor, lambda tensor: devices.moved(tensor, device), self)
+        kept = {"completion_lengths": self.completion_lengths, "experts": self.experts}
+        return moved._replace(layout=self.layout.to(device), **kept)
 
     def part(self, group: SequenceGroup) -> Pack:
         """This rank's part of the row: its tokens, and the completion tokens that they predict. The layout and the

@@ -71,16 +71,10 @@ def load_trainable(policy: Policy, settings: TrainerSettings, split: JSON | None
     Raises:
         UserError: see `load`; or a new adapter names a layer that the model lacks.
     """
-    model: Any = load(
-        policy,
-        settings.dtype,
-        settings.disable_dropout,
-        split=split,
-        quantization=settings.quantization,
-    )
+    model: Any = load(policy, settings.dtype, settings.disable_dropout, split, settings.quantization)
     if not settings.train_vision and vision.takes_images(model.config.to_dict()):
         _freeze_vision(model)
-    if settings.gradient_checkpointing:
+    if settings.deepspeed.recomputes:
         plain_model.recompute_layers(model)
     if settings.lora is None:
         return model.train()

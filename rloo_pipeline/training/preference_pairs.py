@@ -7,7 +7,7 @@ predicts and which is the only one that counts as sampled.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts.policy import Policy
@@ -118,11 +118,8 @@ def split_held_out(
                 f"{path}: {len(keys)} prompts are too few to hold a tenth of them out; add rows, or set "
                 "reward_model.eval"
             )
-    kept = _without({pair.key for pair in held_out}, pairs)
+    apart = {pair.key for pair in held_out}
+    kept = [pair for pair in pairs if pair.key not in apart]
     if not kept:
         raise UserError(f"{path}: all pairs have prompts of reward_model.eval, so none is left to train on; add others")
     return kept, list(held_out)
-
-
-def _without(keys: Collection[str], pairs: Sequence[Preference]) -> list[Preference]:
-    return [pair for pair in pairs if pair.key not in keys]

@@ -59,7 +59,7 @@ class RewardEngine(Engine):
     def load(self, configuration: JSON) -> tuple[Any, Any]:  # noqa: ARG002, DeepSpeed splits the whole model
         """Loads the causal language model with a new head, on each rank; under ZeRO 3 it is split afterwards."""
         model, form = load_with_head(self.policy, self.settings.dtype)
-        if self.settings.gradient_checkpointing:
+        if self.settings.deepspeed.recomputes:
             plain_model.recompute_layers(model)
         return model, RewardHead(model.train(), form)
 

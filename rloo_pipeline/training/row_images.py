@@ -18,7 +18,6 @@ from rloo_pipeline.artifacts import image_store
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.vision import ImageTokens
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.runtime import devices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,10 +33,6 @@ class Vision(NamedTuple):
     """Arguments of the model's forward, such as pixel_values; images follow each other in the first dimension."""
     tokens: ImageTokens
     """The tokens that stand for an image."""
-
-    def to(self, device: torch.device) -> Vision:
-        """The images on another device."""
-        return self._replace(arguments={name: devices.moved(values, device) for name, values in self.arguments.items()})
 
     def inputs(self, input_ids: Int[Tensor, "sequences tokens"]) -> dict[str, Tensor]:
         """All arguments that a batch with these ids needs for its images."""
@@ -55,14 +50,10 @@ class RowImages(NamedTuple):
 
     def pick(self, rows: Sequence[int]) -> Vision | None:
         """The images of these sequences; None if they have none."""
-        return joined([self.pixels(image) for row in rows for image in self.rows[row]], self.tokens)
-
-
-def joined(images: Sequence[Mapping[str, Tensor]], tokens: ImageTokens) -> Vision | None:
-    """Joins processed images into one batch; None if there are none."""
-    if not images:
-        return None
-    return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, tokens)
+        images = [self.pixels(image) for row in rows for image in self.rows[row]]
+        if not images:
+            return None
+        return Vision({name: torch.cat([image[name] for image in images]) for name in images[0]}, self.tokens)
 
 
 def of_rollouts(rollouts: pa.Table, prompts: Path | None, policy: Policy) -> RowImages | None:

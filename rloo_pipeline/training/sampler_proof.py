@@ -89,10 +89,9 @@ def difference(absolute: Float[Tensor, " completions"], tokens: Float[Tensor, " 
     absolute, tokens = absolute.double(), tokens.double()
     count, total = len(absolute), float(tokens.sum())
     mean = float(absolute.sum()) / total
-    if count < 2:
-        return SamplerDifference(mean, math.inf, int(total))
     squares = float((absolute - mean * tokens).square().sum())
-    return SamplerDifference(mean, math.sqrt(squares * count / (count - 1)) / total, int(total))
+    error = math.sqrt(squares * count / (count - 1)) / total if count > 1 else math.inf
+    return SamplerDifference(mean, error, int(total))
 
 
 def of_lists(trainer: list[list[float]], sampler: list[list[float]], truncated: bool) -> SamplerDifference:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import JSON, Config, Deepspeed, Dtype, Lora, Model, Offload, OptimizerName, Sft, Update
+from rloo_pipeline.config import Config, Deepspeed, Dtype, Lora, Model, OptimizerName, Sft, Update
 
 
 class LearningRate(NamedTuple):
@@ -46,27 +46,15 @@ class TrainerSettings(NamedTuple):
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    zero_stage: int = 0
-    gradient_checkpointing: bool = False
-    offload_activations: bool = False
-    """Keeps the activations that checkpointing stores in host memory."""
     lora: Lora | None = None
-    communication_data_type: str = "float32"
     disable_dropout: bool = True
     """Switches off the dropout of the model's own config.json; LoRA dropout stays."""
     optimizer: OptimizerName = "adamw"
     quantization: Literal["nf4"] | None = None
     """Number format of an adapter's frozen base."""
-    offload: Offload = Offload()
-    """Parts of the training state to keep in host memory or on the node's disk."""
-    nvme_path: str | None = None
-    """Folder on a disk of the node, for `offload`."""
-    deepspeed_config: JSON | None = None
-    """Further keys of DeepSpeed's configuration."""
-    sequence_parallel: int = 1
-    """Number of ranks that share the tokens of a micro-batch."""
     train_vision: bool = False
     """True if the vision encoder of a model with images is trained too."""
+    deepspeed: Deepspeed = Deepspeed()
 
     @property
     def uses_dropout(self) -> bool:
@@ -106,14 +94,7 @@ class TrainerSettings(NamedTuple):
             adam_betas=section.adam_betas,
             weight_decay=section.weight_decay,
             max_grad_norm=section.max_grad_norm,
-            zero_stage=deepspeed.zero_stage,
-            gradient_checkpointing=deepspeed.recomputes,
-            offload_activations=deepspeed.gradient_checkpointing == "offload",
-            communication_data_type=deepspeed.communication_data_type,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
-            offload=deepspeed.offload,
-            nvme_path=deepspeed.nvme_path,
-            deepspeed_config=deepspeed.own_keys,
-            sequence_parallel=deepspeed.sequence_parallel,
+            deepspeed=deepspeed,
         )

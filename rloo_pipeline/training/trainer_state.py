@@ -48,7 +48,7 @@ class TrainerState:
         """Age in rounds of the oldest policy that may be lost with a node's own disk."""
         self.parts: dict[str, object] = {}
         """The objects that DeepSpeed would write on this rank, by file name; empty with an offload to a disk."""
-        if not engine.settings.offload.on_disk:
+        if not engine.settings.deepspeed.offload.on_disk:
             engine.engine.checkpoint_engine.save = self._take
             engine.engine.save_checkpoint(
                 TAG,
@@ -89,7 +89,7 @@ class TrainerState:
         """Writes this rank's files; returns their digests."""
         folder.mkdir(parents=True, exist_ok=True)
         engine = self.engine
-        if engine.settings.offload.on_disk:
+        if engine.settings.deepspeed.offload.on_disk:
             return nvme.save_state(engine.engine, folder, engine.step_count)
         return {
             name: deepspeed_config.save_reproducibly(engine.host_copies.of(part), folder / name)
@@ -127,11 +127,6 @@ def of_rounds(folder: Path) -> Iterator[Path]:
     return iter(sorted(folder.glob("[0-9]" * 5), reverse=True))
 
 
-def save(engine: Engine, target: Path, algorithm_state: JSON, **about: object) -> None:
-    """Takes and writes a state; the arguments are the same as for `TrainerState`."""
-    TrainerState(engine, algorithm_state, None, **about).write(target)
-
-
 def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
     """Checks a saved state before an engine is made for it; each rank reads some of the files.
 
@@ -143,7 +138,7 @@ def verify(source: Path, settings: TrainerSettings, **about: object) -> None:
     Raises:
         UserError: a file was changed, the manifest differs, or the number of ranks or the ZeRO stage has changed.
     """
-    stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.zero_stage)
+    stage = deepspeed_config.effective_zero_stage(settings.dtype, settings.deepspeed.zero_stage)
     expected = {"world": ranks.current().world, "zero_stage": stage, **about}
     saved = manifest.verify_manifest(source).about
     for key, value in expected.items():
@@ -163,7 +158,7 @@ def load(engine: Engine, source: Path) -> JSON:
     Raises:
         UserError: a file holds something other than a state.
     """
-    if engine.settings.offload.on_disk:
+    if engine.settings.deepspeed.offload.on_disk:
         engine.step_count = nvme.load_state(engine.engine, source / TAG)
     else:
         strict = engine.weights_in_state and engine.settings.lora is None

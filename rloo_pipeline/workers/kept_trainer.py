@@ -75,7 +75,7 @@ def put(config: Config, trainer: RoundTrainer, policy: Path, states: Path, about
 
 def _key(config: Config, round_: int, policy: str, table: str | None) -> tuple[object, ...]:
     """Key of a kept trainer, with the digests of the policy and of train.parquet that its update wrote."""
-    return TrainerSettings.from_config(config), config.model, config.deepspeed, round_, policy, table
+    return TrainerSettings.from_config(config), config.model, round_, policy, table
 
 
 def _table(states: Path, round_: int) -> str | None:

@@ -21,7 +21,7 @@ def build(folder: Path, dtype: str, offload: Offload, disk: Path) -> Engine:
 
     zero.Init.param_id = 0  # counts the weights of a process, as of one engine
     keys = {"zero_optimization": {"sub_group_size": SUB_GROUP}}
-    where = {"offload": offload, "nvme_path": str(disk), "deepspeed_config": keys}
+    where = {"offload": offload, "nvme_path": str(disk), "config": keys}
     return Engine(Policy(folder), trainer_settings(1e-3, dtype=dtype, zero_stage=3, **where), 0)
 
 
@@ -30,7 +30,7 @@ def digests_after(engine: Engine, steps: int, folder: Path) -> tuple[str, str]:
     for _ in range(steps):
         step(engine)
     engine.save_policy(folder / "policy")
-    trainer_state.save(engine, folder / "state", {})
+    trainer_state.TrainerState(engine, {}).write(folder / "state")
     return tuple(manifest.digest(folder / kind / manifest.MANIFEST) for kind in ("policy", "state"))
 
 

@@ -67,27 +67,15 @@ def requests(folder: Path) -> list[Request]:
     return asked
 
 
-class Shown:
-    """The images of the requests, for the trainer."""
-
-    def __init__(self, folder: Path, change: Any = lambda image: image) -> None:
-        self.policy = Policy(folder)
-        self.images = [[change(image) for image in of_row] for of_row in images()]
-
-    def pick(self, rows: Any) -> Any:
-        from rloo_pipeline.training import row_images
-
-        shown = [self.policy.pixels(image) for row in rows for image in self.images[row // 2]]
-        return row_images.joined(shown, self.policy.image_tokens)
-
-
 def sequences(folder: Path, rows: Rows, change: Any = lambda image: image) -> Any:
     """The completions and the images of their prompts, which `change` changes."""
     from rloo_pipeline.training.packing import Sequences
+    from rloo_pipeline.training.row_images import RowImages
 
-    return Sequences(
-        [one.prompt_ids for one in requests(folder)], [ids for ids, _ in rows], images=Shown(folder, change)
-    )
+    policy = Policy(folder)
+    shown = [[change(image) for image in of_prompt] for of_prompt in images() for _ in range(2)]
+    prompts, completions = [one.prompt_ids for one in requests(folder)], [ids for ids, _ in rows]
+    return Sequences(prompts, completions, images=RowImages(shown, policy.pixels, policy.image_tokens))
 
 
 def turned(folder: Path, rows: Rows) -> Any:

@@ -133,7 +133,7 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
         tolerance = 3e-2 if name == "muon" else 2e-3 if dtype == "bfloat16" or zero_stage == 3 else 1e-4
         assert (distance / length) ** 0.5 < tolerance
     engine.save_policy(tmp_path / "policy")
-    trainer_state.save(engine, tmp_path / "state", {})
+    trainer_state.TrainerState(engine, {}).write(tmp_path / "state")
     engine.policy = Policy(tmp_path / "policy")  # as the next update sets it
     monkeypatch.setattr(zero.Init, "param_id", 0)  # which counts the weights of a process, as of one engine
     again = Engine(Policy(tmp_path / "policy"), options, 0)
@@ -141,7 +141,7 @@ def test_steps_are_the_librarys_and_a_resumed_state_has_the_same_bytes(
     for number, trainer in enumerate((engine, again)):
         steps(trainer, 1)
         trainer.save_policy(tmp_path / str(number) / "policy")
-        trainer_state.save(trainer, tmp_path / str(number) / "state", {})
+        trainer_state.TrainerState(trainer, {}).write(tmp_path / str(number) / "state")
     for kind in ("policy", "state"):
         first, second = (manifest.digest(tmp_path / rank / kind / manifest.MANIFEST) for rank in ("0", "1"))
         assert first == second

@@ -56,7 +56,7 @@ def test_trainer_in_4_bits_and_policy_in_its_format_have_the_same_weights(tmp_pa
     for _ in range(3):
         step(engine)
     engine.save_policy(tmp_path / "one")
-    trainer_state.save(engine, tmp_path / "state", {})
+    trainer_state.TrainerState(engine, {}).write(tmp_path / "state")
     trained = logps(tmp_path / "one", dtype)
     torch.testing.assert_close(engine.logps(SEQUENCES, 100, lambda _: None), trained, **close)
     assert (trained - logps(zero, dtype)).abs().max() > 3 * close["atol"], "the adapter has learned"

@@ -44,7 +44,7 @@ def test_a_trainer_continues_from_its_state_and_policy_alone(tmp_path, tiny_mode
     uninterrupted = Engine(Policy(model), settings(zero_stage, dtype), 0)
     step(uninterrupted, 0)
     uninterrupted.save_policy(tmp_path / "policy")
-    trainer_state.save(uninterrupted, tmp_path / "state", {"number": 1})
+    trainer_state.TrainerState(uninterrupted, {"number": 1}).write(tmp_path / "state")
     later = Engine(Policy(tmp_path / "policy"), settings(zero_stage, dtype), 0)
     assert trainer_state.load(later, tmp_path / "state") == {"number": 1}
     weights = sum(file.stat().st_size for file in (tmp_path / "policy").glob("*.safetensors"))
@@ -109,7 +109,7 @@ def test_a_trainer_that_cannot_leave_says_so(tiny_model) -> None:
 def test_a_state_of_zero_3_has_the_weights_too(tmp_path, tiny_model, dtype) -> None:
     saved, loaded = (Engine(Policy(tiny_model), settings(3, dtype), 0) for _ in range(2))
     step(saved, 0)
-    trainer_state.save(saved, tmp_path / "state", {"number": 1})
+    trainer_state.TrainerState(saved, {"number": 1}).write(tmp_path / "state")
     trainer_state.load(loaded, tmp_path / "state")
     expected = dict(saved.weights())
     for name, values in loaded.weights():
@@ -124,7 +124,7 @@ def test_code_in_a_trainer_state_is_not_run_even_if_its_manifest_is_right(tmp_pa
             return (tmp_path / "ran").write_text, ("code",)
 
     engine = Engine(Policy(tiny_model), settings(0, "float32"), 0)
-    trainer_state.save(engine, tmp_path / "state", {"number": 1})
+    trainer_state.TrainerState(engine, {"number": 1}).write(tmp_path / "state")
     for file in (tmp_path / "state").rglob("*.pt"):
         torch.save({"module": Code()}, file)
     about = files.read_json(tmp_path / "state" / manifest.MANIFEST)["about"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rloo_pipeline.config import Deepspeed
 from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
 
@@ -10,6 +11,8 @@ def trainer_settings(rate: float = 0.0, **changes: Any) -> TrainerSettings:
 
     Args:
         rate: the learning rate.
-        changes: further fields.
+        changes: further fields, and keys of the section `deepspeed`.
     """
-    return TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.99))._replace(**changes)
+    keys = {key: changes.pop(key) for key in Deepspeed.model_fields.keys() & changes.keys()}
+    settings = TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.99))
+    return settings._replace(deepspeed=Deepspeed().model_copy(update=keys), **changes)

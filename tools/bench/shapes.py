@@ -69,10 +69,12 @@ def batch(shape: Shape) -> tuple[list[list[int]], list[list[int]], list[float]]:
 
 
 def settings(rate: float, **changes: Any) -> TrainerSettings:
-    """Settings of our trainer: AdamW in float32 at a constant rate; `changes` are further fields."""
+    """Settings of our trainer: AdamW in float32 at a constant rate; `changes` are keys of `deepspeed`, and `dtype`."""
+    from rloo_pipeline.config import Deepspeed
     from rloo_pipeline.training.settings import LearningRate, TrainerSettings
 
-    return TrainerSettings("float32", LearningRate(rate), adam_betas=(0.9, 0.999))._replace(**changes)
+    dtype = changes.pop("dtype", "float32")
+    return TrainerSettings(dtype, LearningRate(rate), adam_betas=(0.9, 0.999), deepspeed=Deepspeed(**changes))
 
 
 if __name__ == "__main__":  # shapes.py SHAPE FOLDER

@@ -37,16 +37,14 @@ def import_deepspeed() -> ModuleType:
         UserError: the installed DeepSpeed is not the version whose internals training/ uses.
     """
     guard.require("deepspeed")
+    if devices.device_type() == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with hidden_packages("mlflow"):
         return import_module("deepspeed")
 
 
 def accelerator() -> Any:
     """DeepSpeed's accelerator object, which knows what this machine can compute."""
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import_deepspeed()
     return import_module("deepspeed.accelerator").get_accelerator()
 
@@ -67,7 +65,7 @@ def overlaps(settings: TrainerSettings) -> bool:
     process has nothing to reduce, yet DeepSpeed would wait for the GPU after each micro-batch.
     """
     several = ranks.current().world > 1 and devices.device_type() == "cuda"
-    return several and settings.zero_stage >= 2 and settings.offload.optimizer is None
+    return several and settings.deepspeed.zero_stage >= 2 and settings.deepspeed.offload.optimizer is None
 
 
 def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSON:
@@ -77,20 +75,18 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
 
     Args:
         settings: the trainer's settings.
-        on_disk: keys of `zero_optimization` for an offload to a disk (`nvme.configuration`).
+        on_disk: further keys of `zero_optimization` for an offload to a disk (`nvme.configuration`).
     """
-    dtype, communication = settings.dtype, settings.communication_data_type
+    dtype, section = settings.dtype, settings.deepspeed
+    communication = section.communication_data_type
+    devices_of = {"offload_optimizer": section.offload.optimizer, "offload_param": section.offload.parameters}
     zero: JSON = {
-        "stage": effective_zero_stage(dtype, settings.zero_stage),
+        "stage": effective_zero_stage(dtype, section.zero_stage),
         "overlap_comm": overlaps(settings),
         "reduce_bucket_size": BUCKET,
+        **{key: {"device": device} for key, device in devices_of.items() if device is not None},
+        **(on_disk or {}),
     }
-    if on_disk is not None:
-        zero |= on_disk
-    elif settings.offload.optimizer is not None:
-        zero["offload_optimizer"] = {"device": settings.offload.optimizer}
-        if settings.offload.parameters is not None:
-            zero["offload_param"] = {"device": settings.offload.parameters}
     ours = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -105,7 +101,7 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
         "fp16": {"enabled": dtype == "float16", "hysteresis": 1},
         "steps_per_print": 10**9,
     }
-    return merge(ours, settings.deepspeed_config or {})
+    return merge(ours, section.own_keys)
 
 
 def adjust(

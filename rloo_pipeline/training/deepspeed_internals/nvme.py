@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rloo_pipeline.config import JSON
+from rloo_pipeline.config import JSON, Deepspeed
 from rloo_pipeline.errors import UserError, translate_disk_full
 from rloo_pipeline.runtime import guard, ranks, scratch
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import load_values, save_reproducibly
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rloo_pipeline.training.plain_model import Sizes
-    from rloo_pipeline.training.settings import TrainerSettings
 
 SUB_GROUP = 100_000_000
 """Number of a rank's weights whose optimizer state is in memory at a time."""
@@ -43,7 +42,7 @@ WRITTEN = {"optimizer": 16, "parameters": 2}
 """Bytes on disk for each weight of a rank: float32 weights, two moments and gradients; bfloat16 weights."""
 
 
-def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
+def configuration(sizes: Sizes, deepspeed: Deepspeed) -> JSON:
     """DeepSpeed's keys for the offload of a model of these sizes to a new folder on this node's disk.
 
     Raises:
@@ -52,20 +51,18 @@ def configuration(sizes: Sizes, settings: TrainerSettings) -> JSON:
     world = ranks.current().world
     share, largest = -(-sizes.total // world), -(-sizes.largest // world)
     written = share * WRITTEN["optimizer"]
-    path = str(_folder(settings.nvme_path))
+    path = str(_folder(deepspeed.nvme_path))
     keys: JSON = {
         "sub_group_size": SUB_GROUP,
         "offload_optimizer": {"device": "nvme", "nvme_path": path, "buffer_count": BUFFERS},
     }
-    if settings.offload.parameters == "nvme":
+    if deepspeed.offload.parameters == "nvme":
         count = max(READ, 2 * sizes.of_module)
         buffers = {"buffer_count": count, "buffer_size": largest + ALIGNED, "max_in_cpu": 0}
         keys["offload_param"] = {"device": "nvme", "nvme_path": path, **buffers}
         # each module returns its buffers at once, because DeepSpeed does not wait for a free one
         keys |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
         written += share * WRITTEN["parameters"]
-    elif settings.offload.parameters is not None:
-        keys["offload_param"] = {"device": settings.offload.parameters}
     _check_space(Path(path), written)
     replace_access()
     return keys

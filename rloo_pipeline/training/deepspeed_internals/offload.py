@@ -6,14 +6,13 @@ Gradients take none, since they are 0 between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.training import host_copies
 from rloo_pipeline.training.host_copies import HostCopies
 
 if TYPE_CHECKING:
@@ -27,15 +26,8 @@ def obstacle(engine: DeepSpeedEngine) -> str | None:
     return "weights that ZeRO 3 has split" if engine.zero_optimization_stage() == 3 else None
 
 
-def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
-    """Moves weights and optimizer to host memory.
-
-    Args:
-        engine: DeepSpeed's engine.
-        copies: the host memory to use.
-
-    Returns:
-        A function that moves them back.
+def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> None:
+    """Moves weights and optimizer to host memory, until `copies.restore`.
 
     Raises:
         IncompatibleEngine: there is an `obstacle`.
@@ -43,19 +35,7 @@ def to_host(engine: DeepSpeedEngine, copies: HostCopies) -> Callable[[], None]:
     if reason := obstacle(engine):
         raise IncompatibleEngine(reason)
     frozen = (weights for weights in engine.module.parameters() if not weights.requires_grad)
-    restore_values = copies.take(_changing_tensors(engine), frozen)
-    zeros = list[tuple[UntypedStorage, int]]()
-    for storage in host_copies.storages(getattr(engine.optimizer, "fp32_groups_gradients_flat", ())).values():
-        zeros.append((storage, storage.nbytes()))
-        storage.resize_(0)
-
-    def restore() -> None:
-        restore_values()
-        for storage, size in zeros:
-            storage.resize_(size)
-            storage.fill_(0)  # type: ignore[attr-defined]
-
-    return restore
+    copies.take(_changing_tensors(engine), frozen, getattr(engine.optimizer, "fp32_groups_gradients_flat", ()))
 
 
 def _changing_tensors(engine: DeepSpeedEngine) -> Iterator[Tensor]:

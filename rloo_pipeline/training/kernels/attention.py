@@ -27,6 +27,7 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training.kernels.flash_attention_3 import flash_attention
 from rloo_pipeline.training.kernels.short_attention import Local, ShortAttention, mask_of
 from rloo_pipeline.training.layout import Gather, Layout, Scatter
 
@@ -154,11 +155,7 @@ def register() -> None:
 
 
 def _describe_mask(
-    *,
-    mask_function: Callable[..., Tensor],
-    local_size: int | None = None,
-    use_vmap: bool = False,
-    **_: Any,
+    *, mask_function: Callable[..., Tensor], local_size: int | None = None, use_vmap: bool = False, **_: Any
 ) -> Tensor | None:
     """Describes a mask of transformers: None for causal attention, else a number with the attribute `DESCRIPTION`.
 
@@ -234,18 +231,13 @@ def _supports_flash(query: Tensor, value: Tensor, scores: Scores) -> bool:
 
 def _variable_lengths(heads: Sequence[Tensor], layout: Layout, scores: Scores) -> Tensor:
     """FlashAttention over all sequences at once; [tokens, heads, head_dim] in and out."""
-    from torch.nn.attention import varlen
-
     index, longest = layout.head_index(1), layout.blocks[0].tokens
-    earlier = -1 if scores.local is None else scores.local.size - 1
-    query, key, value = (
+    window = 0 if scores.local is None else scores.local.size
+    laid_out = [
         Gather.apply(tensor.flatten(1), index).unflatten(1, tensor.shape[1:])  # type: ignore[no-untyped-call]
         for tensor in heads
-    )
-    out: Any = varlen.varlen_attn(
-        query, key, value, layout.starts, layout.starts, longest, longest,
-        scale=scores.scale, window_size=(earlier, 0), enable_gqa=True,
-    )  # fmt: skip
+    ]
+    out = flash_attention(laid_out, layout.starts, longest, scores.scale, window)
     in_row: Tensor = Scatter.apply(out.flatten(1), index)  # type: ignore[no-untyped-call]
     return in_row.view(heads[0].shape)
 

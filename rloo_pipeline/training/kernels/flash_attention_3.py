@@ -7,7 +7,7 @@ tried once per process on two small cases. Unless it is as close to float32 as t
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,12 +92,24 @@ def _exact(heads: list[Tensor], window: int) -> Tensor:
 
 def by_torch(heads: list[Tensor], window: int) -> Tensor:
     """Attention by torch's dispatcher."""
+    starts = torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32, device=heads[0].device)
+    return flash_attention(heads, starts, max(LENGTHS), heads[0].shape[-1] ** -0.5, window)
+
+
+def flash_attention(heads: Sequence[Tensor], starts: Tensor, longest: int, scale: float, window: int) -> Tensor:
+    """torch's FlashAttention of packed sequences; a window of 0 attends to all earlier tokens.
+
+    Args:
+        heads: queries, keys and values, [tokens, heads, head_dim].
+        starts: [sequences + 1] start of each sequence, and the end.
+        longest: length of the longest sequence.
+        scale: factor of the scores.
+        window: tokens that a token attends to, including itself.
+    """
     from torch.nn.attention import varlen
 
-    starts = torch.tensor([0, LENGTHS[0], sum(LENGTHS)], dtype=torch.int32, device=heads[0].device)
-    scale, longest, earlier = heads[0].shape[-1] ** -0.5, max(LENGTHS), window - 1 if window else -1
-    query, key, value = heads
+    earlier = window - 1 if window else -1
     out: Any = varlen.varlen_attn(
-        query, key, value, starts, starts, longest, longest, scale=scale, window_size=(earlier, 0), enable_gqa=True
+        *heads, starts, starts, longest, longest, scale=scale, window_size=(earlier, 0), enable_gqa=True
     )
     return out  # type: ignore[no-any-return]

@@ -154,22 +154,25 @@ class Projection:
 
     def logps(self) -> Float[Tensor, " completion_tokens"]:
         """Log-probs in float32."""
-        logps = self.hidden.new_empty(len(self.hidden), dtype=torch.float32)
-        for part in self._parts(slice(0, len(logps))):
-            logits = self._logits(part)
-            normalizers = torch.cat([rows.logsumexp(-1) for rows in logits.split(self.cached)])
-            logps[part] = self._at_columns(logits, part)[:, 0] - normalizers
-        return logps
+        return torch.cat([self._logps(part) for part in self._parts(slice(0, len(self.hidden)))])
 
     def top(self) -> Top:
         """Log-probs, and the likeliest tokens of each position."""
         parts = self._parts(slice(0, len(self.hidden)))
         return Top(*(torch.cat(values) for values in zip(*map(self._top, parts), strict=True)))
 
+    def _logps(self, part: slice) -> Tensor:
+        _, at_targets, normalizers = self._normalized(part)
+        return at_targets - normalizers
+
     def _top(self, part: slice) -> Top:
+        return top_of(*self._normalized(part), self.inputs.top_k)
+
+    def _normalized(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of a slice, those of its targets, and log Σ exp of each row."""
         logits = self._logits(part)
         normalizers = torch.cat([rows.logsumexp(-1) for rows in logits.split(self.cached)])
-        return top_of(logits, self._at_columns(logits, part)[:, 0], normalizers, self.inputs.top_k)
+        return logits, logits.gather(-1, self.columns[part, :1]).squeeze(-1), normalizers
 
     def loss(self, for_weight: bool, for_bias: bool) -> Float[Tensor, ""]:
         """The loss of all sequences; leaves its gradients in d_hidden, d_weight and d_bias."""
@@ -232,13 +235,10 @@ class Projection:
             out[:, token] = NEVER
         return out
 
-    def _at_columns(self, values: Tensor, part: slice) -> Tensor:
-        return values.gather(-1, self.columns[part])
-
     def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
         """Log-probs [tokens, 1 + K] and entropies of a slice; leaves exp(z − max z) and its sum in the buffers."""
         logits = self._logits(part)
-        at_columns, rows = self._at_columns(logits, part), slice(offset, offset + len(logits))
+        at_columns, rows = logits.gather(-1, self.columns[part]), slice(offset, offset + len(logits))
         if self.form.cap < inf:  # tanh' = 1 − tanh²
             torch.mul(logits, self.inputs.temperature / self.form.cap, out=self.slopes[rows])
             self.slopes[rows].square_().neg_().add_(1).clamp_(min=0)  # tokens that are never sampled have none

@@ -108,11 +108,8 @@ def _chunks(blocks: Sequence[Block], kv_heads: int, group: int) -> Iterator[_Chu
 @lru_cache(64)
 def _additive_mask(tokens: int, group: int, local: Local | None) -> Tensor:
     """[group · tokens, tokens]: −∞ where a query does not attend to a key, else 0."""
-    return (
-        torch.zeros(tokens, tokens)
-        .masked_fill_(~mask_of(tokens, local, torch.device("cpu")), -torch.inf)
-        .repeat(group, 1)
-    )
+    mask = mask_of(tokens, local, torch.device("cpu"))
+    return torch.zeros(tokens, tokens).masked_fill_(~mask, -torch.inf).repeat(group, 1)
 
 
 def mask_of(tokens: int, local: Local | None, device: torch.device) -> Bool[Tensor, "tokens tokens"]:

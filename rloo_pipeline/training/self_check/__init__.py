@@ -126,9 +126,6 @@ def run(
         try:
             longest = limit.tokens if limit else UNLIMITED
             plain = against_plain.PlainModel(config, shrink, trust_remote_code, longest, images)
-        except small.TooLargeError as error:
-            problems.append(str(error))
-            continue
         except Exception as error:
             problems.append(_summary(error))
             continue
@@ -139,30 +136,29 @@ def run(
             )
         problems = [IMAGES] if images else []  # reasons against the faster forms
         for form in forms or forms_for(images):
-            problem, result = _try_form(plain, form, prepare)
-            if result is not None:
+            try:
+                result = _checked_form(plain, form, prepare)
+            except Exception as error:
+                problems.append(_summary(error))
+            else:
                 return result._replace(why="; ".join(dict.fromkeys(problems)), images=images)
-            problems.append(problem)
     raise UserError(
         f"{kind}: no form of batch gives what plain transformers gives for a sequence alone "
         f"({'; '.join(dict.fromkeys(problems))}); use another model"
     )
 
 
-def _try_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> tuple[str, SelfCheck | None]:
-    """Tries a form; returns the problem, or the result if there is none."""
-    try:
-        difference = plain.compare(form, prepare)
-    except UserError as error:
-        return str(error), None
-    except Exception as error:
-        return _summary(error), None
+def _checked_form(plain: against_plain.PlainModel, form: Packed, prepare: Prepare | None) -> SelfCheck:
+    """The result for a form that is right; raises `Unsuitable` for another one."""
+    from rloo_pipeline.training.self_check.small import Unsuitable
+
+    difference = plain.compare(form, prepare)
     if difference.logps <= LOGPS and difference.gradient <= GRADIENT:  # not NaN
-        return "", SelfCheck(*difference, digest="", form=form.name)
-    return (
+        return SelfCheck(*difference, digest="", form=form.name)
+    raise Unsuitable(
         f"{form.name}, log-probs differ by up to {difference.logps:.2g} nats and the gradient of "
         f"{difference.parameter} by {difference.gradient:.2g} of itself"
-    ), None
+    )
 
 
 def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
@@ -180,7 +176,10 @@ def _digest(hf_config: JSON, folder: Path, images: bool) -> str:
 
 def _summary(error: Exception) -> str:
     from rloo_pipeline.training.kernels import attention
+    from rloo_pipeline.training.self_check.small import Unsuitable
 
+    if isinstance(error, UserError | Unsuitable):
+        return str(error)
     if isinstance(error, KeyError) and error.args == (attention.NAME,):
         return "it does not support custom attention functions"
     return f"{type(error).__name__}: {one_line(error)}"

@@ -30,8 +30,8 @@ SPREAD = 1.5
 """Standard deviation of a projection's outputs for inputs of size 1; that of attention scores is about its square."""
 
 
-class TooLargeError(Exception):
-    """The copy has more than MAX_WEIGHTS weights."""
+class Unsuitable(Exception):  # noqa: N818
+    """The reason a small copy or a form of batch is not used, in a clause."""
 
 
 class Shrink(Enum):
@@ -189,7 +189,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
         attention: name of the attention implementation; None for the model's default.
 
     Raises:
-        TooLargeError: the model has more than MAX_WEIGHTS weights.
+        Unsuitable: the model has more than MAX_WEIGHTS weights.
     """
     auto_class = plain_model.auto_class(config.to_dict())
 
@@ -204,7 +204,7 @@ def build(config: Any, trust_remote_code: bool, attention: str | None) -> Any:
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in create().parameters())
     if weights > MAX_WEIGHTS:
-        raise TooLargeError(f"a copy has {weights:,} weights")
+        raise Unsuitable(f"a copy has {weights:,} weights")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create()

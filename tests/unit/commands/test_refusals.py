@@ -409,7 +409,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.teacher": STAGES_FILE,
     "stages.track": "about a finished run",
     "training.batch": SAMPLED,
-    "training.objective": "tests/unit/before_run/test_loss_trial.py",
+    "training.batch.of_shape": "tests/unit/before_run/test_loss_trial.py",
     "training.selection": STAGES_FILE,
     "training.deepspeed_internals.cpu_adam": NODE,
     "training.deepspeed_internals.deepspeed_config": STAGES_FILE,

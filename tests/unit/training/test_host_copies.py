@@ -49,9 +49,9 @@ def test_only_what_changes_is_copied_again() -> None:
     for value in (1.0, 2.0):
         for tensor in (weights, frozen):
             tensor.fill_(value)
-        restore = copies.take(views, [frozen, weights[:1]])
+        copies.take(views, [frozen, weights[:1]])
         assert torch.equal(copies.of({"moments": weights})["moments"], torch.full((4,), value))
-        restore()
+        copies.restore()
     assert torch.equal(views[1], torch.full((2,), 2.0))
     assert torch.equal(frozen, torch.ones(3)), "of the first time"
 
@@ -82,7 +82,8 @@ def test_copies_are_pinned_once_where_cuda_can_and_released_with_their_owner(err
     copies = HostCopies()
     with caplog.at_level("INFO"):
         for _ in range(2):
-            copies.take([weights, *others])()
+            copies.take([weights, *others])
+            copies.restore()
     assert [*cuda.pinned.values()] == ([] if error else [512 * 3])
     assert caplog.text.count("CUDA cannot pin 0.0 GB of host memory (error 2), so moves are slower") == bool(error)
     del copies

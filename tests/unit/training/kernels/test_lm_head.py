@@ -143,6 +143,21 @@ def test_the_form_of_logits_is_that_of_the_configuration(dtype) -> None:
     assert forms == [(1 / 3.0, inf), (0.3, inf), (1.0, 0.2)]
 
 
+def test_a_cap_does_not_hide_a_scale(monkeypatch) -> None:
+    model = scaled("gemma2")
+    plain, cap = type(model).forward, model.config.final_logit_softcapping
+
+    def halved(self, *args, **named):
+        """c · tanh(z / 2c) for the cap c."""
+        self.config.final_logit_softcapping = 2 * cap
+        out = plain(self, *args, **named)
+        self.config.final_logit_softcapping = cap
+        return type(out)(logits=out.logits / 2)
+
+    monkeypatch.setattr(type(model), "forward", halved)
+    assert logprobs.split(model) is None
+
+
 def test_logits_of_another_form_are_computed_all_at_once(monkeypatch) -> None:
     model, plain = qwen3(), type(qwen3()).forward
 
