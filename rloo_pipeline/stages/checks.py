@@ -114,7 +114,7 @@ def gather(
     texts = table["completion"].to_pylist()
     lengths = np.array(tables.sampled_lengths(table)).reshape(-1, samples)
     truncated = np.array([reason != "stop" for reason in table["finish_reason"].to_pylist()]).reshape(-1, samples)
-    logprobs = forward_only.load_configured(policy, config.model.dtype, config.deepspeed, config.rollout.temperature)
+    logprobs = forward_only.load_configured(config, policy, config.rollout.temperature)
     tokens = config.deepspeed.micro_batch_tokens
     sequences = round_data.sequences_of(table, prompts, policy)
     scored = forward_only.score(logprobs, sequences, tokens, "log-probs", entropies=True)

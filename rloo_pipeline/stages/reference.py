@@ -99,9 +99,7 @@ def _score(scorer: Scorer, kind: str, table: pa.Table, prompts: Path | None, top
     key = (policy.digest, config.model, config.rollout.temperature, config.deepspeed.sequence_parallel)
     logprobs = engine_cache.take(kind, key) if scorer.rows is None else None
     if logprobs is None:
-        logprobs = forward_only.load_configured(
-            policy, config.model.dtype, config.deepspeed, config.rollout.temperature
-        )
+        logprobs = forward_only.load_configured(config, policy, config.rollout.temperature)
         devices.hold_gpu(logprobs)
     logprobs.enter_gpu()  # a kept model may have left it to another stage
     sequences = round_data.sequences_of(table, prompts, policy)

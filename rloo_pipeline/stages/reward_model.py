@@ -67,11 +67,8 @@ def reward_model(config: Config, assets: Path, prompts: Path, model: Path, outpu
         lr_horizon_rounds=steps,
         warmup_steps=section.warmup_steps,
     )
-    engine = RewardEngine(
-        start,
-        TrainerSettings.of_section(config.model, config.deepspeed, schedule, steps),
-        derive(config.seed, "reward model"),
-    )
+    settings = TrainerSettings.of_section(config, schedule, steps)
+    engine = RewardEngine(start, settings, derive(config.seed, "reward model"))
     max_tokens = config.deepspeed.micro_batch_tokens
     losses = train(engine, section, trained, steps, max_tokens, config.seed)
     with counting("held-out conversations", len(held_out.lengths)) as counter:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.config import Config, Deepspeed
+from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import counting
 from rloo_pipeline.training import plain_model, policy_model, sequence_group
@@ -60,12 +60,13 @@ def load(policy: Policy, dtype: str, split: bool = False) -> PreTrainedModel:
     return model.to(torch.device(devices.device_type())).eval()  # type: ignore[no-any-return]
 
 
-def load_configured(policy: Policy, dtype: str, deepspeed: Deepspeed, temperature: float) -> TokenLogProbs:
-    """Loads a policy as `load` does, split as configured in the section `deepspeed`, to compute log-probs."""
-    if deepspeed.sequence_parallel > 1:
+def load_configured(config: Config, policy: Policy, temperature: float) -> TokenLogProbs:
+    """Loads a policy as the sections `model` and `deepspeed` say, to compute log-probs."""
+    parts = config.deepspeed.sequence_parallel
+    if parts > 1:
         split_loading.start_ranks()  # this assigns each rank its GPU
-    model = load(policy, dtype, deepspeed.splits_weights)
-    return TokenLogProbs(model, temperature, sequence_group.group_of(deepspeed.sequence_parallel))
+    model = load(policy, config.model.dtype, config.deepspeed.splits_weights)
+    return TokenLogProbs(model, temperature, sequence_group.group_of(parts))
 
 
 def logps_of_completions(
@@ -73,9 +74,9 @@ def logps_of_completions(
 ) -> list[list[float]]:
     """Log-probs of completions under a policy that is loaded only for them, and that leaves a worker's GPU again.
 
-    Takes the arguments of `load_configured` and `score`, with the sections `model` and `deepspeed` of `config`.
+    Takes the arguments of `load_configured` and `score`.
     """
-    logprobs = load_configured(policy, config.model.dtype, config.deepspeed, temperature)
+    logprobs = load_configured(config, policy, temperature)
     logps = score(logprobs, sequences, config.deepspeed.micro_batch_tokens, label).logps
     logprobs.discard()
     del logprobs

@@ -10,7 +10,6 @@ The kernels need Triton, and so does this module; tests/unit/training/test_one_p
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import torch
@@ -31,27 +30,19 @@ def use(model: Any) -> None:
 
 
 class OnePassProjection(Projection):
-    """Does the same as `Projection`, and leaves heads with a bias or capped logits (phi-2, Gemma 2) to it."""
+    """Does the same as `Projection` for heads without a bias or a cap."""
 
     largest: Tensor
     """Maximum of each row of `probs`, which holds logits here."""
 
     def held_at_once(self) -> tuple[torch.dtype, int]:
         """As many logits as fit into the bytes that `Projection` takes for float32 logits and their softmax."""
-        if not self._applies:
-            return super().held_at_once()
         return self.hidden.dtype, ELEMENTS["cuda"] * 8 // self.hidden.element_size()
 
-    @property
-    def _applies(self) -> bool:
-        return self.bias is None and self.form.cap == inf
-
     def _logps(self, part: slice) -> Tensor:
-        return self._summary(part, self.logits)[0] if self._applies else super()._logps(part)
+        return self._summary(part, self.logits)[0]
 
     def _top(self, part: slice) -> Top:
-        if not self._applies:
-            return super()._top(part)
         logps, _, largest, sums = self._summary(part, self.logits)
         top, ids = self.logits[: len(logps)].topk(self.inputs.top_k, -1)
         return Top(logps, top.float() / self.divisor - (largest + sums.log()).unsqueeze(-1), ids)
@@ -62,8 +53,6 @@ class OnePassProjection(Projection):
         return super().loss(for_weight, for_bias)
 
     def _softmax(self, part: slice, offset: int) -> tuple[Tensor, Tensor]:
-        if not self._applies:
-            return super()._softmax(part, offset)
         rows = slice(offset, offset + part.stop - part.start)
         logps, entropy, largest, sums = self._summary(part, self.probs[rows])
         self.largest[rows], self.sums[rows, 0] = largest, sums
@@ -82,8 +71,6 @@ class OnePassProjection(Projection):
         return summary
 
     def _d_logits(self, part: slice, rows: slice, scale: Tensor) -> Tensor:
-        if not self._applies:
-            return super()._d_logits(part, rows, scale)
         logits, total = self.probs[rows], scale.sum(-1)
         of_candidates = self._of_candidates(part, rows, scale, total)
         columns = self.inputs.pack.targets[part], self.largest[rows], self.sums[rows], scale[:, 0].contiguous(), total

@@ -94,7 +94,7 @@ def truncated(rollouts: pa.Table) -> Bool[Tensor, " completions"]:
 
 def scores(table: pa.Table) -> Float64[Tensor, " completions"]:
     """Weighted rewards; NaN where unscorable."""
-    return torch.tensor([torch.nan if r is None else r for r in table["reward"].to_pylist()], dtype=torch.float64)
+    return torch.tensor(table["reward"].to_numpy())
 
 
 def scores_of_functions(table: pa.Table) -> ScoresByFunction:
@@ -106,7 +106,5 @@ def scores_of_functions(table: pa.Table) -> ScoresByFunction:
     weights = tables.weights_of(table)
     if not weights:
         raise UserError("scores: the tables lack the weights of the reward functions; delete them and run again")
-    columns = [table[tables.score_column(name)].to_pylist() for name in weights]
-    rows = [[torch.nan if score is None else score for score in row] for row in zip(*columns, strict=True)]
-    values, by_function = (torch.tensor(numbers, dtype=torch.float64) for numbers in (rows, list(weights.values())))
-    return ScoresByFunction(values, by_function)
+    columns = [torch.tensor(table[tables.score_column(name)].to_numpy()) for name in weights]
+    return ScoresByFunction(torch.stack(columns, -1), torch.tensor(list(weights.values()), dtype=torch.float64))

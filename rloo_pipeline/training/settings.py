@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, Self
 
-from rloo_pipeline.config import Config, Deepspeed, Dtype, Lora, Model, OptimizerName, Sft, Update
+from rloo_pipeline.config import Config, Deepspeed, Dtype, Lora, OptimizerName, Sft, Update
 
 
 class LearningRate(NamedTuple):
@@ -65,9 +65,7 @@ class TrainerSettings(NamedTuple):
     def from_config(cls, config: Config) -> Self:
         """Settings of the stage `update`."""
         steps = config.algorithm.num_iterations * config.algorithm.steps_per_generation
-        settings = cls.of_section(
-            config.model, config.deepspeed, config.update, (config.update.lr_horizon_rounds or 0) * steps
-        )
+        settings = cls.of_section(config, config.update, (config.update.lr_horizon_rounds or 0) * steps)
         return settings._replace(
             temperature=config.rollout.temperature,
             adam_epsilon=config.update.adam_epsilon,
@@ -77,17 +75,16 @@ class TrainerSettings(NamedTuple):
         )
 
     @classmethod
-    def of_section(cls, model: Model, deepspeed: Deepspeed, section: Update | Sft, horizon: int) -> Self:
-        """Settings from `section`, `model` and `deepspeed`, to train all weights at temperature 1.
+    def of_section(cls, config: Config, section: Update | Sft, horizon: int) -> Self:
+        """Settings to train all weights at temperature 1.
 
         Args:
-            model: the section `model`.
-            deepspeed: the section `deepspeed`.
+            config: a configuration with the sections `model` and `deepspeed`.
             section: the stage's section.
             horizon: optimizer steps until the learning rate is at its minimum.
         """
         return cls(
-            dtype=model.dtype,
+            dtype=config.model.dtype,
             learning_rate=LearningRate(
                 section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
             ),
@@ -96,5 +93,5 @@ class TrainerSettings(NamedTuple):
             max_grad_norm=section.max_grad_norm,
             disable_dropout=section.disable_dropout,
             optimizer=section.optimizer,
-            deepspeed=deepspeed,
+            deepspeed=config.deepspeed,
         )

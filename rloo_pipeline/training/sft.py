@@ -41,7 +41,7 @@ def sft(config: Config, section: Sft, start: Policy, assets: Path, prompts: Path
     path = asset_files.read(assets, "demonstrations")["demonstrations"]["path"]
     sequences = demonstrations(config, section, path, start, prompts).trained
     # all weights, also in runs whose updates train a LoRA adapter
-    settings = TrainerSettings.of_section(config.model, config.deepspeed, section, section.steps)
+    settings = TrainerSettings.of_section(config, section, section.steps)
     engine = Engine(start, settings, derive(config.seed, "sft"))
     max_tokens = config.deepspeed.micro_batch_tokens
     losses: list[float] = []

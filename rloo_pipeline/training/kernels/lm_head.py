@@ -75,7 +75,9 @@ class HeadInputs(NamedTuple):
 
 
 KIND = "rloo_projection"
-"""Attribute of a head: the subclass of `Projection` that computes its losses."""
+"""Attribute of a head: the subclass of `Projection` that computes its losses, unless it has a bias or a cap (phi-2,
+Gemma 2).
+"""
 NEVER = -1e30
 """A finite logit whose exponential is 0, so that 0 times it is 0."""
 
@@ -91,7 +93,8 @@ def _forward(
     """Replaces `nn.Linear.forward`, so that DeepSpeed's hooks on the module run for this computation too."""
     if inputs is None:
         return nn.functional.linear(hidden, self.weight, self.bias)
-    kind: type[Projection] = getattr(self, KIND, Projection)
+    plain = self.bias is None and inputs.form.cap == inf
+    kind: type[Projection] = getattr(self, KIND, Projection) if plain else Projection
     if inputs.loss_of is None:
         projection, whole = kind(hidden, self.weight, self.bias, inputs), inputs.pack.whole
         return Top(*map(whole, projection.top())) if inputs.top_k else whole(projection.logps())

@@ -67,7 +67,7 @@ def test_ranks_are_connected_and_have_their_gpus_before_they_load_a_model(monkey
     monkeypatch.setattr(forward_only, "load", lambda *_: calls.append("load") or qwen3())
     monkeypatch.setattr(sequence_group, "group_of", lambda size: group(0, size))
     config = configuration(deepspeed={"processes": 2, "sequence_parallel": 2})
-    assert forward_only.load_configured(Policy(tmp_path), config.model.dtype, config.deepspeed, 1.0).group.size == 2
+    assert forward_only.load_configured(config, Policy(tmp_path), 1.0).group.size == 2
     assert calls == ["connect", "load"]
 
 
