@@ -87,11 +87,7 @@ class Engine:
         self.zero_stage = deepspeed_config.effective_zero_stage(settings.dtype, section.zero_stage)
         self.step_count = 0
         self.grad_norm = 0.0
-        # ZeRO 3 and adapters lay out weights in their own way, so their trainer state includes them. Otherwise the
-        # weights are in the policy that the state's manifest names, and the state leaves them out.
-        self.weights_in_state = zero_3 or settings.lora is not None
-        in_state, quantized = self.weights_in_state, settings.quantization is not None
-        deepspeed_config.adjust(self.engine, settings.max_grad_norm, self.rank.world, in_state, quantized)
+        deepspeed_config.adjust(self.engine, settings)
         self.seed_dropout(seed)
         self.host_copies = HostCopies()
         """Host memory for offloaded weights and optimizer."""

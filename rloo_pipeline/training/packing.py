@@ -101,11 +101,10 @@ class Pack(NamedTuple):
         With a mask, transformers does not infer sequences from the positions. Its masks of windows are then those of
         one sequence, and `kernels/attention.py` keeps the sequences apart.
         """
-        mask = torch.ones_like(self.input_ids)
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
-            "attention_mask": mask,
+            "attention_mask": torch.ones_like(self.input_ids),
             "layout": self.layout,
         }
 

@@ -61,6 +61,13 @@ class TrainerSettings(NamedTuple):
         """True if any dropout is active in training."""
         return not self.disable_dropout or (self.lora is not None and self.lora.lora_dropout > 0)
 
+    @property
+    def weights_in_state(self) -> bool:
+        """True if a trainer state includes the weights, which ZeRO 3 and adapters lay out in their own way. Otherwise
+        they are in the policy that the state's manifest names.
+        """
+        return self.deepspeed.zero_stage == 3 or self.lora is not None
+
     @classmethod
     def from_config(cls, config: Config) -> Self:
         """Settings of the stage `update`."""

@@ -155,7 +155,7 @@ def load(engine: Engine, source: Path) -> JSON:
     if engine.settings.deepspeed.offload.on_disk:
         engine.step_count = nvme.load_state(engine.engine, source / TAG)
     else:
-        strict = engine.weights_in_state and engine.settings.lora is None
+        strict = engine.settings.weights_in_state and engine.settings.lora is None
         _, client_state = engine.engine.load_checkpoint(str(source), tag=TAG, load_module_strict=strict)
         engine.step_count = int(client_state["step"])
     return files.read_artifact(source / ALGORITHM_STATE, f"delete {source} and run again")

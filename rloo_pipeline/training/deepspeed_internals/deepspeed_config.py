@@ -104,27 +104,19 @@ def configuration(settings: TrainerSettings, on_disk: JSON | None = None) -> JSO
     return merge(ours, section.own_keys)
 
 
-def adjust(
-    engine: DeepSpeedEngine, max_grad_norm: float, world: int, weights_in_state: bool, quantized: bool = False
-) -> None:
-    """Replaces parts of DeepSpeed's engine: clipping, the all-reduce on a single rank, and the content of a checkpoint.
-
-    Args:
-        engine: DeepSpeed's engine.
-        max_grad_norm: see `clip_plainly`.
-        world: number of ranks.
-        weights_in_state: True if a checkpoint holds the weights too.
-        quantized: True if the base is in 4 bits; a checkpoint then leaves out its weights and scales.
+def adjust(engine: DeepSpeedEngine, settings: TrainerSettings) -> None:
+    """Replaces parts of DeepSpeed's engine: clipping, the all-reduce on a single rank, and the content of a checkpoint,
+    which leaves out a base in 4 bits.
     """
-    clip_plainly(engine, max_grad_norm)
+    clip_plainly(engine, settings.max_grad_norm)
     # otherwise a single rank would copy all gradients back and forth to sum them
-    engine.enable_backward_allreduce = world > 1 or needs_allreduce(engine)
+    engine.enable_backward_allreduce = ranks.current().world > 1 or needs_allreduce(engine)
     engine.checkpoint_engine.makedirs = lambda *_, **__: None  # `trainer_state` writes files
     engine._copy_recovery_script = lambda *_: None
     engine.checkpoint_engine.load = load_values
-    if not weights_in_state:
+    if not settings.weights_in_state:
         engine.module_state_dict = lambda *_, **__: {}
-    elif quantized:
+    elif settings.quantization is not None:
         engine.module_state_dict = lambda *_, **__: _trainable(engine.module)
 
 
