@@ -6,6 +6,7 @@ during the next rollouts, and skips some; only the newest is kept.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,11 +97,16 @@ class TrainerState:
         }
 
     def _link_policy(self, folder: Path) -> dict[str, str]:
-        """Links the files of the policy, or copies them."""
+        """Links the files of the policy, or copies them if the file system has no hard links."""
         if self.weights is None:
             return {}
-        for name in manifest.file_names(self.weights):
-            files.link_or_copy(self.weights / name, folder / name)
+        for file in manifest.folder_files(self.weights):
+            link = folder / file.relative_to(self.weights)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file.resolve(), link)  # the original may be on a node's own disk (exchange)
+            except OSError:
+                shutil.copyfile(file, link)
         return {f"{POLICY}/{name}": digest for name, digest in manifest.read_manifest(self.weights).digests.items()}
 
 
