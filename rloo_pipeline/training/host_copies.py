@@ -40,7 +40,7 @@ class HostCopies:
         self._taken: list[tuple[UntypedStorage, UntypedStorage]] = []
         """The storages that are empty now, with their copies."""
         self._zeros: list[tuple[UntypedStorage, int]] = []
-        """Further ones that are empty now, with their sizes; they are all 0."""
+        """Storages of zeros that are empty now, with their sizes."""
         self._pinned: list[int] = []
         """Addresses of pinned memory."""
         weakref.finalize(self, _unpin, self._pinned).atexit = False  # when the process ends, it is released anyway

@@ -50,9 +50,8 @@ def experts_of(rollouts: pa.Table) -> list[np.ndarray]:
         for prompt, ids in zip(rollouts["prompt_ids"].to_pylist(), rollouts["completion_ids"].to_pylist(), strict=True)
     ]
     chosen = [row.values.to_numpy() for row in column]
-    if len({(len(row) % count, len(row) // count) for row, count in zip(chosen, tokens, strict=True)}) > 1 or (
-        len(chosen[0]) % tokens[0] or not len(chosen[0])
-    ):
+    (of_token, rest), *others = {divmod(len(row), count) for row, count in zip(chosen, tokens, strict=True)}
+    if others or rest or not of_token:
         raise UserError(
             f"rollout.router_replay: tokens have different numbers of experts in the column {tables.EXPERTS} (prompt "
             "and completion without the last token); delete the round's rollouts and run again"

@@ -75,30 +75,21 @@ class TrainerSettings(NamedTuple):
         settings = cls.of_section(config, config.update, (config.update.lr_horizon_rounds or 0) * steps)
         return settings._replace(
             temperature=config.rollout.temperature,
-            adam_epsilon=config.update.adam_epsilon,
-            lora=config.update.lora,
             quantization=config.model.quantization,
             train_vision=config.model.train_vision,
         )
 
     @classmethod
     def of_section(cls, config: Config, section: Update | Sft, horizon: int) -> Self:
-        """Settings to train all weights at temperature 1.
+        """Settings to train at temperature 1.
 
         Args:
             config: a configuration with the sections `model` and `deepspeed`.
-            section: the stage's section.
+            section: the stage's section; its keys that are named like fields are taken as they are.
             horizon: optimizer steps until the learning rate is at its minimum.
         """
-        return cls(
-            dtype=config.model.dtype,
-            learning_rate=LearningRate(
-                section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
-            ),
-            adam_betas=section.adam_betas,
-            weight_decay=section.weight_decay,
-            max_grad_norm=section.max_grad_norm,
-            disable_dropout=section.disable_dropout,
-            optimizer=section.optimizer,
-            deepspeed=config.deepspeed,
+        taken = {name: getattr(section, name) for name in cls._fields if name in type(section).model_fields}
+        taken["learning_rate"] = LearningRate(
+            section.learning_rate, section.lr_scheduler_type, section.warmup_steps, horizon, section.min_lr_ratio
         )
+        return cls(**taken, dtype=config.model.dtype, deepspeed=config.deepspeed)
