@@ -136,11 +136,6 @@ class Single(Padded):
     most_sequences = 1
 
 
-def forms_for(images: bool) -> list[Packed]:
-    """The forms to try for a model; prompts with images are never packed."""
-    return [form for form in FORMS.values() if not (images and form.name == Packed.name)]
-
-
 FORMS = {form.name: form for form in (Packed(), Padded(), Single())}
 """Forms by name, the fastest first."""
 
