@@ -21,9 +21,8 @@ def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
     contents = {"zero_optimization": {"stage": "auto", "reduce_bucket_size": 7}, "wall_clock_breakdown": True}
     file.write_text(json.dumps(contents | {"train_batch_size": "auto"}))
     config = Config(**mini(deepspeed={"config": str(file)}))
-    merged = deepspeed_config.configuration(
-        settings("adamw", "bfloat16", 2)._replace(deepspeed_config=config.deepspeed.own_keys)
-    )
+    section = config.deepspeed.model_copy(update={"zero_stage": 2})
+    merged = deepspeed_config.configuration(settings("adamw", "bfloat16", 2)._replace(deepspeed=section))
     assert merged["zero_optimization"]["reduce_bucket_size"] == 7
     assert merged["zero_optimization"]["stage"] == 2
     assert merged["wall_clock_breakdown"] is True
