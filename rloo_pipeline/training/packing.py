@@ -63,8 +63,8 @@ class Pack(NamedTuple):
     def to(self, device: torch.device) -> Pack:
         """The pack on another device."""
         moved: Pack = pytree.tree_map_only(Tensor, lambda tensor: devices.moved(tensor, device), self)
-        kept = {"completion_lengths": self.completion_lengths, "experts": self.experts}
-        return moved._replace(layout=self.layout.to(device), **kept)
+        moved = moved._replace(layout=self.layout.to(device))
+        return moved._replace(completion_lengths=self.completion_lengths, experts=self.experts)
 
     def part(self, group: SequenceGroup) -> Pack:
         """This rank's part of the row: its tokens, and the completion tokens that they predict. The layout and the

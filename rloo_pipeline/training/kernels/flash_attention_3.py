@@ -108,8 +108,8 @@ def flash_attention(heads: Sequence[Tensor], starts: Tensor, longest: int, scale
     """
     from torch.nn.attention import varlen
 
-    earlier = window - 1 if window else -1
+    (query, key, value), earlier = heads, window - 1 if window else -1
     out: Any = varlen.varlen_attn(
-        *heads, starts, starts, longest, longest, scale=scale, window_size=(earlier, 0), enable_gqa=True
+        query, key, value, starts, starts, longest, longest, scale=scale, window_size=(earlier, 0), enable_gqa=True
     )
     return out  # type: ignore[no-any-return]
