@@ -143,6 +143,8 @@ def error_location(error: BaseException, reference: str) -> str:
     own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent
     location = ""
     for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith("<"):  # code without a file, as of `eval`
+            continue
         file = Path(frame.filename).resolve()
         below_folder = file.is_relative_to(folder) and not file.is_relative_to(package)
         if file == own or (below_folder and not {"site-packages", "dist-packages"} & set(file.parts)):

@@ -35,6 +35,15 @@ def test_a_value_that_is_not_a_function_is_not_suggested_for_itself(tmp_path) ->
         import_string.load(f"{tmp_path}/own.py:right")
 
 
+@pytest.mark.parametrize("call", ["eval('1 / 0')", "importlib.import_module('not_there')"])
+def test_code_without_a_file_is_not_the_line_of_an_error(call, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(f"import importlib\n\ndef wrong():\n    {call}\n")
+    with pytest.raises((ZeroDivisionError, ImportError)) as raised:
+        import_string.load("own.py:wrong")()
+    assert import_string.error_location(raised.value, "own.py:wrong") == " (own.py, line 4)"
+
+
 def test_a_removed_reward_is_looked_up_in_the_changelog_and_not_installed() -> None:
     with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; CHANGELOG"):
         import_string.check("rloo_pipeline.rewards.thinking:thinking_reward")
