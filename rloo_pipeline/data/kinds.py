@@ -56,7 +56,9 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
     rows = list(located)
     plain_rows = [
         {
-            name: None if value is None else _plain(value, str(name), f"{source}, {where}", where, first, 0)
+            _key(name, f"{source}, {where}: the row"): None
+            if value is None
+            else _plain(value, name, f"{source}, {where}", where, first, 0)
             for name, value in row.items()
         }
         for source, where, row in rows
@@ -96,29 +98,29 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
         return [None if item is None else _plain(item, inner, location, where, first, depth + 1) for item in value]
     if base is dict:
         return {
-            _key(key, name, location): None
+            _key(key, f"{location}: column '{name}'"): None
             if item is None
             else _plain(item, f"{name}.{key}", location, where, first, depth + 1)
             for key, item in value.items()
         }
     if base is str:
-        return _text(value, name, location)
+        return _text(value, f"{location}: column '{name}'")
     return base(value) if base in (int, float) and type(value) is not base else value
 
 
-def _key(key: Any, name: str, location: str) -> str:
+def _key(key: Any, place: str) -> str:
     if not isinstance(key, str):
-        raise UserError(f"{location}: column '{name}' has the key {key!r:.40}, which is not a text; write it as one")
-    return _text(key, name, location)
+        raise UserError(f"{place} has the key {key!r:.40}, which is not a text; write it as one")
+    return _text(key, place)
 
 
-def _text(value: str, name: str, location: str) -> str:
+def _text(value: str, place: str) -> str:
     """Returns a plain str that UTF-8 can encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: column '{name}' has half of a character (\\u{ord(value[error.start]):04x}, a lone surrogate) "
+            f"{place} has half of a character (\\u{ord(value[error.start]):04x}, a lone surrogate) "
             f"at position {error.start}; correct the text"
         ) from error
     return str.__str__(value)

@@ -210,6 +210,20 @@ def test_a_value_of_a_generator_that_is_not_plain_is_an_error_with_its_place(val
         read_rows(generated(monkeypatch, values), "")
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({0: "a", "question": "b"}, "the row has the key 0, which is not a text; write it as one"),
+        ({"\ud800": "a"}, r"the row has half of a character \(\\ud800, a lone surrogate\) at position 0"),
+    ],
+)
+def test_a_column_whose_name_is_not_a_text_is_an_error_with_its_place(row, message, monkeypatch) -> None:
+    """As of pandas' `to_dict` for a table without a header."""
+    monkeypatch.setattr(import_string, "load", lambda _: lambda: [row])
+    with pytest.raises(UserError, match=rf"^the generator made_rows:rows, row 0: {message}"):
+        read_rows(Source(generator="made_rows:rows"), "")
+
+
 def generated(monkeypatch, values: list) -> Source:
     """The source of a generator that gives these values as a column."""
     monkeypatch.setattr(import_string, "load", lambda _: lambda: [{"extra": value} for value in values])
