@@ -99,8 +99,7 @@ def near(run: Path) -> Path | None:
 
 def exists(file: Path) -> bool:
     """True if a file, or the copy of it that is in use, exists."""
-    copies = in_use().by_file
-    return file.is_file() or (bool(copies) and file.resolve() in copies)
+    return file.is_file() or source(file).is_file()
 
 
 def source(file: Path) -> Path:

@@ -118,10 +118,7 @@ def load(reference: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"'{reference}': {module_name} has no function {name}{did_you_mean(name, vars(module))}")
-    if argument is None:
-        return function
-    made: Callable[..., Any] = function(argument)
-    return made
+    return function if argument is None else function(argument)
 
 
 def error_location(error: BaseException, reference: str) -> str:

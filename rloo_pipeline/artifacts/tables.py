@@ -129,8 +129,7 @@ def part_schema(function: str) -> pa.Schema:
 
 def weights_of(scores: pa.Table) -> dict[str, float]:
     """The weights of the reward functions that a table of scores was made with; empty if its footer has none."""
-    weights: dict[str, float] = json.loads(footer(scores).get(WEIGHTS, "{}"))
-    return weights
+    return dict(json.loads(footer(scores).get(WEIGHTS, "{}")))
 
 
 def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
@@ -240,8 +239,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
     """The rows of a table of rollouts that the next round continues; the errors are the same as for `read`."""
     table = _read(path, "rollouts", None, **expected)
-    rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
-    return rows
+    return list(table.filter(table[CARRIED]).to_pylist()) if CARRIED in table.column_names else []
 
 
 def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
@@ -330,15 +328,12 @@ def is_episodes(rollouts: pa.Table) -> bool:
 
 def lengths(column: pa.ChunkedArray) -> list[int]:
     """Length of the list in each row of a column."""
-    sizes: list[int] = episodes.lengths(column).tolist()
-    return sizes
+    return list(episodes.lengths(column).tolist())
 
 
 def sampled_lengths(rollouts: pa.Table) -> list[int]:
     """Number of sampled tokens in each completion, without the tokens of tools and users."""
-    if not is_episodes(rollouts):
-        return lengths(rollouts["completion_ids"])
-    return lengths(rollouts["sampling_logps"])
+    return lengths(rollouts["sampling_logps" if is_episodes(rollouts) else "completion_ids"])
 
 
 def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:

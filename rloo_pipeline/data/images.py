@@ -27,8 +27,8 @@ def is_image(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "convert")
 
 
-def images_of(value: Any, location: str) -> list[bytes]:
-    """The image files of a row: of one image or a list of images; none for null.
+def images_of(value: Any, location: str) -> list[tuple[bytes, Image]]:
+    """The image files of a row with their pixels: of one image or a list of images; none for null.
 
     Args:
         value: value of the column.
@@ -39,9 +39,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
     files = [_bytes_of(image, location) for image in given]
-    for file in files:
-        decode(file, location)
-    return files
+    return [(file, decode(file, location)) for file in files]
 
 
 def _bytes_of(image: Any, location: str) -> bytes:

@@ -43,6 +43,12 @@ class LocatedRow(NamedTuple):
     row: Row
 
 
+def are_messages(value: Any) -> bool:
+    """True if a value is a list of messages, each with a role."""
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(message, dict) and "role" in message for message in value)
+
+
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:
     """Gives all rows the same columns, in order of appearance; a missing value becomes None.
 
@@ -56,9 +62,7 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
     rows = list(located)
     plain_rows = [
         {
-            _key(name, f"{source}, {where}: the row"): None
-            if value is None
-            else _plain(value, name, f"{source}, {where}", where, first, 0)
+            _key(name, f"{source}, {where}: the row"): _plain(value, name, f"{source}, {where}", where, first, 0)
             for name, value in row.items()
         }
         for source, where, row in rows
@@ -71,7 +75,10 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
 
 
 def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]], depth: int) -> Any:
-    """Converts a value to Python's own types; its kind must be that of the column's first value."""
+    """Converts a value to Python's own types; its kind must be that of the column's first value that is not None."""
+    if value is None:
+        return None
+    place = f"{location}: column '{name}'"
     if type(value).__module__ == "numpy":
         value = value.tolist()
     base = next((base for base in KINDS if isinstance(value, base)), list if isinstance(value, tuple) else None)
@@ -79,32 +86,29 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
         return value  # a PIL image, which data/images.py reads
     if base is None:
         raise UserError(
-            f"{location}: column '{name}' holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
+            f"{place} holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
             "false, dates, bytes, or lists and objects of these"
         )
     if isinstance(value, int) and value.bit_length() > LONGEST:
-        raise UserError(f"{location}: column '{name}' has a number of {value.bit_length():,} bits; write it as text")
+        raise UserError(f"{place} has a number of {value.bit_length():,} bits; write it as text")
     kind = KINDS[base]
     first_kind, first_where = first.setdefault(name, (kind, where))
     if first_kind != kind:
         raise UserError(
-            f"{location}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; "
-            "write one kind in all rows"
+            f"{place} holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; write one kind in all rows"
         )
     if depth > DEEPEST:
         raise UserError(f"{location}: column '{name:.20}…' is nested more than {DEEPEST} levels deep; flatten it")
     if base is list:
         inner = f"{name}[]"
-        return [None if item is None else _plain(item, inner, location, where, first, depth + 1) for item in value]
+        return [_plain(item, inner, location, where, first, depth + 1) for item in value]
     if base is dict:
         return {
-            _key(key, f"{location}: column '{name}'"): None
-            if item is None
-            else _plain(item, f"{name}.{key}", location, where, first, depth + 1)
+            _key(key, place): _plain(item, f"{name}.{key}", location, where, first, depth + 1)
             for key, item in value.items()
         }
     if base is str:
-        return _text(value, f"{location}: column '{name}'")
+        return _text(value, place)
     return base(value) if base in (int, float) and type(value) is not base else value
 
 

@@ -390,6 +390,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
+    "rollout.templating.PromptParts.add": (
+        Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
+    ),
     "rollout.tool_calls": TOOLS,
     "stages.checks": SAMPLED,
     "stages.difficulty": BY_HAND,
@@ -399,9 +402,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.harness.section_of": BY_HAND,
     "stages.harness.load_tasks": "reads the data of the tasks, which the stage stage-harness fetches",
     "stages.held_out": BY_HAND,
-    "rollout.prompt_parts.PromptParts.add": (
-        Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
-    ),
     "stages.reward_model": "tests/stages/test_reward_model.py",
     "stages.score": BY_HAND,
     "stages.select": STAGES_FILE,
