@@ -260,6 +260,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         images("column 'image' holds 3; an image is", {"image": 3}),
         images("the image /no.png cannot be read", {"image": {"bytes": None, "path": "/no.png"}}),
     ),
+    "data.images._parts": (
+        images(
+            "a message has the content ['x']",
+            {"prompt": [{"role": "user", "content": ["x"]}], "image": None},
+            **PROMPTS,
+        ),
+    ),
     "data.images.with_parts": (
         images("must be messages", {"prompt": "a", "image": None}, **PROMPTS),
         images("needs a user message", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS),

@@ -86,6 +86,13 @@ def test_images_stay_where_the_messages_have_them() -> None:
     [
         ("a text", r"^a row: a prompt with images must be messages; set dataset\.user_prompt"),
         ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a user message"),
+        *(
+            (
+                [{"role": "user", "content": content}],
+                r"^a row: a message has the content .*; it must be a text, or parts",
+            )
+            for content in (["x"], [{"text": "x"}], {"text": "x"})
+        ),
         ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )
