@@ -35,6 +35,32 @@ def test_a_value_that_is_not_a_function_is_not_suggested_for_itself(tmp_path) ->
         import_string.load(f"{tmp_path}/own.py:right")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        ("raise RuntimeError('no key')", "RuntimeError: no key"),
+        ("raise SystemExit(2)", "SystemExit: 2"),
+    ],
+)
+def test_a_package_that_fails_is_not_taken_for_a_missing_module(text, reason, tmp_path, monkeypatch) -> None:
+    name = f"failing_{len(text)}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(text)
+    (tmp_path / name / "own.py").write_text("def right(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=rf"importing {name}\.own failed with {reason}$"):
+        import_string.check(f"{name}.own:right")
+    with pytest.raises(UserError, match=rf"no module {name}_2\.own; install it"):
+        import_string.check(f"{name}_2.own:right")
+
+
+def test_a_script_that_ends_itself_is_an_error_of_its_line(tmp_path) -> None:
+    (tmp_path / "own.py").write_text("def right(): ...\n\nraise SystemExit(2)\n")
+    with pytest.raises(UserError, match=r"importing .*own\.py failed with SystemExit: 2 \(own\.py, line 3\)$"):
+        import_string.load(f"{tmp_path}/own.py:right")
+
+
 @pytest.mark.parametrize("call", ["eval('1 / 0')", "importlib.import_module('not_there')"])
 def test_code_without_a_file_is_not_the_line_of_an_error(call, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
