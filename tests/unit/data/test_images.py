@@ -64,6 +64,18 @@ def test_pixels_that_cannot_be_read_or_would_be_clipped_are_refused(tmp_path) ->
                 images_of(image, "a row")
 
 
+def test_a_rotated_photo_whose_exif_data_are_damaged_is_refused() -> None:
+    """PIL writes these data again when it rotates."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "a camera"
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 2), RED).save(buffer, "JPEG", exif=exif)
+    maker, width = b"\x01\x0f\x00\x02", b"\x01\x00\x00\x02"  # as texts
+    assert buffer.getvalue().count(maker) == 1
+    with pytest.raises(UserError, match=r"^a row: PIL cannot read the image \("):
+        images_of({"bytes": buffer.getvalue().replace(maker, width), "path": None}, "a row")
+
+
 def test_images_stand_before_the_first_message_of_the_user() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     parts = with_parts(messages, 2, "a row")
