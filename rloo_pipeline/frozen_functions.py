@@ -99,7 +99,8 @@ def near(run: Path) -> Path | None:
 
 def exists(file: Path) -> bool:
     """True if a file, or the copy of it that is in use, exists."""
-    return file.is_file() or source(file).is_file()
+    copies = in_use().by_file
+    return file.is_file() or (bool(copies) and file.resolve() in copies)
 
 
 def source(file: Path) -> Path:

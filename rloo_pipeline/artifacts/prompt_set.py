@@ -98,8 +98,7 @@ class PromptSet:
             UserError: a prompt_id is not in this set.
         """
         rows = self.by_id(prompt_ids)
-        texts = {prompt_id: _text(row["prompt"]) for prompt_id, row in rows.items()}
-        return [texts[prompt_id] for prompt_id in prompt_ids]
+        return [_text(rows[prompt_id]["prompt"]) for prompt_id in prompt_ids]
 
     def by_id(self, prompt_ids: list[str]) -> dict[str, dict[str, Any]]:
         """Maps each of these prompt_ids to its row.

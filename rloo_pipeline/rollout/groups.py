@@ -183,15 +183,10 @@ class Draw(NamedTuple):
 
     def requests(self) -> list[Request]:
         """One request for each completion, by prompt and sample."""
+        lengths = [self.expected.get(row["prompt_id"]) for row in self.rows]
         return [
-            Request(
-                row["prompt_ids"],
-                self._seed_of(row, sample),
-                self.sampling,
-                images,
-                expected=self.expected.get(row["prompt_id"]),
-            )
-            for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
+            Request(row["prompt_ids"], self._seed_of(row, sample), self.sampling, _images_of(row), expected=expected)
+            for row, expected in zip(self.rows, lengths, strict=True)
             for sample in range(self.samples)
         ]
 
