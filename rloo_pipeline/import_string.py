@@ -142,7 +142,8 @@ def error_location(error: BaseException, reference: str) -> str:
         source = source_of(reference)
     except UserError:  # the function has changed the working folder
         return ""
-    if source is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
+    names_itself = isinstance(error, SyntaxError) and not (error.filename or "<").startswith("<")
+    if source is None or names_itself:
         return ""
     own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent
     location = ""

@@ -61,11 +61,11 @@ def test_a_script_that_ends_itself_is_an_error_of_its_line(tmp_path) -> None:
         import_string.load(f"{tmp_path}/own.py:right")
 
 
-@pytest.mark.parametrize("call", ["eval('1 / 0')", "importlib.import_module('not_there')"])
+@pytest.mark.parametrize("call", ["eval('1 / 0')", "eval('1 +')", "importlib.import_module('not_there')"])
 def test_code_without_a_file_is_not_the_line_of_an_error(call, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(f"import importlib\n\ndef wrong():\n    {call}\n")
-    with pytest.raises((ZeroDivisionError, ImportError)) as raised:
+    with pytest.raises((ZeroDivisionError, SyntaxError, ImportError)) as raised:
         import_string.load("own.py:wrong")()
     assert import_string.error_location(raised.value, "own.py:wrong") == " (own.py, line 4)"
 
