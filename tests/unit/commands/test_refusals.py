@@ -291,7 +291,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
-    "data.json_rows._object": (
+    "data.json_rows._located": (
         Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
     "data.kinds._plain": (
