@@ -102,12 +102,12 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     import datasets
 
     parts = {
-        str(name): uniform(chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files)))))
+        str(name): [*chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files))))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
     chosen = instruction.to_absolute({name: len(rows) for name, rows in parts.items()})
-    return [row for part in chosen for row in parts[part.splitname][part.from_ : part.to]]
+    return uniform(row for part in chosen for row in parts[part.splitname][part.from_ : part.to])
 
 
 def _unpacked(file: str) -> Iterator[Path]:

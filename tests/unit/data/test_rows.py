@@ -159,6 +159,19 @@ def test_splits_of_a_folder_are_those_of_datasets(tmp_path) -> None:
         assert read_rows(Source(name="x", split=split), str(tmp_path)) == expected
 
 
+def test_splits_that_are_read_together_have_the_columns_of_all(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines([{"question": "1?"}]))
+    (tmp_path / "test.jsonl").write_text(lines([{"question": "2?", "answer": "2"}]))
+    together = [{"question": "1?", "answer": None}, {"question": "2?", "answer": "2"}]
+    assert read_rows(Source(name="x", split="all"), str(tmp_path)) == together
+    assert read_rows(Source(name="x", split="train"), str(tmp_path)) == [{"question": "1?"}]
+    (tmp_path / "test.jsonl").write_text(lines([{"question": 2}]))
+    with pytest.raises(
+        UserError, match=r"test\.jsonl, line 1: column 'question' holds a number \(2\) and text in line 1"
+    ):
+        read_rows(Source(name="x", split="train+test"), str(tmp_path))
+
+
 class Colour(enum.IntEnum):
     RED = 1
 
