@@ -210,7 +210,9 @@ def say_checks(verdicts: Verdicts) -> None:
 
 
 def _mean_size(differences: Array | None) -> float | None:
-    return None if differences is None or not len(differences) else float(np.abs(differences).mean())
+    if differences is None or not len(differences) or not np.isfinite(differences).all():
+        return None
+    return float(np.abs(differences).mean())
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Array:
