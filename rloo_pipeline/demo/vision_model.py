@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rloo_pipeline.demo.character_model import END, PAD, START, UNKNOWN, save, with_chat
+from rloo_pipeline.demo.character_model import START, UNKNOWN, save, with_chat, word_level_tokenizer
 from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -140,11 +139,7 @@ def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTo
     gemma = model_type == "gemma3"
     placeholders = tuple(GEMMA_TOKENS.values()) if gemma else QWEN_TOKENS
     words = (*(NEWLINES if gemma else ()), *WORDS)
-    tokens = [PAD, START, END, UNKNOWN, *placeholders, *words]
-    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    pattern = "|".join([*words, r"[\s\S]"]).replace("?", r"\?")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = word_level_tokenizer([*placeholders, *words], [word.replace("?", r"\?") for word in words])
     image = GEMMA_TOKENS["boi_token"] if gemma else "<|vision_start|><|image_pad|><|vision_end|>"
     special = {"start_token": START, **GEMMA_TOKENS} if gemma else [START, *placeholders]
     return with_chat(tokenizer, context, CHAT_TEMPLATE.replace("IMAGE", image), special, unk_token=UNKNOWN)
