@@ -61,9 +61,7 @@ def _experiment(client: MlflowClient, artifacts: str | None) -> str:
     """The experiment's id. Creates the experiment if it does not exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        return str(client.create_experiment(name, artifact_location=artifacts))
-    return str(experiment.experiment_id)
+    return str(experiment.experiment_id if experiment else client.create_experiment(name, artifacts))
 
 
 def _find_or_create(client: MlflowClient, experiment: str, history: History) -> tuple[str, int]:
