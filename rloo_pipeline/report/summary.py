@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
-from rloo_pipeline.checks import statistics
 from rloo_pipeline.checks.history import Metrics
-from rloo_pipeline.checks.statistics import RESAMPLES, Array
+from rloo_pipeline.checks.statistics import RESAMPLES, Array, gain, holm, is_share, pass_at_ks, powers_of_two
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.prompts_of_round import kept_rows
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.completions import is_correct, score_names, scores_of
+from rloo_pipeline.judging.win_rate import judged_rate, win_rate
 from rloo_pipeline.report.origin import versions
 from rloo_pipeline.report.run_tables import read_pair
 from rloo_pipeline.seeds import derive
@@ -113,9 +113,9 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
     """
     samples = config.evaluation.num_generations
     # number of independent samples behind each value, if values are shares
-    drawn = {f"pass@{k}": samples // k for k in statistics.powers_of_two(samples)} | {"truncated": samples}
+    drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
     for name in score_names(config.rewards):
-        if statistics.is_share(*(scores_of(table, name, samples) for table in pair)):
+        if is_share(*(scores_of(table, name, samples) for table in pair)):
             drawn[f"rewards/{name}"] = samples
     before, after = (_values(config, table, samples) for table in pair)
     greedy = read_pair(run, "greedy")
@@ -123,8 +123,8 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
         drawn["greedy"] = 1
         before["greedy"], after["greedy"] = (is_correct(config, table, 1).mean(axis=1) for table in greedy)
     seed = derive(config.seed, "bootstrap")
-    gains = {name: statistics.gain(before[name], after[name], RESAMPLES, seed, drawn.get(name)) for name in before}
-    corrected = statistics.holm({name: paired.p for name, paired in gains.items()})
+    gains = {name: gain(before[name], after[name], RESAMPLES, seed, drawn.get(name)) for name in before}
+    corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
@@ -135,7 +135,7 @@ def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
         if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
-            rate = statistics.win_rate(before, after, RESAMPLES, seed)
+            rate = win_rate(before, after, RESAMPLES, seed)
             rates[reward.column] = rate and rate._asdict()
     return rates
 
@@ -151,13 +151,13 @@ def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
     by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
-    rate, same = statistics.judged_rate(by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
+    rate, same = judged_rate(by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
     return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 
 def _values(config: Config, table: pa.Table, samples: int) -> dict[str, Array]:
     """The values of a policy to compare, [prompts]; NaN if no sample of the prompt has the reward."""
-    values = {f"pass@{k}": passes for k, passes in statistics.pass_at_ks(is_correct(config, table, samples)).items()}
+    values = {f"pass@{k}": passes for k, passes in pass_at_ks(is_correct(config, table, samples)).items()}
     for name in score_names(config.rewards):
         scores = scores_of(table, name, samples)
         scored, none = (~np.isnan(scores)).sum(axis=1), np.full(len(scores), np.nan)

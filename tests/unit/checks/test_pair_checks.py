@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rloo_pipeline.checks.pair_checks import measures
-from rloo_pipeline.checks.statistics import judged_rate, win_rate
+from rloo_pipeline.judging.win_rate import judged_rate, win_rate
 
 NAN = float("nan")
 
