@@ -75,7 +75,9 @@ def checks(
     verdicts = judge(evidence, config.checks.limits.by_name(config.sampler_format), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
-    path = output.with_suffix(".failed.json") if failed else output
+    refused = output.with_suffix(".failed.json")
+    refused.unlink(missing_ok=True)
+    path = refused if failed else output
     write_json(
         path,
         {
