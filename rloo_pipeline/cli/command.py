@@ -105,7 +105,9 @@ def count(number: str) -> int:
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and engine output")
 CONFIGURATION = (
     option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
-    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"),
+    option(
+        "--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"
+    ),
 )
 CONFIG = option(
     "--configfile",

@@ -159,7 +159,7 @@ def command(change: str, configfile: Path | None, argv: Sequence[str] | None = N
     """The command line of this Snakemake process with another configuration; None if Snakemake was called from Python.
 
     Args:
-        change: value for `--config`. Since only one `--config` counts, it replaces the one on the command line.
+        change: value for `--config`, in place of the values on the command line.
         configfile: file with the configuration of this process, including `--config`; None if there is no such file.
         argv: the command line; None for that of this process.
     """
@@ -167,4 +167,5 @@ def command(change: str, configfile: Path | None, argv: Sequence[str] | None = N
     if not configfiles.is_snakemake(command_line[0]):
         return None
     config = ["--configfile", str(configfile), "--config", change] if configfile else []
-    return [sys.executable, "-m", "snakemake", *command_line[1:], "--nolock", *config]
+    options = configfiles.without(command_line[1:]) if configfile else command_line[1:]
+    return [sys.executable, "-m", "snakemake", *options, "--nolock", *config]

@@ -14,7 +14,7 @@ def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds_of_the_con
     again = early_stop.command("rounds=7", Path("copy.yaml"), argv)
     assert again is not None
     assert again[1:] == [
-        *("-m", "snakemake", *argv[1:], "--nolock"),
+        *("-m", "snakemake", "--profile", "slurm", "--nolock"),
         *("--configfile", "copy.yaml", "--config", "rounds=7"),
     ]
     assert early_stop.command("rounds=7", None, ["/lib/snakemake/__main__.py"]) is not None
