@@ -13,7 +13,7 @@ from rloo_pipeline.data import prompting
 from rloo_pipeline.data.prompting import encode
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout import templating
-from rloo_pipeline.rollout.prompt_parts import PromptParts
+from rloo_pipeline.rollout.templating import PromptParts
 
 DATASET = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "b.jsonl"}})
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
