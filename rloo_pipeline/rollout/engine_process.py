@@ -124,8 +124,7 @@ def follow_output(llm: LLM) -> None:
 def _follow_output(core: Any) -> None:
     """The method of vLLM's engine process that `follow_output` calls."""
     write_as_parent()
-    if core.vllm_config.parallel_config.world_size > 1:
-        core.collective_rpc(_worker_follows_output)
+    core.collective_rpc(_worker_follows_output)  # a worker may be this process, too
 
 
 def _worker_follows_output(_: Any) -> None:

@@ -71,7 +71,7 @@ def test_the_processes_of_an_engine_write_into_the_log_of_the_stage_that_they_se
     workers = [
         one for one in psutil.Process(engine.pid).children() if "resource_tracker" not in " ".join(one.cmdline())
     ]
-    assert len(workers) == (ranks if ranks > 1 else 0)
+    assert len(workers) in (ranks, ranks - 1), "on a GPU, the engine's process is its only worker"
     files = [
         Path(f"/proc/{pid}/fd/{number}") for pid in (engine.pid, *(one.pid for one in workers)) for number in (1, 2)
     ]
