@@ -45,8 +45,9 @@ def serve(
             none.
         after: role whose first stage starts before that import, so that it finds its cores free.
     """
-    _end_with(controller, path.parent)
     environment_at_start = dict(os.environ)  # without what stages set, such as the GPUs that they take
+    scratch.use()  # before an import of torch, which would make a removed TMPDIR anew
+    _end_with(controller, path.parent)
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
