@@ -175,9 +175,7 @@ def _with_rows_or_weights(config: Config) -> Iterator[Path]:
     if config.reward_model:
         sources += [source for source in (config.reward_model.train, config.reward_model.eval) if source]
     yield from (data_dir / place for source in sources if (place := source.path or source.name))
-    for model in config.model_sources:
-        if model.name_or_path:
-            yield Path(model.name_or_path)
+    yield from (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
 
 
 def _links(config: Config) -> Iterator[Path]:

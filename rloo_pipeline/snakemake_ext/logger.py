@@ -121,14 +121,14 @@ class LogHandler(LogHandlerBase):
         if text.startswith("Trying to restart job "):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
-            display.interrupted()
+            display.interrupted = True
         if text.startswith("Will exit after finishing currently running jobs"):
-            display.stopping()
+            display.stopping = True
         if status := failures.exit_status(text):
             display.exit_status(*status)
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
-        hidden = hidden or (display.is_interrupted and text.startswith("RuleException:\nCalledProcessError"))
+        hidden = hidden or (display.interrupted and text.startswith("RuleException:\nCalledProcessError"))
         if not hidden:
             error = ERROR.match(text)
             ours = error and RAISES.search(error["frames"])

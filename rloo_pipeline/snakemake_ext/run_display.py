@@ -82,7 +82,11 @@ class RunDisplay:
         self._last_job: RunningJob | None = None
         self._done = self._total = 0
         self._began = time.time()
-        self._interrupted = self._stopping = self._closed = False
+        self.interrupted = False
+        """True once the user has interrupted the run. Errors of jobs are not shown after that."""
+        self.stopping = False
+        """True once SIGTERM has told Snakemake to start no more jobs."""
+        self._closed = False
         self._live: Live | None = None
         self._stage_lines: StageLines | None = None
         self._lock = threading.RLock()
@@ -90,12 +94,7 @@ class RunDisplay:
     @property
     def explains_failure(self) -> bool:
         """True if the last lines explain why the call failed."""
-        return bool(self._failures) or self._interrupted or self._stopping
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True once the user has interrupted the run. Errors of jobs are not shown after that."""
-        return self._interrupted
+        return bool(self._failures) or self.interrupted or self.stopping
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
         """Adds a run that Snakemake works on: its configuration, its folder, Snakemake's log files."""
@@ -208,7 +207,7 @@ class RunDisplay:
         with self._lock:
             job = self._running.pop(number, None) or RunningJob(rule, 0.0)
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
-        if self._interrupted:
+        if self.interrupted:
             return
         message = failures.message_of(logs, reported, status, job.began)
         self._failures[number] = Failure(job.title, message, logs)
@@ -223,14 +222,6 @@ class RunDisplay:
     def restarted(self, number: int) -> None:
         """Records that a failed job begins again."""
         self._failures.pop(number, None)
-
-    def interrupted(self) -> None:
-        """Records that the user interrupted the call."""
-        self._interrupted = True
-
-    def stopping(self) -> None:
-        """Records that SIGTERM told Snakemake to start no more jobs."""
-        self._stopping = True
 
     def message(self, text: str, level: int = logging.INFO) -> None:
         """Shows another message of Snakemake."""
@@ -252,7 +243,7 @@ class RunDisplay:
         if self._is_dry_run:
             for line in dry_run.lines(self._planned, [run for _, run in self._runs]):
                 self._line(line)
-        elif self._interrupted:
+        elif self.interrupted:
             self._line(f"Interrupted; {failures.go_on()}", "yellow")
         elif self._failures and self._console.is_terminal:
             self._console.print(failures.box(list(self._failures.values())))
@@ -263,7 +254,7 @@ class RunDisplay:
             pages = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
             written = ", ".join(str(page) for page in pages if page.exists())
             self._line(f"finished in {live_run.clock(time.time() - self._began)}" + (f": {written}" if written else ""))
-        elif self._stopping:
+        elif self.stopping:
             self._line(f"Stopped before all jobs were done; {failures.go_on()}", "yellow")
 
     def _stop_live(self) -> None:

@@ -65,7 +65,7 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if client.peer(connection).user != os.getuid():  # the folder keeps others out, too
+                if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
                     continue
                 if not _answer(connection, run):
                     break
