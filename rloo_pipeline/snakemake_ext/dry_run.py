@@ -76,10 +76,8 @@ def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
         rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
-    last = rules.pop(FOLLOWS, None)
-    if last:
-        rules[FOLLOWS] = last
-    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in rules.items()]
+    in_order = sorted(rules.items(), key=lambda jobs: jobs[0] == FOLLOWS)
+    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in in_order]
 
 
 def _count(jobs: int) -> str:

@@ -52,11 +52,6 @@ class RunningJob(NamedTuple):
     """Start of the job in seconds since 1970."""
     outputs: Sequence[str] = ()
 
-    @property
-    def measured(self) -> str | None:
-        """The file with the job's measurements of a policy or a round, if it makes any."""
-        return next((file for file in self.outputs if file.endswith(MEASURED)), None)
-
 
 class RunDisplay:
     """Everything that is shown about one Snakemake call."""
@@ -178,10 +173,10 @@ class RunDisplay:
         if not self._live:
             seconds = f" ({time.time() - job.began:.0f} s)" if job.outputs else ""
             self._line(f"{done} of {total} jobs done: {job.title}{seconds}")
-        file = Path(job.measured) if job.measured else None
+        measured = next((Path(file) for file in job.outputs if file.endswith(MEASURED)), None)
         for run in self._live_runs:
-            if file and file.is_relative_to(run.run.folder):
-                self._measured(run, file)
+            if measured and measured.is_relative_to(run.run.folder):
+                self._measured(run, measured)
 
     def _measured(self, run: LiveRun, file: Path) -> None:
         """Reads a job's measurements of a round or a policy."""
