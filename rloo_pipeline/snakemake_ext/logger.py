@@ -107,7 +107,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.RUN_INFO:
             display.planned(record.stats["total"])
         elif event == LogEvent.JOB_INFO:
-            display.job(record.jobid, record.rule_name, record.wildcards, record.log, record.reason, record.output)
+            display.job(record)
         elif event == LogEvent.JOB_FINISHED:
             display.finished(record.job_id)
         elif event == LogEvent.PROGRESS:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import RenderableType
 from rich.live import Live
@@ -136,27 +136,24 @@ class RunDisplay:
         )
         self._live.start()
 
-    def job(
-        self,
-        number: int,
-        rule: str,
-        wildcards: Mapping[str, str],
-        logs: Sequence[str],
-        reason: str,
-        outputs: Sequence[str],
-    ) -> None:
+    def job(self, info: Any) -> None:
         """Records that a job begins, or would begin in a dry run. A job without outputs only groups the outputs of
         others.
+
+        Args:
+            info: Snakemake's event JOB_INFO.
         """
+        rule, log = info.rule_name, next(iter(info.log), None)
         if self._is_dry_run:
-            if outputs:
-                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), reason, logs[0] if logs else None))
+            if info.output:
+                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), info.reason, log))
             return
-        title = failures.title(rule, {name: self._users.get(value, value) for name, value in (wildcards or {}).items()})
+        wildcards = info.wildcards or {}
+        title = failures.title(rule, {name: self._users.get(value, value) for name, value in wildcards.items()})
         with self._lock:
-            self._running[number] = RunningJob(title, time.time(), outputs)
-        if not self._live and outputs:
-            self._line(f"begins: {title}" + (f" (log: {logs[0]})" if logs else ""))
+            self._running[info.jobid] = RunningJob(title, time.time(), info.output)
+        if not self._live and info.output:
+            self._line(f"begins: {title}" + (f" (log: {log})" if log else ""))
 
     def finished(self, number: int) -> None:
         """Records that a job succeeded."""
