@@ -130,6 +130,8 @@ def _end_with(controller: int, folder: Path) -> None:
     """Removes the sockets and the temporary files and ends this process when `controller` has ended."""
 
     def end() -> None:
+        # the main thread may be importing torch, which makes this folder: one that exists and stays
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch.user_folder())
         try:
             kept_ranks.close()
             engine_cache.abandon()

@@ -202,6 +202,25 @@ def test_temporary_files_stay_while_a_worker_imports_its_engine_and_go_when_it_e
     assert list(folder.parent.iterdir()) == []
 
 
+def test_what_torch_makes_while_it_is_imported_in_a_worker_that_ends_is_not_in_the_folder_that_goes(
+    tmp_path, monkeypatch
+) -> None:
+    """The worker ends in a thread, beside the import."""
+    folder = tmp_path / "snakemake"
+    folder.mkdir()
+    (tmp_path / f"{scratch.LOCK}{folder.name}").write_text(socket.gethostname())
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unset")
+    made = list[str]()
+    monkeypatch.setattr(server.kept_ranks, "close", lambda: made.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    monkeypatch.setattr(scratch, "leave", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    server._end_with(ended.pid, tmp_path / "workers")
+    assert made == [str(tmp_path)]
+
+
 def test_a_client_imports_nothing_heavy(worker) -> None:
     """The imports of a stage that a worker runs."""
     code = "import sys; sys.argv = ['rloo', 'rollout', '--help']; import rloo_pipeline.__main__ as m\n"
