@@ -106,7 +106,7 @@ class WorkerPools:
         if not pairs:
             return False
         soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
-        wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        wait([worker.reader.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
         return True

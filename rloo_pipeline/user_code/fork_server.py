@@ -157,7 +157,6 @@ class ForkServer:
             self.control.close()
             for _, other in self.processes.values():
                 os.close(other)
-            os.set_inheritable(file, False)
             if self.most is not None:
                 resource.setrlimit(resource.RLIMIT_NPROC, (self.most, self.most))
                 limits.stay_in_group()

@@ -9,7 +9,6 @@ killed with everything that it started, which does not affect other episodes.
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -41,8 +40,8 @@ SCHEMAS = -1
 class OpenEpisode:
     """An episode in progress."""
 
-    def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
-        self.environment, self.row, self.seed = environment, row, seed
+    def __init__(self, environment: str | None, seed: int) -> None:
+        self.environment, self.seed = environment, seed
         self.calls = 0
         """Number of calls so far; counted only without an environment."""
         self.lost: str | None = None
@@ -85,14 +84,14 @@ class EnvironmentPool:
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
-        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._fork_server.schema_file)])
+        self._fork(SCHEMAS, "schemas", DescribeTools(self._fork_server.schema_file), IMPORT_SECONDS)
 
     def __enter__(self) -> EnvironmentPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         for connection in self._open.values():
-            connection.channel.close()
+            connection.close()
         self._fork_server.end()
 
     def check(self) -> None:
@@ -146,12 +145,12 @@ class EnvironmentPool:
             UserError: the row names no environment of the configuration.
         """
         name = self.environment_of(row)
-        columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
-        self._episodes[episode] = OpenEpisode(name, columns, seed)
+        self._episodes[episode] = OpenEpisode(name, seed)
         if name is None:
             self._answers.append(Answer(episode, "reset"))
         else:
-            self._queue.append((episode, "reset", None))
+            columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
+            self._queue.append((episode, "reset", BeginEpisode(name, columns, seed)))
 
     def call(self, episode: int, calls: Sequence[tuple[str, Any]]) -> None:
         """Calls tools, one after another.
@@ -176,7 +175,9 @@ class EnvironmentPool:
         if episode.lost is None and episode.environment is not None:
             self._open[number].send(kind, request, self.timeout)
         elif episode.lost is None and kind == "call":
-            self._queue.append((number, kind, request))
+            episode.calls += 1
+            seed = seeds.derive(episode.seed, "call", episode.calls)
+            self._queue.append((number, kind, request._replace(seed=seed)))
         else:  # there is no process to ask
             texts = (error_text(f"the environment has ended: {episode.lost}"),) * len(getattr(request, "calls", ()))
             self._answers.append(Answer(number, kind, texts, (True,) * len(texts), lost=episode.lost))
@@ -208,7 +209,7 @@ class EnvironmentPool:
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.channel.file for one in self._open.values() if not one.fault]
+        files: list[Any] = [one.reader.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
@@ -224,22 +225,14 @@ class EnvironmentPool:
         for _ in range(len(self._queue) if self._fork_server.ready else 0):
             if len(self._open.keys() - {SCHEMAS}) + len(self._ending) >= self.workers:
                 break
-            number, kind, request = self._queue.popleft()
-            episode = self._episodes[number]
-            requests = [BeginEpisode(episode.environment, episode.row, episode.seed)]
-            if episode.environment is None:
-                episode.calls += 1
-                requests = [BeginEpisode(None, {}, seeds.derive(episode.seed, "call", episode.calls)), request]
-            self._fork(number, kind, self.timeout, requests)
+            self._fork(*self._queue.popleft(), self.timeout)
 
-    def _fork(self, episode: int, kind: str, timeout: float, requests: Sequence[Any]) -> None:
-        parent, child = socket.socketpair()
+    def _fork(self, episode: int, kind: str, request: Any, timeout: float) -> None:
         self._serial += 1
-        connection = self._open[episode] = Connection(episode, self._serial, parent.detach())
-        self._fork_server.tell("open", self._serial, [child.fileno()])
-        child.close()
-        for request in requests:
-            connection.send(kind, request, timeout)
+        connection = self._open[episode] = Connection(episode, self._serial)
+        self._fork_server.tell("open", self._serial, [connection.other_end.fileno()])
+        connection.other_end.close()
+        connection.send(kind, request, timeout)
 
     def _ended(self, serial: int, code: int) -> None:
         self._ending.discard(serial)
@@ -283,7 +276,7 @@ class EnvironmentPool:
 
     def _close(self, episode: int, ended: bool = False) -> None:
         connection = self._open.pop(episode)
-        connection.channel.close()
+        connection.close()
         if not ended:
             self._ending.add(connection.serial)
             self._fork_server.tell("kill", connection.serial)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -66,14 +64,12 @@ class WorkerProcess(UserCodeProcess):
     """A process that calls one reward function."""
 
     def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
-        parent_end, worker_end = socket.socketpair()
-        super().__init__(parent_end.detach())
-        self.batch_file = os.fdopen(os.memfd_create("batch"), "wb")
+        super().__init__()
         board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
         fcntl.fcntl(board_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # reading truncated memory would kill us
         self.board = StatusBoard(board_file)
-        files = worker_end.fileno(), self.batch_file.fileno(), board_file
+        files = self.other_end.fileno(), board_file
         self.process = subprocess.Popen(
             [sys.executable, "-c", BOOT.format(main.__module__, files), *sys.path],
             pass_fds=files,
@@ -82,7 +78,7 @@ class WorkerProcess(UserCodeProcess):
             start_new_session=True,
             env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(threads)),
         )
-        worker_end.close()
+        self.other_end.close()
         os.close(board_file)
         self.signature: Signature | None = None
         """The function's parameters; None until the function is loaded."""
@@ -92,7 +88,7 @@ class WorkerProcess(UserCodeProcess):
         """Start of each async call in progress."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
         self.since = time.monotonic()
-        self._send(pickle.dumps(Start(function, options, os.getpid())))
+        self.ask(Start(function, options, os.getpid()))
 
     @property
     def idle(self) -> bool:
@@ -100,20 +96,13 @@ class WorkerProcess(UserCodeProcess):
         return self.signature is not None and not self.calls
 
     def assign(self, batch: CallBatch) -> None:
-        """Sends calls to an idle worker.
-
-        They go through an in-memory file, because a socket's buffer is small and the sender would block until the
-        worker reads.
-        """
+        """Sends calls to an idle worker."""
         self.calls = dict(batch.calls)
         self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
         self._start = time.monotonic()
         self._end = self._start + sum(call.seconds for call in self.calls.values()) + GRACE
-        self.batch_file.seek(0)
-        pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
-        self.batch_file.flush()
         self.board.write(0, 0.0)  # it may still show a call for another table, whose number is used again
-        self._send(b"")
+        self.ask(batch)
 
     def began(self) -> dict[int, float]:
         """The start of each call in progress, by number."""
@@ -121,10 +110,6 @@ class WorkerProcess(UserCodeProcess):
             return self._began
         number, began = self.board.read()  # the function can write to it too
         return {number: min(time.monotonic(), max(self._start, began))} if number in self.calls else {}
-
-    def _send(self, data: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; messages() will report it
-            self.channel.send(data)
 
     def messages(self) -> list[Message] | None:
         """New messages from the worker; None if it is dead or its connection is broken (`fault`)."""
@@ -169,7 +154,7 @@ class WorkerProcess(UserCodeProcess):
     @property
     def disturbed(self) -> bool:
         """True if the function wrote to the connection or closed it, so that results may be lost."""
-        return self.fault is not None or self.channel.in_message
+        return self.fault is not None or self.reader.in_message
 
     def next_end(self) -> float:
         """The next deadline of a call, on the monotonic clock."""
@@ -179,7 +164,7 @@ class WorkerProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
-        self._close()
+        self.close()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
@@ -192,11 +177,7 @@ class WorkerProcess(UserCodeProcess):
         """Tells a worker that has no more calls to exit; kills one that is still importing its function."""
         if self.signature is None:
             self.kill()
-        self._close()
-
-    def _close(self) -> None:
-        self.channel.close()
-        self.batch_file.close()
+        self.close()
 
     def end(self) -> None:
         """Waits for a dismissed worker, then kills the rest of its process group."""

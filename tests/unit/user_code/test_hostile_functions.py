@@ -11,7 +11,15 @@ import pytest
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.dispatch import score_all
-from rloo_pipeline.user_code.messages import BadMessageError, Done, MessageSocket, Ready, decode_report, encode_report
+from rloo_pipeline.user_code.messages import (
+    LENGTH,
+    BadMessageError,
+    Done,
+    MessageReader,
+    Ready,
+    decode_report,
+    encode_report,
+)
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 
@@ -171,13 +179,13 @@ def test_reports_keep_every_bit() -> None:
 
 def test_messages_arrive_whole_in_whatever_pieces_they_are_sent() -> None:
     reader, writer = os.pipe()
-    channel, data = MessageSocket(reader), b"".join(MessageSocket.LENGTH.pack(size) + b"x" * size for size in (3, 0, 5))
+    channel, data = MessageReader(reader), b"".join(LENGTH.pack(size) + b"x" * size for size in (3, 0, 5))
     arrived = []
     for place in range(len(data)):
         os.write(writer, data[place : place + 1])
         arrived += channel.arrived(10)
     assert arrived == [b"xxx", b"", b"xxxxx"]
-    os.write(writer, MessageSocket.LENGTH.pack(11))
+    os.write(writer, LENGTH.pack(11))
     with pytest.raises(BadMessageError):
         channel.arrived(10)
     os.close(writer)

@@ -14,7 +14,7 @@ from rooms import answers, begun, finished, play
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.connection import Answer
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
-from rloo_pipeline.user_code.messages import MessageSocket
+from rloo_pipeline.user_code.messages import LENGTH
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
 
@@ -118,6 +118,17 @@ def test_a_hung_episode_is_killed_and_delays_no_other(shared_pool) -> None:
     assert (hung.reward, hung.lost, quick.reward) == (None, "enter took over 3 s", 0.5)
 
 
+def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_its_request_is(shared_pool) -> None:
+    begun(shared_pool, 1, 2)
+    shared_pool.call(1, [("act", {"code": "answer = os.getpid()"})])
+    os.kill(int(answers(shared_pool)[0].texts[0]), signal.SIGSTOP)
+    shared_pool.finish(1, [{"role": "assistant", "content": "x" * 1_000_000}])
+    shared_pool.call(2, [("enter", {"name": "Ann"})])
+    assert answers(shared_pool)[0].texts == ("Ann is number 1",)
+    assert answers(shared_pool)[0].lost == "get_reward took over 3 s"
+    finished(shared_pool, 2)
+
+
 def test_a_killed_episode_leaves_no_process(shared_pool, tmp_path) -> None:
     begun(shared_pool, 1)
     file = tmp_path / "pid"
@@ -150,7 +161,7 @@ def test_a_tool_that_ends_its_process_loses_its_episode(shared_pool, code, lost)
 
 
 def framed(report: bytes) -> bytes:
-    return MessageSocket.LENGTH.pack(len(report)) + report
+    return LENGTH.pack(len(report)) + report
 
 
 @pytest.mark.parametrize(
