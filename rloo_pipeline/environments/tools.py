@@ -99,7 +99,7 @@ def python(code: str) -> str:
         RunSettings(confinement(), LIMITS, False), START.format(code), most=OUTPUT_BYTES, with_errors=True
     )
     if run.status is None:
-        reason = "printed too much" if len(run.printed) >= OUTPUT_BYTES else f"did not end within {LIMITS.seconds:g} s"
+        reason = "printed too much" if run.flooded else f"did not end within {LIMITS.seconds:g} s"
         return f"{run.printed}\n[the program {reason} and was stopped]".lstrip()
     printed = HARNESS.sub(r"\1", run.printed)
     return printed if printed else f"[nothing was printed; exit status {run.status}]"

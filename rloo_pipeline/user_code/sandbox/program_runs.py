@@ -42,6 +42,8 @@ class ProgramRun(NamedTuple):
     printed: str
     status: int | None
     """Exit status; None if it did not end in time or printed too much."""
+    flooded: bool
+    """True if it printed too much."""
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
@@ -102,7 +104,7 @@ def run_program(
             printed, complete = _read(output.reader, deadline, most)
             status = _exit_status(process, deadline) if complete else None
         feeder.join()
-    return ProgramRun(printed.decode(errors="replace"), status)
+    return ProgramRun(printed.decode(errors="replace"), status, len(printed) > most)
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:

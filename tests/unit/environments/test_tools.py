@@ -50,7 +50,9 @@ def test_python_shows_what_is_printed_and_the_error() -> None:
         'before\nTraceback (most recent call last):\n  File "main.py", line 2, in <module>\n'
         "ZeroDivisionError: division by zero\n"
     )
-    assert python("while True: print('x' * 1000)").endswith("[the program printed too much and was stopped]")
+    for character in "xé字":
+        shown = python(f"while True: print('{character}' * 1000)")
+        assert shown.endswith("[the program printed too much and was stopped]")
 
 
 @pytest.mark.usefixtures("machine_sandbox")
