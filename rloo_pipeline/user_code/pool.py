@@ -33,6 +33,8 @@ from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
+END_SECONDS = 60.0
+"""Time limit for the fork server to report the end of a process that was told to exit."""
 SCHEMAS = -1
 """Number used in place of an episode's for the process that makes schemas."""
 
@@ -79,6 +81,8 @@ class EnvironmentPool:
         """Processes of the episodes that have one."""
         self._ending: set[int] = set()
         """Processes that were told to exit and have not exited yet."""
+        self._end_by = 0.0
+        """Time by which the next of them must exit."""
         self._queue: deque[tuple[int, str, Any]] = deque()
         self._answers: list[Answer] = []
         self._sets: dict[str, ToolSet] = {}
@@ -208,6 +212,7 @@ class EnvironmentPool:
         """Forks processes for waiting requests, waits for messages, and handles messages and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
+        ends += [self._end_by] if self._ending else []
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
         files: list[Any] = [one.reader.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
@@ -220,6 +225,11 @@ class EnvironmentPool:
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
                 self._lose(episode, connection.late())
+        if self._ending and self._end_by < time.monotonic():
+            raise UserError(
+                f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
+                "episode may have stopped it: let no environment send signals to other processes"
+            )
 
     def _fork_waiting(self) -> None:
         for _ in range(len(self._queue) if self._fork_server.ready else 0):
@@ -236,6 +246,7 @@ class EnvironmentPool:
 
     def _ended(self, serial: int, code: int) -> None:
         self._ending.discard(serial)
+        self._end_by = time.monotonic() + END_SECONDS
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
                 if done := connection.done():
@@ -279,4 +290,5 @@ class EnvironmentPool:
         connection.close()
         if not ended:
             self._ending.add(connection.serial)
+            self._end_by = time.monotonic() + END_SECONDS
             self._fork_server.tell("kill", connection.serial)

@@ -12,6 +12,7 @@ from helpers import has_ended, wait_until
 from rooms import answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import pool as pool_module
 from rloo_pipeline.user_code.connection import Answer
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
 from rloo_pipeline.user_code.messages import LENGTH
@@ -127,6 +128,18 @@ def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_it
     assert answers(shared_pool)[0].texts == ("Ann is number 1",)
     assert answers(shared_pool)[0].lost == "get_reward took over 3 s"
     finished(shared_pool, 2)
+
+
+def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
+    monkeypatch.setattr(pool_module, "END_SECONDS", 1.0)
+    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
+        begun(pool, 1)
+        pool.call(1, [("act", {"code": "os.kill(os.getppid(), signal.SIGSTOP)"})])
+        answers(pool)
+        finished(pool, 1)
+        pool.reset(2, {"prompt": "x"}, 0)
+        with pytest.raises(UserError, match="an episode may have stopped it"):
+            pool.ready(60)
 
 
 def test_a_killed_episode_leaves_no_process(shared_pool, tmp_path) -> None:
