@@ -128,13 +128,10 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
     """A new instance of an environment.
 
     Raises:
-        UserError: the constructor needs arguments, or the method reset is missing.
+        UserError: the constructor needs arguments.
     """
     check_constructor(reference, factory)
-    instance = factory()
-    if not callable(getattr(instance, "reset", None)):
-        raise UserError(f"'{reference}': {type(instance).__name__} has no method reset; add `def reset(self, **row)`")
-    return instance
+    return factory()
 
 
 def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:

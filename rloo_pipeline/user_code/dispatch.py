@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from multiprocessing.connection import wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -54,18 +55,14 @@ class WorkerPools:
             self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
         """The workers of each unfinished job."""
-        self.dismissed: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends all workers and the processes that they started: waits for dismissed workers, kills the others."""
-        for worker in self.dismissed:
+        for worker in chain(*self.started):
             worker.end()
-        for workers in self.started:
-            for worker in workers:
-                worker.kill()
         end_orphans(self.others)
 
     def score(
@@ -121,11 +118,8 @@ class WorkerPools:
                 workers.append(_start_worker(job.reward))
             if not job.waiting and not job.under_way:
                 del self.workers[job]
-                if not more:
-                    for worker in workers:
-                        worker.dismiss()
-                    self.dismissed += workers
-                    workers.clear()
+                for worker in () if more else workers:
+                    worker.dismiss()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
         without_calls = sum(not worker.calls for worker in workers)

@@ -180,8 +180,9 @@ class WorkerProcess(UserCodeProcess):
         self.close()
 
     def end(self) -> None:
-        """Waits for a dismissed worker, then kills the rest of its process group."""
-        if self.process.poll() is None:
+        """Waits for the process if it was dismissed, then kills the rest of its process group."""
+        dismissed = self._socket.fileno() < 0
+        if dismissed and self.process.poll() is None:
             end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
             wait([end], EXIT_SECONDS)
             os.close(end)

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any, BinaryIO
 
 CONTAINERS = {"l": list, "t": tuple, "s": set, "f": frozenset}
-WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+WRITTEN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "i": (int, hex, lambda text: int(text, 16)),
     "c": (complex, repr, complex),
     "b": (bytes, bytes.hex, bytes.fromhex),
@@ -27,6 +27,8 @@ WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "F": (Fraction, str, Fraction),
     "T": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "d": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "y": (datetime.timedelta, lambda t: [t.days, t.seconds, t.microseconds], lambda parts: datetime.timedelta(*parts)),
+    "r": (range, lambda r: [r.start, r.stop, r.step], lambda ends: range(*ends)),
 }
 
 
@@ -75,10 +77,6 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     for tag, (written, write, _) in WRITTEN.items():
         if isinstance(value, written):
             return [tag, write(value)]
-    if isinstance(value, range):
-        return ["r", [value.start, value.stop, value.step]]
-    if isinstance(value, datetime.timedelta):
-        return ["y", [value.days, value.seconds, value.microseconds]]
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item(), refer)
@@ -102,10 +100,6 @@ def decode(message: Any, resolve: Callable[[str, Any], Any]) -> Any:
         return {decode(key, resolve): decode(item, resolve) for key, item in content}
     if tag in WRITTEN:
         return WRITTEN[tag][2](content)
-    if tag == "r":
-        return range(*content)
-    if tag == "y":
-        return datetime.timedelta(*content)
     if tag == "n":
         return _array(*content)
     return resolve(tag, content)
