@@ -47,12 +47,12 @@ class WorkerPools:
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.started = [[_start_worker(reward)] for reward in self.rewards]
+        self.started = [[WorkerProcess(reward)] for reward in self.rewards]
         """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
-            self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+            self.started[main] += [WorkerProcess(self.rewards[main]) for _ in range(extra)]
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
         """The workers of each unfinished job."""
 
@@ -115,7 +115,7 @@ class WorkerPools:
                 if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
                     worker.assign(job.take(_most_workers(job.reward, self.limit)))
             if self._needs_worker(job, workers):
-                workers.append(_start_worker(job.reward))
+                workers.append(WorkerProcess(job.reward))
             if not job.waiting and not job.under_way:
                 del self.workers[job]
                 for worker in () if more else workers:
@@ -201,10 +201,6 @@ def score_all(
     for reward, result in zip(rewards, results, strict=True):
         log_summary(reward, result)
     return results
-
-
-def _start_worker(reward: Reward) -> WorkerProcess:
-    return WorkerProcess(reward.function, reward.options, reward.threads)
 
 
 def _most_workers(reward: Reward, limit: int) -> int:

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.runtime import process_end
 from rloo_pipeline.user_code.messages import (
@@ -36,6 +36,9 @@ from rloo_pipeline.user_code.messages import (
 )
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.worker import StatusBoard, main
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
 
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main(*{})"
 """Code that a new process runs. Its arguments are this process's sys.path."""
@@ -63,7 +66,7 @@ EXIT_SECONDS = 5.0
 class WorkerProcess(UserCodeProcess):
     """A process that calls one reward function."""
 
-    def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
+    def __init__(self, reward: Reward) -> None:
         super().__init__()
         board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
@@ -76,7 +79,7 @@ class WorkerProcess(UserCodeProcess):
             stdin=subprocess.DEVNULL,
             stdout=2,  # output of functions belongs in the log or on the terminal, not in a command's output
             start_new_session=True,
-            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(threads)),
+            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(reward.threads)),
         )
         self.other_end.close()
         os.close(board_file)
@@ -88,7 +91,7 @@ class WorkerProcess(UserCodeProcess):
         """Start of each async call in progress."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
         self.since = time.monotonic()
-        self.ask(Start(function, options, os.getpid()))
+        self.ask(Start(reward.function, reward.options, os.getpid()))
 
     @property
     def idle(self) -> bool:
