@@ -119,15 +119,11 @@ class WorkerProcess(UserCodeProcess):
         messages: list[Message] = []
         ended = self.process.poll() is not None  # before reading, since messages of a dead worker must still be read
         self.read(self._limit, KINDS, lambda message: messages.append(self._recorded(message)))
-        if self.fault is CLOSED and self._has_exited():
-            ended, self.fault = True, None
+        if self.fault is CLOSED:
+            with suppress(subprocess.TimeoutExpired):  # a process that has exited closes its end, too
+                self.process.wait(EXIT_SECONDS)
+                ended, self.fault = True, None
         return None if (ended or self.fault) and not messages else messages
-
-    def _has_exited(self) -> bool:
-        """True if the process has exited or is about to, now that its end of the connection is closed."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS)
-        return self.process.returncode is not None
 
     def _recorded(self, message: Message) -> Message:
         """Checks that a message is about this worker's calls; raises BadMessageError if not."""
