@@ -24,9 +24,6 @@ from rloo_pipeline.user_code.completion_text import THINK_END
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STATE_CHANNEL = ("_pull_state", "_push_state")
-"""Methods through which a toolset in a process of its own shares the state of the task."""
-
 
 class VerifiersEpisode:
     """An episode of one task, with one method for each tool."""
@@ -90,7 +87,8 @@ class VerifiersEpisode:
         async def push(_before: bytes) -> None:
             pass
 
-        for name, method in zip(STATE_CHANNEL, (pull, push), strict=True):
+        # the methods through which a toolset in a process of its own shares the state of the task
+        for name, method in (("_pull_state", pull), ("_push_state", push)):
             if not hasattr(toolset, name):
                 raise UserError(f"rollout.environment: this verifiers has no Toolset.{name}; install verifiers 0.4")
             setattr(toolset, name, method)
