@@ -9,6 +9,7 @@ killed with everything that it started, which does not affect other episodes.
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,9 @@ class EnvironmentPool:
         self._answers: list[Answer] = []
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # each episode takes an open file here and in the fork server, which inherits the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 1024 + workers), hard), hard))
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
         self._fork(SCHEMAS, "schemas", DescribeTools(self._fork_server.schema_file), IMPORT_SECONDS)
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -253,6 +255,16 @@ def test_resets_wait_for_a_process(shared_pool) -> None:
     rest = answers(shared_pool, 5)
     assert sorted(answer.request for answer in rest) == ["finish"] * 3 + ["reset"] * 2
     finished(shared_pool, *(answer.episode for answer in rest if answer.request == "reset"))
+
+
+def test_more_episodes_than_the_usual_limit_of_open_files_can_be_open(environment_file) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 20, hard))
+    try:
+        with EnvironmentPool(f"{environment_file}:Room", [], 40, 60) as pool:
+            begun(pool, *range(40))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_tools_alone_have_a_process_for_each_call(environment_file) -> None:
