@@ -52,14 +52,14 @@ class CallTools(NamedTuple):
 class FinishEpisode(NamedTuple):
     """Request: return the reward and the state."""
 
-    completion: list[dict[str, Any]] = []  # noqa: RUF012 - never mutated
+    completion: list[dict[str, Any]]
     """The episode's messages after the prompt."""
 
 
 class DescribeTools(NamedTuple):
     """Request: describe the tools of each environment."""
 
-    schema_file: str = ""
+    schema_file: str
     """Path of the module that makes schemas, for an image that may lack transformers."""
 
 
