@@ -287,8 +287,8 @@ def state_of(environment: Any) -> str | None:
     if environment is None:
         return None
     own = getattr(environment, "__dict__", {})
-    of_class = dict(item for kind in reversed(type(environment).__mro__) for item in vars(kind).items())
-    defaults = {name: value for name, value in of_class.items() if isinstance(value, str | int | float | None)}
+    of_class = inspect.getmembers_static(type(environment))
+    defaults = {name: value for name, value in of_class if isinstance(value, str | int | float | None)}
     parts = dict[str, str]()
     for name, value in sorted((defaults | own).items()):
         if not name.startswith("_"):
