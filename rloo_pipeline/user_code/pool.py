@@ -249,14 +249,14 @@ class EnvironmentPool:
         connection.send(kind, request, timeout)
 
     def _ended(self, serial: int, code: int) -> None:
-        self._ending.discard(serial)
         self._end_by = time.monotonic() + END_SECONDS
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
                 if done := connection.done():
                     self._finish_request(episode, connection, done)
-                else:
-                    self._lose(episode, connection.exit(code), ended=True)
+                if episode in self._open:
+                    self._lose(episode, connection.exit(code))
+        self._ending.discard(serial)  # what was lost or finished here is told to exit, too
 
     def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
         if done.bad:
@@ -267,19 +267,19 @@ class EnvironmentPool:
             self._sets = done.tools
             self._close(episode)
 
-    def _lose(self, number: int, cause: str, ended: bool = False) -> None:
+    def _lose(self, number: int, cause: str) -> None:
         """Answers the request of an episode whose process died or missed its deadline."""
         connection = self._open[number]
         if number == SCHEMAS:
             raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
         episode = self._episodes[number]
         if connection.request is not None:
-            self._answer(connection.failed(cause, loses=episode.environment is not None), ended)
+            self._answer(connection.failed(cause, loses=episode.environment is not None))
         else:
-            episode.lost = f"its process {cause} between calls"
-            self._close(number, ended)
+            episode.lost = f"it {cause} between calls"
+            self._close(number)
 
-    def _answer(self, answer: Answer, ended: bool = False) -> None:
+    def _answer(self, answer: Answer) -> None:
         """Queues an answer, and ends the process if its episode no longer needs it."""
         self._answers.append(answer)
         episode = self._episodes[answer.episode]
@@ -287,12 +287,11 @@ class EnvironmentPool:
         if answer.request == "finish":
             del self._episodes[answer.episode]
         if answer.lost or answer.request == "finish" or episode.environment is None:
-            self._close(answer.episode, ended)
+            self._close(answer.episode)
 
-    def _close(self, episode: int, ended: bool = False) -> None:
+    def _close(self, episode: int) -> None:
         connection = self._open.pop(episode)
         connection.close()
-        if not ended:
-            self._ending.add(connection.serial)
-            self._end_by = time.monotonic() + END_SECONDS
-            self._fork_server.tell("kill", connection.serial)
+        self._ending.add(connection.serial)
+        self._end_by = time.monotonic() + END_SECONDS
+        self._fork_server.tell("kill", connection.serial)

@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 import subprocess
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import pool as pool_module
 from rloo_pipeline.user_code.connection import Answer
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
+from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 from rloo_pipeline.user_code.messages import LENGTH
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
@@ -130,6 +133,50 @@ def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_it
     assert answers(shared_pool)[0].texts == ("Ann is number 1",)
     assert answers(shared_pool)[0].lost == "get_reward took over 3 s"
     finished(shared_pool, 2)
+
+
+LEAVER = '''
+import os, threading
+
+class Leaver:
+    def reset(self, **row):
+        pass
+
+    def leave(self):
+        """Leave."""
+        threading.Timer(0.1, os._exit, (3,)).start()
+
+    def get_reward(self):
+        self.leave()
+'''
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_process_that_exits_right_after_its_answer_leaves_its_place_to_another(
+    tmp_path, monkeypatch, finishes
+) -> None:
+    (tmp_path / "leaver.py").write_text(LEAVER)
+    with EnvironmentPool(f"{tmp_path}/leaver.py:Leaver", [], 1, 60) as pool:
+        begun(pool, 1)
+        monkeypatch.setattr(pool._fork_server, "ended", once_it_is_told(pool._fork_server))
+        if not finishes:
+            pool.call(1, [("leave", {})])
+            answers(pool)
+        [end] = finished(pool, 1)
+        assert end.lost is None if finishes else str(end.lost).endswith("exit code 3 between calls")
+        pool.reset(2, {"prompt": "x"}, 0)
+        assert pool.ready(120)
+
+
+def once_it_is_told(server: ForkServerProcess) -> Callable[[], list[tuple[int, int]]]:
+    """`ended` of a fork server, which waits for a message at its first call."""
+    waits, ended = iter([60.0]), server.ended
+
+    def later() -> list[tuple[int, int]]:
+        wait([server.control], next(waits, 0.0))
+        return ended()
+
+    return later
 
 
 def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
