@@ -4,7 +4,9 @@ import json
 import os
 import pickle
 import time
+from functools import partial
 from pathlib import Path
+from socket import recv_fds
 
 import pytest
 
@@ -17,6 +19,8 @@ from rloo_pipeline.user_code.messages import (
     Done,
     MessageReader,
     Ready,
+    Start,
+    UserCodeProcess,
     decode_report,
     encode_report,
 )
@@ -168,6 +172,18 @@ def test_nothing_from_a_worker_is_unpickled(tmp_path) -> None:
 def test_what_is_no_report_is_refused(report) -> None:
     with pytest.raises(BadMessageError):
         decode_report(report)
+
+
+def test_a_request_cannot_be_changed_or_enlarged_by_its_receiver() -> None:
+    process = UserCodeProcess()
+    process.ask(Start("mine.py:mine", {}, 1))
+    _, [file], _, _ = recv_fds(process.other_end, 1, 1)
+    for change in (partial(os.pwrite, file, b"x", 0), partial(os.ftruncate, file, 0), partial(os.ftruncate, file, 999)):
+        with pytest.raises(PermissionError):
+            change()
+    os.close(file)
+    process.close()
+    process.other_end.close()
 
 
 def test_reports_keep_every_bit() -> None:
