@@ -167,9 +167,7 @@ class WorkerProcess(UserCodeProcess):
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
-        with suppress(ChildProcessError):  # until no process of its group is left; this process has adopted them
-            while True:
-                os.waitpid(-self.process.pid, 0)
+        reap_group(self.process.pid)
         return exit_code
 
     def dismiss(self) -> None:
@@ -192,6 +190,13 @@ def adopt_orphans() -> frozenset[int]:
     """Makes this process adopt processes that its workers leave behind. Returns its current children."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     return frozenset(_children())
+
+
+def reap_group(leader: int) -> None:
+    """Waits until no process of a killed group is left, if this process adopts orphans."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-leader, 0)
 
 
 def end_orphans(others: frozenset[int]) -> None:

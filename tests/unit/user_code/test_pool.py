@@ -135,6 +135,18 @@ def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_it
     finished(shared_pool, 2)
 
 
+def test_what_an_episode_leaves_behind_is_not_kept_as_a_zombie(environment_file) -> None:
+    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
+        for episode in range(3):
+            begun(pool, episode)
+            pool.call(episode, [("act", {"code": "subprocess.Popen(['sleep', '1e6'])"})])
+            answers(pool)
+            finished(pool, episode)
+        begun(pool, 3)
+        server = psutil.Process(pool._fork_server.process.pid)
+        assert [child.name() for child in server.children(recursive=True) if child.name() == "sleep"] == []
+
+
 LEAVER = '''
 import os, threading
 
