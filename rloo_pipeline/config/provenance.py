@@ -44,9 +44,10 @@ def source_digest(stage: str, config: Config) -> str:
     Raises:
         UserError: the configuration names a function that does not exist.
     """
-    decides, but = STAGES[stage].decides, STAGES[stage].but
-    # a stage that gets only a few keys of `algorithm`, or only `dataset.select`, gets none that names a function
-    sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
+    # a stage that gets only some keys of `algorithm` or `dataset` gets none that names a function
+    sections = [
+        name for name, keys in STAGES[stage].decides.items() if keys is True or name not in ("algorithm", "dataset")
+    ]
     files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(stage_file.resolve())]

@@ -7,7 +7,8 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Self
 
@@ -32,40 +33,40 @@ names.
 """
 
 
-LATER: tuple[tuple[str, str, object], ...] = (
-    ("dataset", "select", None),
-    ("algorithm", "teacher", None),
-    ("algorithm", "loss", None),
-    ("algorithm", "multi_objective_aggregation", "sum_then_normalize"),
-    ("algorithm", "sapo_temperature_pos", 1.0),
-    ("algorithm", "sapo_temperature_neg", 1.05),
-    ("algorithm", "vespo_k_pos", 2.0),
-    ("algorithm", "vespo_lambda_pos", 3.0),
-    ("algorithm", "vespo_k_neg", 3.0),
-    ("algorithm", "vespo_lambda_neg", 2.0),
-    ("algorithm", "clip_cov_ratio", 2e-4),
-    ("algorithm", "clip_cov_lb", 1.0),
-    ("algorithm", "clip_cov_ub", 5.0),
-    ("algorithm", "kl_cov_ratio", 2e-4),
-    ("algorithm", "kl_cov_coef", 1.0),
-    ("algorithm", "top_entropy_quantile", 1.0),
-    ("mismatch", "reject", None),
-    ("teacher", "models", {}),
-    ("teacher", "top_k", None),
-    ("teacher", "beta", 1.0),
-    ("dataset", "split_special_tokens", None),
-    ("rollout", "router_replay", False),
-    ("rollout", "quantization", None),
-    ("rollout", "token_budget", None),
-    ("rollout", "environment_python", None),
-    ("rollout", "generation_kwargs", None),
-    ("generation_kwargs", "repetition_detection", None),
-    ("lora", "use_rslora", False),
-    ("limits", "pair_accuracy", [0.55, 0.5]),
-    ("limits", "reward_length", [0.8, None]),
-    ("deepspeed", "offload", Offload().model_dump()),
-)
-"""Keys that were added later, and their defaults."""
+LATER: Mapping[str, object] = {
+    "dataset.select": None,
+    "algorithm.teacher": None,
+    "algorithm.loss": None,
+    "algorithm.multi_objective_aggregation": "sum_then_normalize",
+    "algorithm.sapo_temperature_pos": 1.0,
+    "algorithm.sapo_temperature_neg": 1.05,
+    "algorithm.vespo_k_pos": 2.0,
+    "algorithm.vespo_lambda_pos": 3.0,
+    "algorithm.vespo_k_neg": 3.0,
+    "algorithm.vespo_lambda_neg": 2.0,
+    "algorithm.clip_cov_ratio": 2e-4,
+    "algorithm.clip_cov_lb": 1.0,
+    "algorithm.clip_cov_ub": 5.0,
+    "algorithm.kl_cov_ratio": 2e-4,
+    "algorithm.kl_cov_coef": 1.0,
+    "algorithm.top_entropy_quantile": 1.0,
+    "algorithm.mismatch.reject": None,
+    "algorithm.teacher.models": {},
+    "algorithm.teacher.top_k": None,
+    "algorithm.teacher.beta": 1.0,
+    "dataset.split_special_tokens": None,
+    "rollout.router_replay": False,
+    "rollout.quantization": None,
+    "rollout.token_budget": None,
+    "rollout.environment_python": None,
+    "rollout.generation_kwargs": None,
+    "rollout.generation_kwargs.repetition_detection": None,
+    "update.lora.use_rslora": False,
+    "checks.limits.pair_accuracy": [0.55, 0.5],
+    "checks.limits.reward_length": [0.8, None],
+    "deepspeed.offload": Offload().model_dump(),
+}
+"""Paths of keys that were added later, and their defaults."""
 
 
 class Config(RunKeys):
@@ -217,22 +218,17 @@ class Config(RunKeys):
 
     def params(self, stage: str) -> JSON:
         """Everything that decides the result of `stage`, as plain JSON. Snakemake reruns the stage when it changes."""
-        params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
+        decides, but, _ = STAGES[stage]
+        params: JSON = self.model_dump(mode="json", include=dict(decides), exclude=dict(but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("judge") and self.judge:
             params["judge"] = self.judge.decides()
-        nested = {
-            "lora": params.get("update", {}).get("lora") or {},
-            "mismatch": params.get("algorithm", {}).get("mismatch", {}),
-            "teacher": params.get("algorithm", {}).get("teacher") or {},
-            "generation_kwargs": params.get("rollout", {}).get("generation_kwargs") or {},
-            "limits": params.get("checks", {}).get("limits") or {},
-        }
-        for section, key, default in LATER:  # a run without the key keeps its parameters from before the key existed
-            keys = (params | nested).get(section, {})
-            if key in keys and keys[key] == default:
-                del keys[key]
+        for path, default in LATER.items():  # a run without the key keeps its parameters from before the key existed
+            *sections, key = path.split(".")
+            holder = reduce(lambda outer, section: outer.get(section) or {}, sections, params)
+            if key in holder and holder[key] == default:
+                del holder[key]
         for section in ("dataset", "algorithm", "reward_model"):
             if not params.get(section, True):
                 del params[section]

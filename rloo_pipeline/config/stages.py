@@ -1,54 +1,31 @@
-"""`STAGES`: the sections of the configuration that each stage gets, and those that decide its result.
-
-Converts the table of stages to the form that pydantic needs.
-"""
+"""`STAGES`: the sections of the configuration that each stage gets, and those that decide its result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rloo_pipeline.config.run_keys import RunKeys
-from rloo_pipeline.config.section import section_in
 from rloo_pipeline.stages import table
-
-But = dict[str, Any]
-"""Per section, a set of keys, or a mapping of keys to True or to a set of nested keys (pydantic's `exclude`)."""
 
 
 class Sections(NamedTuple):
     """Sections of the configuration that a stage gets."""
 
-    decides: tuple[str, ...]
-    """Sections that its result depends on."""
+    decides: Mapping[str, Any]
+    """Sections that its result depends on, with the keys that count; True for all (pydantic's `include`)."""
+    but: Mapping[str, Any]
+    """Keys of these sections that do not count (pydantic's `exclude`)."""
     reads: tuple[str, ...]
     """Sections that affect only where and how it runs, or what it reports besides its result."""
-    but: But
-    """Keys of `decides` sections that do not affect the result."""
 
 
-def _sections() -> Iterator[tuple[str, Sections]]:
-    fields = {name: _keys(field.annotation) for name, field in RunKeys.model_fields.items()}
-    for row in table.stages():
-        but: But = {}
-        for path, keys in (row.decides or {}).items():
-            section, _, key = path.partition(".")
-            if key:
-                but[section] = {**dict.fromkeys(fields[section] - {key}, True), key: _without(keys, set())}
-            elif excluded := _without(keys, fields[section]):
-                but[section] = excluded
-        yield row.stage, Sections(tuple(path.partition(".")[0] for path in row.decides or {}), row.reads, but)
+def _sections(row: table.StageRow) -> Sections:
+    decides: dict[str, Any] = {}
+    excluded: dict[str, Any] = {}
+    for path, (only, but) in (row.decides or {}).items():
+        section, _, key = path.partition(".")
+        decides[section], excluded[section] = ({key: only}, {key: but}) if key else (only, but)
+    return Sections(decides, excluded, row.reads)
 
 
-def _keys(annotation: Any) -> set[str]:
-    section = section_in(annotation)
-    return set(section.model_fields) if section else set()
-
-
-def _without(keys: table.Keys, fields: set[str]) -> set[str]:
-    """Keys of a section that do not count for reruns."""
-    kind, names = keys or ("but", frozenset())
-    return set(names) if kind == "but" else fields - names
-
-
-STAGES: Mapping[str, Sections] = dict(_sections())
+STAGES: Mapping[str, Sections] = {row.stage: _sections(row) for row in table.stages()}
