@@ -68,7 +68,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
 
 def _prove_chosen(arguments: argparse.Namespace) -> None:
     config, chosen = _chosen(arguments, "prove-chosen")
-    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+    if runs_here(arguments, config, "prove-chosen"):
         from rloo_pipeline.stages.prove_chosen import prove_chosen
 
         prove_chosen(config, chosen, arguments.completions, arguments.output)
@@ -91,7 +91,6 @@ COMMANDS = (
         "evaluate",
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
-        samples=True,
     ),
     stage(
         "judge-pairs",
@@ -122,9 +121,8 @@ COMMANDS = (
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
         *(path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"), IMAGES, CHECKS),
-        ranks="forward_processes",
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
-    stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
+    stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME),
     stage("report", "Write summary.json and report.html of a run.", SUMMARY, run=_report),
 )

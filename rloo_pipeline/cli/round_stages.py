@@ -30,15 +30,6 @@ from rloo_pipeline.config.loading import load
 from rloo_pipeline.runtime import gpu_claims
 
 
-def _rollout(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.data.prompts_of_round import PassRateFiles
-    from rloo_pipeline.stages.rollout import rollout
-
-    inputs = (arguments.prompts, arguments.policy, arguments.round_, arguments.shard)
-    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
-    rollout(config, *inputs, arguments.output, arguments.held_out, rates, arguments.before)
-
-
 def _score(config: Config, arguments: argparse.Namespace) -> None:
     from rloo_pipeline.stages.score import HeldOutFiles, score
 
@@ -62,21 +53,13 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
 
 def _restore_policy(arguments: argparse.Namespace) -> None:
     config, run = stage_config(arguments, "update"), run_folder(arguments)
-    if not runs_here(arguments, config.deepspeed):
+    if not runs_here(arguments, config, "update"):
         return
     from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.stages.update import restore
 
     prompts = run / "prompts" if config.dataset.image_column else None
     restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer", prompts)
-
-
-def _held_out(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.round_tables import RoundFiles
-    from rloo_pipeline.stages.held_out import held_out
-
-    files = RoundFiles(arguments.rollouts, arguments.scores)
-    held_out(config, files, arguments.round_, arguments.output, arguments.events, arguments.policy_metrics)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -104,8 +87,6 @@ COMMANDS = (
         option(
             "--before", type=Path, nargs="*", default=[], help="rollouts of the previous round (rollout.token_budget)"
         ),
-        run=_rollout,
-        samples=True,
     ),
     stage(
         "score",
@@ -127,20 +108,17 @@ COMMANDS = (
         "Sample and score more completions if too few groups of a round have a signal.",
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
-        samples=True,
     ),
     stage(
         "reference",
         "Compute the log-probs of one shard under the reference policy.",
         *(POLICY, ROLLOUTS, IMAGES),
-        ranks="forward_processes",
     ),
     stage(
         "teacher",
         "Compute the log-probs of one shard under the teacher.",
         *(ASSETS, ROLLOUTS),
         option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with several teachers"),
-        ranks="forward_processes",
     ),
     stage(
         "update",
@@ -157,7 +135,6 @@ COMMANDS = (
         option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
         CHECKS,
         run=_update,
-        ranks="processes",
     ),
     command(
         "restore-policy",
@@ -183,7 +160,6 @@ COMMANDS = (
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
         option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
-        run=_held_out,
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts import assets, fence, function_copies, lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cluster import nodes
-from rloo_pipeline.config import Config, Deepspeed, Rollout
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
@@ -24,8 +24,6 @@ def stage(
     about: str,
     *options: Option,
     run: Callable[[Config, argparse.Namespace], None] | None = None,
-    samples: bool = False,
-    ranks: str | None = None,
 ) -> Command:
     """Makes a stage command. Its function gets the sections of the configuration that the stage may read.
 
@@ -35,10 +33,6 @@ def stage(
         options: options other than `--config` and `--output`.
         run: imports and calls the stage's function. By default, calls the function of the same name in `stages/` with
             the configuration and the options as keyword arguments.
-        samples: True if it has a sampler, whose threads and GPUs are claimed before the function imports torch. A stage
-            with several ranks claims them in `runs_here`.
-        ranks: attribute of the section `deepspeed` with its number of processes: `processes` if it trains,
-            `forward_processes` if it computes log-probs without gradients.
     """
     function = name.replace("-", "_")
     # REWARD_MODEL is not passed on: it changes the configuration
@@ -46,9 +40,7 @@ def stage(
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
-        if samples:
-            take_sampler(config)
-        if ranks and not runs_here(arguments, config.deepspeed, getattr(config.deepspeed, ranks)):
+        if not runs_here(arguments, config, name):
             return
         _open_policies(config, arguments)
         from rloo_pipeline.artifacts import tables
@@ -66,8 +58,7 @@ def stage(
         except Exception as error:
             from rloo_pipeline.before_run import out_of_memory
 
-            role = gpu_shares.role_of(name)
-            out_of_memory.refuse(error, role, whole_config(arguments), _model_of(arguments))
+            out_of_memory.refuse(error, gpu_shares.role_of(name), whole_config(arguments), _model_of(arguments))
             raise
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
@@ -207,18 +198,21 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     raise UserError(f"{output}: no config.yaml in a folder above it; pass the configuration with --configfile")
 
 
-def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """True if this process runs the stage, alone or as one of its ranks.
+def runs_here(arguments: argparse.Namespace, config: Config, stage: str) -> bool:
+    """Claims threads and GPUs for a stage, before it imports torch; true if this process runs it, alone or as a rank.
 
     Otherwise, passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
-
-    Args:
-        arguments: the command's arguments.
-        section: section with the number of processes, nodes and threads.
-        processes: overrides the section's number of processes.
     """
+    role = gpu_shares.role_of(stage)
+    if role == "sampler":
+        take_sampler(config)
+    if role not in ("logprobs", "trainer"):
+        return True
+    section = config.deepspeed
     environment.use_threads(section.threads)
-    processes = processes or section.processes
+    processes = section.processes if role == "trainer" else section.forward_processes
+    if stage == "warmstart" and not config.warmstart.sft:
+        processes = 1
     if section.nodes == 1 and not ranks.is_rank():
         gpu_claims.claim(processes, from_the_end=True)
     argv = without_log(arguments.argv)

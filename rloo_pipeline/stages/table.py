@@ -72,8 +72,6 @@ class StageRow(NamedTuple):
     """
     engine: Literal["sampler", "trainer"] | None = None
     """Role of the worker that has such an engine, if the stage starts one that no worker keeps."""
-    next_policy_waits: bool = False
-    """True if the next policy waits for this stage."""
     watched: bool = True
     """True if the live view shows it; stages that take only seconds are left out."""
     box: tuple[int, int] | None = None
@@ -226,7 +224,6 @@ ROWS = (
         decides=_whole(*_MODEL, rollout=_OF_ROUND) | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
-        next_policy_waits=True,
         box=(3, 90),
         after=("warmstart", "difficulty"),
         identifies=True,
@@ -237,7 +234,6 @@ ROWS = (
         when=lambda config, _: any(reward.gpus for reward in config.rewards),
         stage="score",
         log="score/{round}-{shard}-{reward}",
-        next_policy_waits=True,
     ),
     _row(
         "score",
@@ -245,7 +241,6 @@ ROWS = (
         decides=_whole("rewards"),
         reads=("scoring",),
         worker="scorer",
-        next_policy_waits=True,
         box=(4, 55),
         after=("rollout", "reward_model"),
         identifies=True,
@@ -258,7 +253,6 @@ ROWS = (
         | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "scoring"),
         worker="sampler",
-        next_policy_waits=True,
         box=(5, -15),
         after=("score",),
     ),
@@ -269,7 +263,6 @@ ROWS = (
         decides=_whole("reproducible", "model", rollout=_SAMPLED),
         reads=("deepspeed",),
         worker="logprobs",
-        next_policy_waits=True,
         box=(4, 125),
         after=("rollout",),
         identifies=True,
@@ -279,7 +272,6 @@ ROWS = (
         "rounds/{round}/refill/reference.parquet",
         when=lambda config, _: config.rollout.refill > 0 and config.uses_reference,
         stage="reference",
-        next_policy_waits=True,
         box=(5, 55),
         after=("refill",),
     ),
@@ -291,7 +283,6 @@ ROWS = (
         | {"algorithm.teacher": but("weight", "discount", "beta")},
         reads=("deepspeed",),
         worker="logprobs",
-        next_policy_waits=True,
         box=(5, 125),
         after=("rollout",),
         identifies=True,
@@ -303,7 +294,6 @@ ROWS = (
         decides=_whole(*_MODEL, "algorithm", "update", rollout=_OF_ROUND, deepspeed=_RANKS),
         reads=("run", "rounds", "dataset", "keep_every", "exchange"),
         worker="trainer",
-        next_policy_waits=True,
         box=(6, 90),
         after=("score", "reference", "teacher", "checks", "refill", "refill_reference"),
         identifies=True,

@@ -91,7 +91,7 @@ def summary_of(tmp_path, tiny_model):
         scores = [{**key, "scores/answer": 1.0, "reward": 1.0, "seconds": 0.0, "error": None} for key in keys]
         about = tables.facts_about(held_out_rows)
         tables.write(files.scores[0], scores, tables.scores_schema(["answer"]), "held_out_scores", **about)
-        held_out(config, files, 1, tmp_path / "held_out.json", tmp_path / "events")
+        held_out(config, files.rollouts, files.scores, 1, tmp_path / "held_out.json", tmp_path / "events")
         return read_json(tmp_path / "held_out.json")
 
     return summary
