@@ -219,26 +219,23 @@ class Algorithm(Section):
                 f"advantages; {remedy}use another estimator"
             )
         if name in estimators("of_success"):
-            changes_scores = {
-                "reward_normalization": self.reward_normalization != "none",
-                "reward_clip_range": self.reward_clip_range is not None,
-            }
-            for key in (key for key, changes in changes_scores.items() if changes):
+            for key in self.changed("reward_normalization", "reward_clip_range"):
                 yield f"advantage: {name} {reason}, and {key} changes them; leave it out"
 
     def _problems_of_clip_and_kl(self) -> Iterator[str]:
         high = self.upper_epsilon
         if self.delta is not None and self.delta <= 1 + high:
-            yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
+            yield f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
         if self.clip not in ("ppo", "cispo", "none") and self.importance_sampling_level != "token":
             yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
-        for key, field in type(self).model_fields.items():
-            clip = next((name for name in ("sapo", "vespo", "clip_cov", "kl_cov") if key.startswith(f"{name}_")), None)
-            if clip not in (None, self.clip) and getattr(self, key) != field.default:
+        for key in self.changed(*type(self).model_fields):
+            prefixes = ("sapo", "vespo", "clip_cov", "kl_cov")
+            clip = next((name for name in prefixes if key.startswith(f"{name}_")), self.clip)
+            if clip != self.clip:
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
         if self.clip_cov_lb >= self.clip_cov_ub:
             yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
@@ -293,9 +290,9 @@ class Algorithm(Section):
         return in_reward or chooses or (compared and not self.is_one_step)
 
     @property
-    def teacher_sources(self) -> list[ModelSource]:
-        """The teacher models, if any."""
-        return [] if self.teacher is None else [*self.teacher.sources.values()]
+    def teacher_sources(self) -> dict[str, ModelSource]:
+        """The teacher models by name, if any; a single one has an empty name."""
+        return {} if self.teacher is None else self.teacher.sources
 
     @property
     def teacher_top_k(self) -> int:

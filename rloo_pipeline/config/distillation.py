@@ -47,7 +47,7 @@ class Teacher(ModelSource):
     def _problems(self) -> Iterator[str]:
         if not self.models:
             yield from super()._problems()
-        elif any(getattr(self, key) != field.default for key, field in ModelSource.model_fields.items()):
+        elif self.changed(*ModelSource.model_fields):
             yield f"models names the teachers; leave out {', '.join(ModelSource.model_fields)} beside it"
         if self.top_k is not None and self.discount:
             yield "discount counts the KL of later tokens in an advantage, and top_k has none; leave one of the two out"

@@ -89,14 +89,11 @@ class Select(Section):
 
     def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
         """A sentence if evaluations do not report this measure."""
-        measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
+        measures = [f"dev.pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
         if evaluation.greedy and evaluation.temperature > 0:
-            measures.append("greedy")
-        if self.by not in [f"dev.{measure}" for measure in measures]:
-            yield (
-                f"select.by: evaluations on dataset.dev do not report '{self.by}'; set one of "
-                f"{', '.join(f'dev.{measure}' for measure in measures)}"
-            )
+            measures.append("dev.greedy")
+        if self.by not in measures:
+            yield f"select.by: evaluations on dataset.dev do not report '{self.by}'; set one of {', '.join(measures)}"
 
     def value(self, evaluation: JSON) -> float:
         """Reads the measure from an evaluation's summary."""

@@ -146,9 +146,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
         base["functions"] = experiment.functions
     configs = {}
     for arm, changes in experiment.arm_changes().items():
-        raw = base
-        for key, value in changes.items():
-            raw = merge(raw, nest({key: value}))
+        raw = merge(base, nest(changes))
         first = validate({**raw, "run": experiment.experiment, "seed": experiment.seeds[0]}, f"{origin}, arm {arm}")
         for seed in experiment.seeds:
             name = f"{experiment.experiment}-{arm}-{seed}"

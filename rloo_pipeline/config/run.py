@@ -20,7 +20,6 @@ from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
-from rloo_pipeline.errors import UserError
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -169,27 +168,21 @@ class Config(RunKeys):
         """For each teacher, by name, the configuration of a run with it as the model. A single teacher has an empty
         name.
         """
-        section = self.algorithm.teacher
         return {
             name: self.model_copy(update={"model": distillation.as_model(source, self.model)})
-            for name, source in ({} if section is None else section.sources).items()
+            for name, source in self.algorithm.teacher_sources.items()
         }
 
     @property
     def model_sources(self) -> list[ModelSource]:
         """The model, the teachers, and the model that a reward model starts from."""
         reward_models = [] if self.reward_model is None else [self.reward_model]
-        return [self.model, *self.algorithm.teacher_sources, *reward_models]
+        return [self.model, *self.algorithm.teacher_sources.values(), *reward_models]
 
     @property
     def of_reward_model(self) -> Self:
-        """The configuration with the model that the reward model starts from as `model`.
-
-        Raises:
-            UserError: the run trains no reward model.
-        """
-        if self.reward_model is None:
-            raise UserError("reward_model: not set, so there is none to train; set it")
+        """The configuration of a run with a reward model, with the model that it starts from as `model`."""
+        assert self.reward_model
         return self.model_copy(update={"model": self.reward_model.of(self.model)})
 
     def with_reward_model(self, folder: str) -> Self:

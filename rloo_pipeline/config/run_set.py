@@ -142,17 +142,12 @@ class RunSet:
         return lambda wildcards: self.path(wildcards, pattern.format(**wildcards) if "{" in pattern else pattern)
 
 
-_GROUP_BY_FILE = {file: group for group, (_, _, files) in GROUPS.items() for file in files}
-_DEPTHS = sorted({file.count("/") for file in _GROUP_BY_FILE}, reverse=True)
+_GROUP_BY_FILE = {f"{file}/": group for group, (_, _, files) in GROUPS.items() for file in files}
 
 
 def _group_of(file: str) -> str | None:
-    """The group that a file belongs to, by its longest matching folder; None if it belongs to none."""
-    parts = file.split("/")
-    for depth in _DEPTHS:
-        if group := _GROUP_BY_FILE.get("/".join(parts[: depth + 1])):
-            return group
-    return None
+    """The group that has a file or its folder; None if no group has it."""
+    return next((group for shared, group in _GROUP_BY_FILE.items() if f"{file}/".startswith(shared)), None)
 
 
 def jobs_by_group(config: Config) -> Mapping[str, list[RunJob]]:

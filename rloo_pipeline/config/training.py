@@ -141,9 +141,8 @@ class Update(Section):
     def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
             yield f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it"
-        of_decay = {"lr_horizon_rounds": self.lr_horizon_rounds is not None, "min_lr_ratio": self.min_lr_ratio != 0}
-        for key, is_set in of_decay.items():
-            if is_set and self.lr_scheduler_type == "constant":
+        if self.lr_scheduler_type == "constant":
+            for key in self.changed("lr_horizon_rounds", "min_lr_ratio"):
                 yield f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out"
 
     def note(self, rounds: int) -> str | None:

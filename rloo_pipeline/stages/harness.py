@@ -105,9 +105,6 @@ def _specs(section: Harness, manager: Any) -> list[str | JSON]:
 def load_tasks(section: Harness) -> set[str]:
     """Loads the tasks and their data; returns the names of the tasks.
 
-    Returns:
-        Their names.
-
     Raises:
         UserError: lm-eval does not know a task, or its data is missing.
     """
