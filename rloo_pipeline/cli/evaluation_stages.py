@@ -54,7 +54,6 @@ def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
 
 def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts import tables
-    from rloo_pipeline.stages.evaluate import EvaluationOutputs
     from rloo_pipeline.stages.evaluate_chosen import evaluate_chosen
 
     config, chosen = _chosen(arguments, "evaluate-chosen")
@@ -63,7 +62,7 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     if any(reward.uses_own_model for reward in config.rewards):
         config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
     with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
-        evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
+        evaluate_chosen(config, chosen, arguments.output, arguments.greedy, arguments.summary)
 
 
 def _prove_chosen(arguments: argparse.Namespace) -> None:

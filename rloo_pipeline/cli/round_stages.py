@@ -18,26 +18,17 @@ from rloo_pipeline.cli.stage_options import (
     ROLLOUTS,
     ROUND,
     SHARD,
+    optional,
     path,
     run_folder,
     runs_here,
+    several,
     shards,
     stage,
     stage_config,
 )
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import gpu_claims
-
-
-def _score(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.score import HeldOutFiles, score
-
-    if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
-        gpu_claims.claim(gpus)
-    paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
-    held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
-    score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
@@ -80,20 +71,16 @@ COMMANDS = (
     stage(
         "rollout",
         "Sample one shard of a round with vLLM.",
-        *(PROMPTS, POLICY, ROUND),
-        SHARD,
-        *PASS_RATES,
+        *(PROMPTS, POLICY, ROUND, SHARD, *PASS_RATES),
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
-        option(
-            "--before", type=Path, nargs="*", default=[], help="rollouts of the previous round (rollout.token_budget)"
-        ),
+        several("before", "rollouts of the previous round (rollout.token_budget)"),
     ),
     stage(
         "score",
         "Score one shard with the reward functions.",
         *(PROMPTS, POLICY, ROLLOUTS, REWARD_MODEL),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
-        option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
+        several("parts", "tables of functions that were scored with --only"),
         option(
             "--held-out",
             type=Path,
@@ -101,7 +88,6 @@ COMMANDS = (
             metavar=("ROLLOUTS", "SCORES"),
             help="table of the shard's held-out completions, and the table to write for their scores",
         ),
-        run=_score,
     ),
     stage(
         "refill",
@@ -118,7 +104,7 @@ COMMANDS = (
         "teacher",
         "Compute the log-probs of one shard under the teacher.",
         *(ASSETS, ROLLOUTS),
-        option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with several teachers"),
+        optional("prompts", "folder that prompts wrote, in a run with several teachers"),
     ),
     stage(
         "update",
@@ -131,8 +117,8 @@ COMMANDS = (
         option("--sampler", type=Path, help="policy that sampled the rollouts (rollout.lag; default: --policy)"),
         path("trainer", "folder of the run's trainer states, to be read and written"),
         *(shards("rollouts"), shards("scores"), IMAGES),
-        option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
-        option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
+        several("reference", "all shards of the reference log-probs, in order"),
+        several("teacher", "all shards of the teacher's log-probs, in order"),
         CHECKS,
         run=_update,
     ),
@@ -146,20 +132,14 @@ COMMANDS = (
         "pass-rates",
         "Add a round's scores to the pass rates by which later rounds draw prompts.",
         *(ROUND, shards("scores")),
-        option(
-            "--earlier",
-            type=Path,
-            nargs="*",
-            default=[],
-            help="pass rates of the previous round, or the table that difficulty wrote",
-        ),
+        several("earlier", "pass rates of the previous round, or the table that difficulty wrote"),
     ),
     stage(
         "held-out",
         "Summarize the held-out completions of a round's policy.",
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
-        option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
+        optional("policy-metrics", "metrics.json of the round that made the policy"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),

@@ -118,22 +118,30 @@ def shards(name: str) -> Option:
     return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
 
 
+def several(name: str, about: str) -> Option:
+    """Makes an option that takes any number of tables, or none."""
+    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
+
+
+def optional(name: str, about: str) -> Option:
+    """Makes an option whose path a rule leaves empty in runs without such a file."""
+    return option(f"--{name}", type=Path, nargs="?", help=about)
+
+
 OUTPUT = path("output", "file or folder to write")
 ASSETS = path("assets", "folder that stage-assets wrote")
 PROMPTS = path("prompts", "folder that prompts wrote")
 POLICY = path("policy", "folder of a policy, or of `stage-assets` for the base model")
-IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
+IMAGES = optional("prompts", "folder that prompts wrote, in a run with images")
 ROLLOUTS = path("rollouts", "table of rollouts")
-CHECKS = option(
-    "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
-)
-REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
+CHECKS = optional("checks", "checks.json of the run, to prove that the sampler had the policy")
+REWARD_MODEL = optional("reward-model", "checks.json of the run's own reward model")
 SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
 ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
 PASS_RATES = (
-    option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
-    option("--pass-rates", type=Path, nargs="?", help="table that pass-rates wrote for the round that made the policy"),
+    several("difficulty", "all tables that difficulty wrote, in order"),
+    optional("pass-rates", "table that pass-rates wrote for the round that made the policy"),
 )
 NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
 
