@@ -27,6 +27,13 @@ OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds un
 """Keys that no arm can change, and why."""
 
 
+KINDS = {
+    "vary": (list, "keys and a list of values for each", "a list of values"),
+    "arms": (dict, "names and keys of each", "a mapping of keys to values"),
+}
+"""Type of a value, and descriptions of the whole mapping and of a value."""
+
+
 class Experiment(Section):
     """Configuration of an experiment."""
 
@@ -49,17 +56,14 @@ class Experiment(Section):
     @classmethod
     def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
         """Checks that each value in `vary` is a list, and each arm a mapping. An arm may be empty."""
+        kind, whole, each = KINDS[str(about.field_name)]
         if not isinstance(named, dict):
-            expected = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
-            raise ValueError(f"must be a mapping, {expected}, got {named!r:.100}")
-        if about.field_name == "arms":
+            raise ValueError(f"must be a mapping, {whole}, got {named!r:.100}")
+        if kind is dict:
             named = {name: {} if changes is None else changes for name, changes in named.items()}
-        kind, expected = (
-            (list, "a list of values") if about.field_name == "vary" else (dict, "a mapping of keys to values")
-        )
         for name, value in named.items():
             if not isinstance(value, kind):
-                raise ValueError(f"{name}: must be {expected}, got {value!r:.100}")
+                raise ValueError(f"{name}: must be {each}, got {value!r:.100}")
         return named
 
     def _problems(self) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,44 +13,32 @@ from pydantic import Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Beta, OptimizerName, Section, flatten, nest
 
-OWNED = {
-    "train_batch_size": "rollout.generation_batch_size and algorithm.steps_per_generation",
-    "train_micro_batch_size_per_gpu": "deepspeed.max_tokens_per_micro_batch",
-    "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch",
-    "managed_gradient_accumulation": "deepspeed.max_tokens_per_micro_batch",
-    "gradient_clipping": "update.max_grad_norm",
-    "optimizer": "update.optimizer",
-    "scheduler": "update.lr_scheduler_type",
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "torch_autocast": "model.dtype",
-    "data_types": "model.dtype",
-    "communication_data_type": "deepspeed.communication_data_type",
-    "zero_optimization.stage": "deepspeed.zero_stage",
-    "zero_optimization.offload_optimizer": "deepspeed.offload.optimizer",
-    "zero_optimization.offload_param": "deepspeed.offload.parameters",
-    "zero_optimization.overlap_comm": "the order in which gradients are summed",
-    "zero_optimization.elastic_checkpoint": "how a trainer state is saved",
-    "zero_optimization.load_from_fp32_weights": "how a trainer state is loaded",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
-    "zero_allow_untested_optimizer": "update.optimizer",
-    "zero_force_ds_cpu_optimizer": "update.optimizer",
-    "aio": "deepspeed.offload, which does not use libaio",
-    "activation_checkpointing": "deepspeed.gradient_checkpointing",
-    "checkpoint": "how a trainer state is saved",
-    "data_efficiency": "rollout",
-    "curriculum_learning": "rollout",
-    "sparse_gradients": "the model",
-    "prescale_gradients": "how gradients are summed",
-    "gradient_predivide_factor": "how gradients are summed",
-    "gradient_allreduce_op": "how gradients are summed",
-    "sequence_parallel_size": "deepspeed.sequence_parallel",
-    "data_parallel_size": "deepspeed.processes",
-    "compression_training": "the model",
-    "tensor_parallel": "the model",
-    "pipeline": "the model",
+DECIDED_BY = {
+    "rollout.generation_batch_size and algorithm.steps_per_generation": ("train_batch_size",),
+    "deepspeed.max_tokens_per_micro_batch": (
+        *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation"),
+    ),
+    "update.max_grad_norm": ("gradient_clipping",),
+    "update.optimizer": ("optimizer", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    "update.lr_scheduler_type": ("scheduler",),
+    "model.dtype": ("bf16", "fp16", "torch_autocast", "data_types"),
+    "deepspeed.communication_data_type": ("communication_data_type",),
+    "deepspeed.zero_stage": ("zero_optimization.stage",),
+    "deepspeed.offload.optimizer": ("zero_optimization.offload_optimizer",),
+    "deepspeed.offload.parameters": ("zero_optimization.offload_param",),
+    "the order in which gradients are summed": ("zero_optimization.overlap_comm",),
+    "how a trainer state is saved": ("zero_optimization.elastic_checkpoint", "checkpoint"),
+    "how a trainer state is loaded": ("zero_optimization.load_from_fp32_weights",),
+    "how a policy is saved": ("zero_optimization.stage3_gather_16bit_weights_on_model_save",),
+    "deepspeed.offload, which does not use libaio": ("aio",),
+    "deepspeed.gradient_checkpointing": ("activation_checkpointing",),
+    "rollout": ("data_efficiency", "curriculum_learning"),
+    "the model": ("sparse_gradients", "compression_training", "tensor_parallel", "pipeline"),
+    "how gradients are summed": ("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+    "deepspeed.sequence_parallel": ("sequence_parallel_size",),
+    "deepspeed.processes": ("data_parallel_size",),
 }
-"""DeepSpeed keys that cannot be set in `deepspeed.config`, and what decides them instead."""
+"""What decides a setting of DeepSpeed → the keys that cannot be set in `deepspeed.config` for this reason."""
 
 
 LORA_LEARNING_RATE = 1e-5
@@ -276,10 +265,9 @@ class Deepspeed(Section):
         if not isinstance(value, dict):
             return None
         keys = {key: content for key, content in flatten(value).items() if content != "auto"}
-        for key in keys:
-            for owned, instead in OWNED.items():
-                if key == owned or key.startswith(f"{owned}."):
-                    raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
+        for key, (instead, owned) in product(keys, DECIDED_BY.items()):
+            if f"{key}.".startswith(tuple(f"{name}." for name in owned)):
+                raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
         return nest(keys)
 
     def _problems(self) -> Iterator[str]:
