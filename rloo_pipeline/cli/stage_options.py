@@ -25,7 +25,8 @@ def stage(
     *options: Option,
     run: Callable[[Config, argparse.Namespace], None] | None = None,
 ) -> Command:
-    """Makes a stage command. Its function gets the sections of the configuration that the stage may read.
+    """Makes a stage command. Its function gets the sections of the configuration that the stage may read. Its engine in
+    the table of stages decides which threads, GPUs and ranks it has.
 
     Args:
         name: name of the stage.

@@ -109,7 +109,7 @@ class RunSet:
 
     def of(self, wildcards: Any) -> Config:
         """The configuration that a job runs under."""
-        return self.by_folder[wildcards.run] if self.experiment else self.first
+        return self.by_folder[self.folder_of(wildcards)]
 
     def folder_of(self, wildcards: Any) -> str:
         """The folder below results/ of a job's run, or of shared files."""
@@ -129,10 +129,8 @@ class RunSet:
             wildcards: the job's wildcards.
             file: relative to the folder of the run.
         """
-        if not self.experiment:
-            return f"{RESULTS}/{self.name}/{file}"
-        run = wildcards.run
-        group = _group_of(file)
+        run = self.folder_of(wildcards)
+        group = _group_of(file) if self.experiment else None
         return f"{RESULTS}/{self.homes[run][group] if group else run}/{file}"
 
     def file(self, pattern: str) -> str | Callable[[Any], str]:

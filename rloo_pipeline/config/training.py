@@ -38,7 +38,7 @@ DECIDED_BY = {
     "deepspeed.sequence_parallel": ("sequence_parallel_size",),
     "deepspeed.processes": ("data_parallel_size",),
 }
-"""What decides a setting of DeepSpeed → the keys that cannot be set in `deepspeed.config` for this reason."""
+"""Keys here, or other causes → the keys of DeepSpeed that follow from them and cannot be set in `deepspeed.config`."""
 
 
 LORA_LEARNING_RATE = 1e-5
