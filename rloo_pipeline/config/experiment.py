@@ -109,9 +109,8 @@ def _all_keys(changes: JSON) -> list[str]:
 
 def _label(key: str, value: Any) -> str:
     """The part of an arm's name that stands for a value; it includes the key if the value alone says little."""
-    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
-        "-"
-    )
+    word = str(value).lower() if value is None or value is True else str(value)
+    text = re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-")
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
 
