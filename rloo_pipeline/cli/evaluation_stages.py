@@ -10,12 +10,10 @@ from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
     CHECKS,
     IMAGES,
-    NAME,
     OUTPUT,
     POLICY,
     PROMPTS,
     REWARD_MODEL,
-    SUMMARY,
     card_facts,
     path,
     run_folder,
@@ -83,6 +81,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
     report(config, run, arguments.summary, arguments.output)
 
 
+NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
+SUMMARY = path("summary", "JSON file for the summary")
 SELECTION = path("selection", "file that select wrote")
 SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
 COMMANDS = (

@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rloo_pipeline.cli.command import CONFIG, command, option
+from rloo_pipeline.cli.command import CONFIG, Option, command, option
 from rloo_pipeline.cli.stage_options import (
     ASSETS,
     CHECKS,
     IMAGES,
     OUTPUT,
-    PASS_RATES,
     POLICY,
     PROMPTS,
     REWARD_MODEL,
-    ROLLOUTS,
-    ROUND,
     SHARD,
     optional,
     path,
     run_folder,
     runs_here,
-    several,
-    shards,
     stage,
     stage_config,
 )
@@ -67,6 +62,22 @@ def _report_so_far(arguments: argparse.Namespace) -> None:
     report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
 
 
+def shards(name: str) -> Option:
+    """Makes an option that takes all files of one table of a round."""
+    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
+
+
+def several(name: str, about: str) -> Option:
+    """Makes an option that takes any number of tables, or none."""
+    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
+
+
+ROLLOUTS = path("rollouts", "table of rollouts")
+ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
+PASS_RATES = (
+    several("difficulty", "all tables that difficulty wrote, in order"),
+    optional("pass-rates", "table that pass-rates wrote for the round that made the policy"),
+)
 COMMANDS = (
     stage(
         "rollout",

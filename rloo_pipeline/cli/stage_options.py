@@ -114,16 +114,6 @@ def path(name: str, about: str, **keywords: Any) -> Option:
     return option(f"--{name}", type=Path, required=True, help=about, **keywords)
 
 
-def shards(name: str) -> Option:
-    """Makes an option that takes all files of one table of a round."""
-    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
-
-
-def several(name: str, about: str) -> Option:
-    """Makes an option that takes any number of tables, or none."""
-    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
-
-
 def optional(name: str, about: str) -> Option:
     """Makes an option whose path a rule leaves empty in runs without such a file."""
     return option(f"--{name}", type=Path, nargs="?", help=about)
@@ -134,19 +124,9 @@ ASSETS = path("assets", "folder that stage-assets wrote")
 PROMPTS = path("prompts", "folder that prompts wrote")
 POLICY = path("policy", "folder of a policy, or of `stage-assets` for the base model")
 IMAGES = optional("prompts", "folder that prompts wrote, in a run with images")
-ROLLOUTS = path("rollouts", "table of rollouts")
 CHECKS = optional("checks", "checks.json of the run, to prove that the sampler had the policy")
 REWARD_MODEL = optional("reward-model", "checks.json of the run's own reward model")
-SUMMARY = path("summary", "JSON file for the summary")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
-ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
-PASS_RATES = (
-    several("difficulty", "all tables that difficulty wrote, in order"),
-    optional("pass-rates", "table that pass-rates wrote for the round that made the policy"),
-)
-NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
-
-
 INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
     *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
