@@ -247,7 +247,8 @@ class Algorithm(Section):
                 "old_logps: trainer"
             )
         key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
-        if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
+        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
+        if values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
                 f"{key} gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
@@ -298,11 +299,6 @@ class Algorithm(Section):
     def teacher_top_k(self) -> int:
         """`teacher.top_k`; 0 if there is none."""
         return 0 if self.teacher is None else self.teacher.top_k or 0
-
-    @property
-    def values_tokens(self) -> bool:
-        """True if each token has its own advantage."""
-        return self.kl.placement == "token_reward" or self.values_by_teacher
 
     @property
     def values_by_teacher(self) -> bool:

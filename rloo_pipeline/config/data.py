@@ -29,6 +29,11 @@ class ModelSource(Section):
         if (self.name_or_path is None) == (self.build is None):
             yield "give exactly one of name_or_path and build"
 
+    def in_place_of(self, model: Model) -> Model:
+        """The section `model` of a run that starts from this source, in the same number format."""
+        source = self.model_dump(include=set(ModelSource.model_fields))
+        return model.model_copy(update={**source, "quantization": None})
+
 
 class Model(ModelSource):
     """The model to train: a local folder, a Hub id, or a function that builds one."""
@@ -93,11 +98,6 @@ class PromptSelection(Section):
     with weights p(1 − p), where p is the pass rate of policy 0, so that prompts which the policy solves about half of
     the time come most often. `online`: the same, but the scores of earlier rounds count too.
     """
-
-    @property
-    def samples_policy_0(self) -> bool:
-        """True if the pass rates of policy 0 must be measured."""
-        return self.pass_rate is not None or self.weights == "static"
 
     def _problems(self) -> Iterator[str]:
         if self.pass_rate is None and self.weights == "none":

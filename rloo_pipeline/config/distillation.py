@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import Field
 
-from rloo_pipeline.config.data import Model, ModelSource
+from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.errors import UserError
@@ -61,11 +61,6 @@ class Teacher(ModelSource):
     def sources(self) -> dict[str, ModelSource]:
         """The teachers by name; a single one has an empty name."""
         return self.models or {"": self}
-
-
-def as_model(source: ModelSource, student: Model) -> Model:
-    """The section `model` of a run that had this teacher as its model, in the student's number format."""
-    return student.model_copy(update={**source.model_dump(include=set(ModelSource.model_fields)), "quantization": None})
 
 
 def asset_of(name: str) -> str:

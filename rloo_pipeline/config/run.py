@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Self
 
-from rloo_pipeline.config import cross_checks, distillation
+from rloo_pipeline.config import cross_checks
 from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
@@ -151,7 +151,8 @@ class Config(RunKeys):
     @property
     def measures_difficulty(self) -> bool:
         """True if policy 0 samples all training prompts, for their pass rates."""
-        return self.dataset.select is not None and self.dataset.select.samples_policy_0
+        select = self.dataset.select
+        return select is not None and (select.pass_rate is not None or select.weights == "static")
 
     @property
     def updates_pass_rates(self) -> bool:
@@ -169,7 +170,7 @@ class Config(RunKeys):
         name.
         """
         return {
-            name: self.model_copy(update={"model": distillation.as_model(source, self.model)})
+            name: self.model_copy(update={"model": source.in_place_of(self.model)})
             for name, source in self.algorithm.teacher_sources.items()
         }
 
@@ -183,7 +184,8 @@ class Config(RunKeys):
     def of_reward_model(self) -> Self:
         """The configuration of a run with a reward model, with the model that it starts from as `model`."""
         assert self.reward_model
-        return self.model_copy(update={"model": self.reward_model.of(self.model)})
+        source = self.reward_model if self.reward_model.own_source else self.model
+        return self.model_copy(update={"model": source.in_place_of(self.model)})
 
     def with_reward_model(self, folder: str) -> Self:
         """The configuration with the folder of the run's own reward model filled into the options of the rewards that

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rloo_pipeline.stages import table
+from rloo_pipeline.stages.table import ROWS, Keys
 
 
 class Sections(NamedTuple):
@@ -19,13 +19,15 @@ class Sections(NamedTuple):
     """Sections that affect only where and how it runs, or what it reports besides its result."""
 
 
-def _sections(row: table.StageRow) -> Sections:
+def _sections(parts: Mapping[str, Keys], reads: tuple[str, ...]) -> Sections:
     decides: dict[str, Any] = {}
     excluded: dict[str, Any] = {}
-    for path, (only, but) in (row.decides or {}).items():
+    for path, (only, but) in parts.items():
         section, _, key = path.partition(".")
         decides[section], excluded[section] = ({key: only}, {key: but}) if key else (only, but)
-    return Sections(decides, excluded, row.reads)
+    return Sections(decides, excluded, reads)
 
 
-STAGES: Mapping[str, Sections] = {row.stage: _sections(row) for row in table.stages()}
+STAGES: Mapping[str, Sections] = {
+    row.stage: _sections(row.decides, row.reads) for row in ROWS if row.decides is not None
+}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from rloo_pipeline.config.data import Dataset, Model, ModelSource, Source
+from rloo_pipeline.config.data import Dataset, ModelSource, Source
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.training import Deepspeed
 
@@ -46,11 +46,6 @@ class RewardModel(ModelSource):
     def own_source(self) -> bool:
         """True if training starts from a different model than the run's."""
         return self.name_or_path is not None or self.build is not None
-
-    def of(self, model: Model) -> Model:
-        """The run's section `model`, with the model that reward training starts from."""
-        source = self.model_dump(include=set(ModelSource.model_fields)) if self.own_source else {}
-        return model.model_copy(update={**source, "quantization": None})
 
 
 def problems(

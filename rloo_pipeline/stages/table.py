@@ -8,7 +8,7 @@ Every command of a run imports this module before anything else, so it imports n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -446,8 +446,3 @@ ROWS = (
     ),
 )
 """All rows, in the order in which a run's jobs start."""
-
-
-def stages() -> Iterator[StageRow]:
-    """One row per stage: the row that lists what decides it."""
-    return (row for row in ROWS if row.decides is not None)
