@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
@@ -14,6 +14,20 @@ from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
+
+
+def check_estimator(name: str) -> str:
+    """Returns the name of a built-in estimator, or an import string; otherwise raises ValueError."""
+    if ":" not in name and name not in (names := estimators()):
+        raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
+    return name
+
+
+def check_range(limits: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Returns the range if its first number is the lower one; otherwise raises ValueError."""
+    if limits is not None and limits[0] >= limits[1]:
+        raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
+    return limits
 
 
 class Algorithm(Section):
@@ -26,7 +40,7 @@ class Algorithm(Section):
     `openrlhf`, `verl`, `nemo_rl`, `skyrl`, `tunix`), or with an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`,
     …). docs/algorithms.md lists all presets.
     """
-    advantage: str = "rloo"
+    advantage: Annotated[str, AfterValidator(check_estimator)] = "rloo"
     """Advantage estimator: the name of a function in `rloo_pipeline/algorithm/advantages.py`, or your own as
     `module:function` or `file.py:function`.
     """
@@ -41,7 +55,7 @@ class Algorithm(Section):
     """Standardize rewards after the length penalties: `batch` with the mean and standard deviation of the round,
     `running` with those of all rounds so far. While all these scores are equal, only the mean is subtracted.
     """
-    reward_clip_range: tuple[float, float] | None = None
+    reward_clip_range: Annotated[tuple[float, float] | None, AfterValidator(check_range)] = None
     """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
     response_length: ResponseLength = ResponseLength()
     """Length penalties in the reward."""
@@ -149,20 +163,6 @@ class Algorithm(Section):
     @classmethod
     def _fill_from_preset(cls, values: Any) -> Any:
         return presets.fill(values) if isinstance(values, dict) else values
-
-    @field_validator("advantage")
-    @classmethod
-    def _known_estimator(cls, name: str) -> str:
-        if ":" not in name and name not in (names := estimators()):
-            raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
-        return name
-
-    @field_validator("reward_clip_range")
-    @classmethod
-    def _check_range(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
-        if limits is not None and limits[0] >= limits[1]:
-            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
-        return limits
 
     def _problems(self) -> Iterator[str]:
         yield from self._problems_of_estimator()

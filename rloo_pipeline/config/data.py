@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from string import Formatter
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
 
@@ -116,6 +116,17 @@ class PromptSelection(Section):
             )
 
 
+def check_template(template: str | None) -> str | None:
+    """Returns the template if its braces name columns; otherwise raises ValueError."""
+    try:
+        names = [name for _, name, *_ in Formatter().parse(template or "") if name is not None]
+    except ValueError as error:
+        raise ValueError(f"not a valid template ({error}); write a literal brace twice") from None
+    if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
+        raise ValueError("a pair of braces names no column; write literal braces twice: {{}}")
+    return template
+
+
 class Dataset(Section):
     """Training and evaluation prompts, and how a row becomes a prompt."""
 
@@ -132,7 +143,7 @@ class Dataset(Section):
     """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
     unchanged.
     """
-    user_prompt: str | None = None
+    user_prompt: Annotated[str | None, AfterValidator(check_template)] = None
     """Template that makes a user message from the columns, for example `"{question}\\nAnswer:"`. Replaces
     `prompt_column`. Write a literal brace twice: `'\\boxed{{}}'`.
     """
@@ -166,17 +177,6 @@ class Dataset(Section):
         """The sources of rows, by key."""
         sources = {"train": self.train, "dev": self.dev, "eval": self.eval}
         return {name: source for name, source in sources.items() if source is not None}
-
-    @field_validator("user_prompt")
-    @classmethod
-    def _check_template(cls, template: str | None) -> str | None:
-        try:
-            names = [name for _, name, *_ in Formatter().parse(template or "") if name is not None]
-        except ValueError as error:
-            raise ValueError(f"not a valid template ({error}); write a literal brace twice") from None
-        if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
-            raise ValueError("a pair of braces names no column; write literal braces twice: {{}}")
-        return template
 
 
 class Sft(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
@@ -20,6 +21,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 JSON = dict[str, Any]
+OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
+"""A list of strings may also be a single string, as in transformers."""
 S = TypeVar("S", bound="Section")
 
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Beta, OptimizerName, Section, flatten, nest
 
@@ -45,6 +45,16 @@ LORA_LEARNING_RATE = 1e-5
 """Default learning rate of an adapter: ten times that of full training ("LoRA Without Regret")."""
 
 
+def check_pattern(modules: list[str] | str) -> list[str] | str:
+    """Returns a list or a valid regular expression; otherwise raises ValueError."""
+    if isinstance(modules, str):
+        try:
+            re.compile(modules)
+        except re.error as error:
+            raise ValueError(f"{modules}: not a regular expression ({error})") from None
+    return modules
+
+
 class Lora(Section):
     """LoRA adapter (PEFT), trained instead of all weights. The defaults of `lora_alpha`, `target_modules` and
     `update.learning_rate` come from "LoRA Without Regret" (Schulman et al. 2025), where adapters learn from rewards as
@@ -59,7 +69,7 @@ class Lora(Section):
     """Dropout probability at the input of the adapter."""
     use_rslora: bool = False
     """Scale by lora_alpha / √r instead (rsLoRA, arXiv 2312.03732)."""
-    target_modules: list[str] | str = "all-linear"
+    target_modules: Annotated[list[str] | str, AfterValidator(check_pattern)] = "all-linear"
     """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`. In
     vision-language models, only modules of the language model get one.
     """
@@ -68,16 +78,6 @@ class Lora(Section):
     def is_pattern(self) -> bool:
         """True if `target_modules` is a regular expression."""
         return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
-
-    @field_validator("target_modules")
-    @classmethod
-    def _check_pattern(cls, value: list[str] | str) -> list[str] | str:
-        if isinstance(value, str):
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{value}: not a regular expression ({error})") from None
-        return value
 
 
 class Update(Section):
