@@ -97,17 +97,13 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         yield config.judge.function
     if "rollout" in sections:
         yield from (*config.rollout.tools, *config.rollout.environments.values())
-    if "dataset" in sections:
-        yield from (source.generator for source in config.dataset.parts.values() if source.generator)
-    if "warmstart" in sections and config.warmstart.sft and config.warmstart.sft.demonstrations.generator:
-        yield config.warmstart.sft.demonstrations.generator
+    for key, rows in config.row_sources.items():
+        if key.partition(".")[0] in sections and rows.generator:
+            yield rows.generator
     if "algorithm" in sections:
         yield estimator(config.algorithm.advantage)
         if config.algorithm.loss is not None:
             yield config.algorithm.loss
-    if "reward_model" in sections and config.reward_model is not None:
-        preferences = (config.reward_model.train, config.reward_model.eval)
-        yield from (source.generator for source in preferences if source is not None and source.generator)
     if "model" in sections:
         yield from (source.build for source in config.model_sources if source.build)
 

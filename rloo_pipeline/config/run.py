@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from rloo_pipeline.config import cross_checks
-from rloo_pipeline.config.data import ModelSource
+from rloo_pipeline.config.data import ModelSource, Source
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
@@ -173,6 +173,18 @@ class Config(RunKeys):
             name: self.model_copy(update={"model": source.in_place_of(self.model)})
             for name, source in self.algorithm.teacher_sources.items()
         }
+
+    @property
+    def row_sources(self) -> dict[str, Source]:
+        """The datasets of a run, by configuration key: prompts, demonstrations, preferences."""
+        sources = {f"dataset.{name}": source for name, source in self.dataset.parts.items()}
+        if self.warmstart.sft is not None:
+            sources["warmstart.sft.demonstrations"] = self.warmstart.sft.demonstrations
+        if self.reward_model is not None:
+            sources["reward_model.train"] = self.reward_model.train
+            if self.reward_model.eval is not None:
+                sources["reward_model.eval"] = self.reward_model.eval
+        return sources
 
     @property
     def model_sources(self) -> list[ModelSource]:

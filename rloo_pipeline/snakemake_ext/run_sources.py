@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
-from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -28,7 +27,7 @@ def local_files(config: Config) -> list[Path]:
     again.
     """
     files = []
-    for source in dataset_inputs.sources(config).values():
+    for source in config.row_sources.values():
         if source.path:
             files.append(Path(config.data_dir or ".") / source.path)
         elif source.name:
@@ -126,11 +125,7 @@ def lost(config: Config, folder: Path) -> str | None:
     except (OSError, ValueError, KeyError):
         return None
     models = (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
-    data = (
-        Path(config.data_dir or ".") / name
-        for source in dataset_inputs.sources(config).values()
-        if (name := source.name)
-    )
+    data = (Path(config.data_dir or ".") / name for source in config.row_sources.values() if (name := source.name))
     for path in (*models, *data):
         if str(path) in paths and not path.exists():
             return f"{path} is missing, and the run began with this folder; put it back, or give the run another name"
@@ -151,7 +146,7 @@ def are_pinned(config: Config) -> bool:
 
 def _revisions(config: Config) -> Iterator[str | None]:
     """Configured revisions of everything that is fetched from the Hub."""
-    for source in dataset_inputs.sources(config).values():
+    for source in config.row_sources.values():
         if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
             yield source.revision
     for model in config.model_sources:
