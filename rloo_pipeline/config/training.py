@@ -255,9 +255,12 @@ class Deepspeed(Section):
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(Path(value).read_text())
+            keys = json.loads(Path(value).read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
+        if not isinstance(keys, dict):
+            raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
+        return keys
 
     @field_validator("config")
     @classmethod

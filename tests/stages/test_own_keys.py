@@ -17,6 +17,13 @@ def test_a_file_that_cannot_be_read_is_one_sentence() -> None:
         Config(**mini(deepspeed={"config": "no-such.json"}))
 
 
+@pytest.mark.parametrize("content", ['"{}"', "null", "[1]"])
+def test_a_file_without_keys_is_not_ignored(content, tmp_path) -> None:
+    (tmp_path / "ds.json").write_text(content)
+    with pytest.raises(ValueError, match=r"ds\.json: holds no JSON object"):
+        Config(**mini(deepspeed={"config": str(tmp_path / "ds.json")}))
+
+
 def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
     file = tmp_path / "ds.json"
     contents = {"zero_optimization": {"stage": "auto", "reduce_bucket_size": 7}, "wall_clock_breakdown": True}
