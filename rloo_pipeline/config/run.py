@@ -18,8 +18,8 @@ from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON
-from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
+from rloo_pipeline.stages.table import STAGES
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),

@@ -95,9 +95,8 @@ def _row(rule: str, output: str, phase: str = "round", **other: Any) -> StageRow
     fields = [f"{{{part.partition('}')[0]}}}" for part in output.split("{")[1:]]
     log = "/".join([rule, "-".join(fields)]) if fields else rule
     each = next((jobs for field, jobs in EACH.items() if field in fields), "")
-    return StageRow(
-        rule, output, **({"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each} | other)
-    )
+    own = {"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each}
+    return StageRow(rule, output, **(own | other))
 
 
 _before, _after = partial(_row, phase="before", policy="none"), partial(_row, phase="after")
@@ -446,3 +445,30 @@ ROWS = (
     ),
 )
 """All rows, in the order in which a run's jobs start."""
+
+
+class Sections(NamedTuple):
+    """Sections of the configuration that a stage gets."""
+
+    decides: Mapping[str, Any]
+    """Sections that its result depends on, with the keys that count; True for all (pydantic's `include`)."""
+    but: Mapping[str, Any]
+    """Keys of these sections that do not count (pydantic's `exclude`)."""
+    reads: tuple[str, ...]
+    """Sections that its result does not depend on."""
+
+
+def _sections(parts: Mapping[str, Keys], reads: tuple[str, ...]) -> Sections:
+    """The sections of a stage, from the deciding keys of a section, or of a part of it as SECTION.KEY."""
+    decides: dict[str, Any] = {}
+    excluded: dict[str, Any] = {}
+    for path, (included, but) in parts.items():
+        section, _, key = path.partition(".")
+        decides[section], excluded[section] = ({key: included}, {key: but}) if key else (included, but)
+    return Sections(decides, excluded, reads)
+
+
+STAGES: Mapping[str, Sections] = {
+    row.stage: _sections(row.decides, row.reads) for row in ROWS if row.decides is not None
+}
+"""The sections that each stage gets."""
