@@ -58,12 +58,12 @@ class Section(BaseModel):
         return self
 
 
-def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[S]], type[S]]:
+def with_fields(fields: JSON) -> Callable[[type[S]], type[S]]:
     """Adds fields to a section, by name: type and default. Type checkers see the class as it is written."""
 
     def add(section: type[S]) -> type[S]:
         return create_model(
-            section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **dict(fields)
+            section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
         )
 
     return add
