@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.config.run import Config
-from rloo_pipeline.config.section import Section, section_in
+from rloo_pipeline.config.section import S, Section, section_in
 from rloo_pipeline.errors import UserError, did_you_mean
 
-S = TypeVar("S", bound=Section)
 KEYS_OF_OTHER_SYSTEMS = {
     "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
     "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",

@@ -27,7 +27,7 @@ OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds un
 """Keys that no arm can change, and why."""
 
 
-KINDS = {
+KINDS: Mapping[str, tuple[type, str, str]] = {
     "vary": (list, "keys and a list of values for each", "a list of values"),
     "arms": (dict, "names and keys of each", "a mapping of keys to values"),
 }
