@@ -21,10 +21,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from lag.problems(config.rollout, config.algorithm)
     yield from _generation(config)
     yield from _algorithm(config)
-    yield from distillation.problems(
-        config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
-    )
-    yield from trained_reward.problems(config.reward_model, config.rewards, config.dataset, config.deepspeed)
+    yield from distillation.problems(config.algorithm.teacher, config.rollout, config.rewards)
+    yield from trained_reward.problems(config.reward_model, config.rewards, config.deepspeed)
     yield from _optimizers(config)
     yield from _offload(config)
     yield from _images(config)
@@ -244,6 +242,8 @@ def _images(config: RunKeys) -> Iterator[str]:
             "of the two out"
         )
     refused = {
+        "algorithm.teacher": config.algorithm.teacher,
+        "reward_model": config.reward_model,
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
         "rollout.router_replay": config.rollout.router_replay,

@@ -100,7 +100,7 @@ def require_teachers(teacher: Teacher | None, names: Iterable[object], place: st
             )
 
 
-def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward], images: bool) -> Iterator[str]:
+def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward]) -> Iterator[str]:
     """A sentence for each key of other sections that cannot be used with a teacher, or without one."""
     if teacher is None:
         if all(reward.weight == 0 for reward in rewards):
@@ -116,5 +116,3 @@ def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward], i
             f"rollout.oversample: {rollout.oversample:g} leaves out groups of equal scores first, but these learn from "
             "algorithm.teacher too; set rollout.oversample: 1"
         )
-    if images:
-        yield "algorithm.teacher cannot be used with images yet (dataset.image_column); leave one of the two out"
