@@ -212,16 +212,15 @@ def _offload(config: RunKeys) -> Iterator[str]:
     their format.
     """
     offload, dtype = config.deepspeed.offload, config.model.dtype
+    if offload.parameters == "nvme" and dtype != "bfloat16":
+        yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     in_bfloat16 = {  # in float16 the whole model, with its head, runs as one
         "sequence_parallel": config.deepspeed.sequence_parallel > 1,
         "gradient_checkpointing: offload": config.deepspeed.gradient_checkpointing == "offload",
+        "offload: nvme": offload.on_disk,
     }
     for key in (key for key, is_set in in_bfloat16.items() if is_set and dtype == "float16"):
         yield f"deepspeed.{key} cannot be used with model.dtype: float16; set bfloat16"
-    if offload.parameters == "nvme" and dtype != "bfloat16":
-        yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
-    if offload.on_disk and dtype == "float16":
-        yield "deepspeed.offload: nvme cannot be used with model.dtype: float16; set bfloat16"
     if offload.on_disk and config.update.lora is not None:
         yield (
             "deepspeed.offload: nvme cannot be used with update.lora, which has little state; use cpu, or leave it out"
