@@ -279,7 +279,9 @@ def _parse(text: str, origin: str) -> Any:
         has_tab = "\t" in lines[min(line, len(lines) - 1)]
         fix = "indent with spaces, not tabs" if has_tab else "check indentation, colons and brackets up to there"
         raise UserError(f"{origin}, line {line + 1}: not valid YAML: {error.problem}; {fix}") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML reads 2026-02-30 as a date
+    except ValueError as error:  # PyYAML reads 2026-02-30 as a date
+        raise UserError(f"{origin}: not valid YAML: {error}; put text that looks like a date into quotes") from None
+    except yaml.YAMLError as error:
         raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 
 

@@ -75,7 +75,7 @@ def message_of(folder: Path, text: str) -> str:
             ", line 9: not valid YAML: found character that cannot start any token",
         ),
         ("report: {", "report: [", ", line 32: not valid YAML"),
-        ("run: mini", "run: 2026-02-30", ": not valid YAML: day is out of range for month"),
+        ("run: mini", "run: 2026-02-30", ": not valid YAML: day is out of range for month; put text"),
     ],
 )
 def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
