@@ -223,13 +223,9 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
 def _shared_folders(name: str, config: Config) -> dict[str, str]:
     """For one run: group → folder of its files below results/."""
     homes: dict[str, str] = {}
-    is_there = {
-        "difficulty": config.measures_difficulty,
-        "teacher": config.algorithm.teacher is not None,
-        "reward_model": config.reward_model is not None,
-    }
+    jobs = jobs_by_group(config)
     for group, (stages, after, _) in GROUPS.items():
-        if not is_there.get(group, True):
+        if group not in jobs:
             continue
         decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
         if group == "rollout":  # its jobs also sample held-out completions, by keys that do not affect the round
