@@ -25,7 +25,7 @@ USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.M
 
 
 STAGES_OF_ROUND = list(dict.fromkeys(row.log.partition("/")[0] for row in ROWS if row.phase == "round" and row.watched))
-"""Stages between one policy and the next, by the names of their logs."""
+"""Stages between one policy and the next that take longer than seconds, by the names of their logs."""
 
 
 class JobRecord(NamedTuple):
