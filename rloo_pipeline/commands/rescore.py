@@ -116,7 +116,7 @@ def _print_changes(changes: dict[str, Change], overall: Change) -> None:
 
     table = Table(title="old rewards → new rewards", title_justify="left")
     table.add_column("round")
-    for heading in columns():
+    for heading in columns(overall):
         table.add_column(heading, justify="right")
     for name, changed in changes.items():
         table.add_row(str(int(name)), *columns(changed).values())
