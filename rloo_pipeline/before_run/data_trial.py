@@ -32,7 +32,7 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
     Held-out rows are checked before training rows, as in the stage `prompts`.
     """
     config, parts = inputs.config, _parts(inputs)
-    sources = dataset_inputs.sources(config)
+    sources = config.row_sources
     pairs = (dataset_inputs.PREFERENCES, dataset_inputs.HELD_OUT_PREFERENCES)
     names = [*(f"dataset.{name}" for name in reversed(config.dataset.parts)), dataset_inputs.DEMONSTRATIONS, *pairs]
     for key in (name for name in names if name in sources):

@@ -41,7 +41,7 @@ def findings(config: Config) -> Iterator[Finding]:
         yield Finding("sampler", True, note, note=True)
     if note := config.update.note(config.rounds):
         yield Finding("update", True, note, note=True)
-    for key, source in dataset_inputs.sources(config).items():
+    for key, source in config.row_sources.items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)
         yield from problems or [Finding(key, True, "")]

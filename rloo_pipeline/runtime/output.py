@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -48,6 +49,18 @@ def standard_output_to(descriptor: int) -> Iterator[None]:
             progress.console = console
 
 
+def write_as_parent() -> None:
+    """Makes this process write where its parent writes now; the parent may have begun another log since it started
+    this process.
+    """
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        with contextlib.suppress(OSError):  # a socket cannot be opened
+            file = os.open(f"/proc/{os.getppid()}/fd/{number}", os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, number)
+            os.close(file)
+
+
 def route_output(log: Path | None) -> None:
     """Sends messages of this package to the terminal, and everything, including engine output, to the log file."""
     root, logger = logging.getLogger(), logging.getLogger("rloo")
@@ -61,7 +74,7 @@ def route_output(log: Path | None) -> None:
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
-        progress.console = Console(file=open(os.environ[progress.TERMINAL], "a", buffering=1))  # noqa: SIM115
+        progress.console = Console(file=_opened(Path(os.environ[progress.TERMINAL])))
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)
@@ -69,6 +82,16 @@ def route_output(log: Path | None) -> None:
         root.addHandler(to_log)
     if rank in (None, "0"):
         logger.addHandler(_terminal_handler())
+
+
+def _opened(terminal: Path) -> IO[str]:
+    """The terminal of another process. Progress only goes to the log if that is a socket, which cannot be opened: the
+    output of services of systemd and of programs that Node.js starts.
+    """
+    try:
+        return terminal.open("a", buffering=1)
+    except OSError:
+        return Path(os.devnull).open("a")
 
 
 def _redirect(log: Path) -> None:

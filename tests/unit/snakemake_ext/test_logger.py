@@ -386,6 +386,18 @@ def test_a_key_of_a_section_is_a_sentence_and_not_a_traceback() -> None:
         configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--config", "rounds=2", "-n", "-C", "a={b: 3}"], "write it once: --config rounds=2 'a={b: 3}'"),
+        (["--configfile", "a.yaml", "--configfile", "b.yaml"], "write it once: --configfile a.yaml b.yaml"),
+    ],
+)
+def test_an_option_given_twice_is_refused_where_snakemake_keeps_the_last(options, sentence) -> None:
+    with pytest.raises(CliException, match=sentence):
+        configfiles.check(["snakemake", *options])
+
+
 TYPED = ["seed=1", "section={n: 3, t: true, none: null, text: '3', list: [1, 2.5]}", "name=null", "lr=1e-5"]
 
 
@@ -428,3 +440,13 @@ def test_lines_of_jobs_are_taken_while_a_display_is_on(capfd, monkeypatch) -> No
     os.write(2, b"afterwards")
     assert lines == ["a bar 99%", "halfof a child", "the end"]
     assert capfd.readouterr() == ("", "afterwards")
+
+
+def test_no_line_is_lost_when_a_job_has_written_much_just_before_a_display_ends(capfd, monkeypatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    lines = list[str]()
+    stage_lines = StageLines(lines.append)
+    os.write(1, b"".join(b"%0999d\n" % number for number in range(5000)))
+    stage_lines.stop()
+    assert len(lines) == 5000
+    assert capfd.readouterr() == ("", "")
