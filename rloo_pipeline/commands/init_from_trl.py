@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rloo_pipeline.commands.init import files_of, next_steps, write
 from rloo_pipeline.commands.trl_options import groups
-from rloo_pipeline.commands.trl_project import trl_project
+from rloo_pipeline.commands.trl_project import TrlProject
 from rloo_pipeline.runtime.console import Terminal
 
 
@@ -27,7 +27,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     Raises:
         UserError: the script cannot be translated, or a file already exists. Nothing is written then.
     """
-    console, project = Terminal(), trl_project(command, model, folder)
+    console, project = Terminal(), TrlProject(command, model, folder)
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))
     context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
