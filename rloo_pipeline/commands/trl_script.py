@@ -46,7 +46,10 @@ class TrlScript:
     """
 
     def __init__(self, command: str) -> None:
-        name, *words = shlex.split(command) or [""]
+        try:
+            name, *words = shlex.split(command) or [""]
+        except ValueError as error:  # a quotation mark without a second one
+            raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
         self.path = Path(name)
         try:
             self.text = self.path.read_text(encoding="utf-8")
@@ -191,7 +194,10 @@ class TrlScript:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self.value(node.operand)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
+            try:
+                return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
+            except (TypeError, ArithmeticError):  # such as None for an option without a value
+                raise UnknownValueError from None
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self.value(part)) for part in node.values)
         if isinstance(node, ast.FormattedValue) and node.format_spec is None:
