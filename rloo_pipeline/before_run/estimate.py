@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
@@ -35,8 +36,8 @@ class Fit(NamedTuple):
     stage: str
     terms: memory.Terms
     fits: bool
-    advice: str = ""
-    """A setting that would fit, if this one does not."""
+    advise: Callable[[], str]
+    """Names a setting with which the stage would fit."""
 
 
 def _gpu(card: Card) -> VisibleGpu:
@@ -143,36 +144,31 @@ class GpuEstimate(NamedTuple):
         """The memory that its stages take on a card."""
         return RunMemory(self.config, self.shape)
 
-    def fits(self, with_advice: bool = True) -> Iterator[Fit]:
-        """Checks whether each GPU stage fits on the card; `with_advice` searches for a setting that does."""
-        config, shape = self.config, self.shape
-        room = self.card.gigabytes * GB * memory.ROOM
+    def fits(self) -> Iterator[Fit]:
+        """Checks whether each GPU stage fits on the card."""
+        config, shape, gpu = self.config, self.shape, _gpu(self.card)
+        room = gpu.memory * memory.ROOM
         terms = self.memory.update()
-        fit = memory.total(terms) <= room
-        yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
+        fits = memory.total(terms) <= room
+        yield Fit("update", terms, fits, partial(advice.nearest_update, config, shape, room))
         for stage, dims in _scorers(config, shape, self.teacher).items():
             terms = RunMemory(config, dims).reference()
-            fit = memory.total(terms) <= room
-            smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-            yield Fit(stage, terms, fit, "" if fit else smaller)
-        gpu = _gpu(self.card)
+            yield Fit(stage, terms, memory.total(terms) <= room, advice.nearest_forward)
         terms = self.memory.rollout(gpu)
-        fit = self.memory.concurrent_sequences(terms) >= 1
-        yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, gpu))
+        fits = self.memory.concurrent_sequences(terms) >= 1
+        yield Fit("rollout", terms, fits, partial(advice.nearest_rollout, config, shape, gpu))
 
     @property
     def problem(self) -> str:
         """Names the first stage that does not fit, with its memory and the available memory; empty if all fit."""
-        for fit in self.fits(with_advice=False):
-            if not fit.fits and fit.stage == "rollout":
-                weights = fit.terms["weights"] / GB
-                return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
-            if not fit.fits:
-                return (
-                    f"{fit.stage} takes {memory.total(fit.terms) / GB:,.0f} GB a GPU, and "
-                    f"{self.card.gigabytes * memory.ROOM:,.0f} GB can be used"
-                )
-        return ""
+        fit = next((fit for fit in self.fits() if not fit.fits), None)
+        if fit is None:
+            return ""
+        if fit.stage == "rollout":
+            weights = fit.terms["weights"] / GB
+            return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
+        used, room = memory.total(fit.terms) / GB, self.card.gigabytes * memory.ROOM
+        return f"{fit.stage} takes {used:,.0f} GB a GPU, and {room:,.0f} GB can be used"
 
     def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:
         """GPU-hours of each stage over all rounds, under `ASSUMED`.

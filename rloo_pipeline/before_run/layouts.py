@@ -25,14 +25,8 @@ WEIGHTS = "weights there too"
 ADAPTER = "an adapter"
 KEYS = (
     *("deepspeed.processes", "deepspeed.nodes", "deepspeed.zero_stage", "deepspeed.max_tokens_per_micro_batch"),
-    *(
-        "deepspeed.sequence_parallel",
-        "deepspeed.offload",
-        "rollout.shards",
-        "rollout.lag",
-        "vllm.tensor_parallel_size",
-        "update.lora",
-    ),
+    *("deepspeed.sequence_parallel", "deepspeed.offload", "rollout.shards", "rollout.lag"),
+    *("vllm.tensor_parallel_size", "update.lora"),
 )
 """Configuration keys that a layout sets."""
 Changes = dict[str, Any]
@@ -141,10 +135,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
     """As many engines as fit on the GPUs, each split over 1, 2, 4 or 8 of them."""
     for parallel in (1, 2, 4, 8):
         if engines := gpus // (parallel + rollout.environment_gpus):
-            yield {
-                "vllm.tensor_parallel_size": parallel,
-                "rollout.shards": min(engines, rollout.sampled_prompts),
-            }
+            yield {"vllm.tensor_parallel_size": parallel, "rollout.shards": min(engines, rollout.sampled_prompts)}
 
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:

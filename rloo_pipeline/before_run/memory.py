@@ -213,11 +213,10 @@ class RunMemory(NamedTuple):
     def reference(self, batch: MicroBatch | None = None) -> Terms:
         """Memory for log-probs without gradients: weights, activations of one layer, logits."""
         batch = batch or MicroBatch.largest(self.config)
+        share = self._share if self.config.deepspeed.splits_weights else 1
         return {
             "process": PROCESS[self.device],
-            "weights": self.shape.parameters
-            * self._size
-            * (self._share if self.config.deepspeed.splits_weights else 1),
+            "weights": self.shape.parameters * self._size * share,
             "activations": self._layer(batch),
             "logits": self.logits(batch),
         }

@@ -218,7 +218,7 @@ def _print_gpu(run: GpuEstimate, hours: Mapping[str, float], console: Terminal) 
             sequences = run.memory.concurrent_sequences(fit.terms)
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
-            console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
+            console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advise()}"))
     wall, gpus = queueing.wall_seconds(config, hours), queueing.gpus_of(config)
     rows = {
         stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"

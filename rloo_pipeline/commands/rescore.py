@@ -69,15 +69,13 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
         raise UserError(f"{run}: no group has ended in its rounds (rollout.token_budget); run it for longer")
     changes = {name: change(*values) for name, values in compared.items()}
     overall = change(*(list(chain.from_iterable(rounds)) for rounds in zip(*compared.values(), strict=True)))
-    write_json(
-        output / "rescore.json",
-        {
-            "run": config.run,
-            "rewards": [reward.model_dump(mode="json") for reward in rewards],
-            "rounds": {name: changed._asdict() for name, changed in changes.items()},
-            "overall": overall._asdict(),
-        },
-    )
+    content = {
+        "run": config.run,
+        "rewards": [reward.model_dump(mode="json") for reward in rewards],
+        "rounds": {name: changed._asdict() for name, changed in changes.items()},
+        "overall": overall._asdict(),
+    }
+    write_json(output / "rescore.json", content)
     _print_changes(changes, overall)
 
 

@@ -31,13 +31,7 @@ BINS = 10
 """Number of bars in the histogram. Up to this many distinct values are printed one by one."""
 
 
-def reward_test(
-    reward: Reward,
-    data: Path,
-    completions: Path | None,
-    workers: int,
-    tokenizer: str | None = None,
-) -> None:
+def reward_test(reward: Reward, data: Path, completions: Path | None, workers: int, tokenizer: str | None) -> None:
     """Scores the rows and prints the results.
 
     Args:

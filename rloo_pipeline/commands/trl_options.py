@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,18 +245,6 @@ def shown(value: Any) -> str:
     """Formats a value as YAML on one line, shortened if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else str(value)
     return str(text) if len(str(text)) <= 60 else f"{str(text)[:57]}…"
-
-
-def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> JSON:
-    """`update.lora` from the arguments of PEFT's LoraConfig, whose defaults differ from those here.
-
-    Args:
-        options: the arguments in the script.
-        value: function that returns the value of an argument, or a default.
-    """
-    keys = {"r": value("r", 8), "lora_alpha": value("lora_alpha", 8)}
-    keys |= {name: value(name, None) for name in ("lora_dropout", "use_rslora") if name in options}
-    return keys | {"target_modules": value("target_modules", None) or ["q_proj", "v_proj"]}
 
 
 def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:

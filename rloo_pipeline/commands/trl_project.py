@@ -10,7 +10,7 @@ from typing import Any
 from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
-from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, lora_keys, shown
+from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.config import Config
@@ -306,7 +306,10 @@ class TrlProject:
             text = ast.unparse(self.script.arguments["peft_config"])
             self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
             return None
-        lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
+        # PEFT's defaults, which differ from those here
+        lora = {name: self._value(options.get(name), 8) for name in ("r", "lora_alpha")}
+        lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
+        lora["target_modules"] = self._value(options.get("target_modules")) or ["q_proj", "v_proj"]
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
         self._row("peft_config", ast.unparse(call), "update.lora", note)
         hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
