@@ -18,12 +18,10 @@ from rloo_pipeline.before_run import (
     model_inputs,
     places,
     queueing,
-    reward_model_cost,
 )
 from rloo_pipeline.before_run.cards import Card, card_of
-from rloo_pipeline.before_run.estimate import GpuEstimate
+from rloo_pipeline.before_run.estimate import GpuEstimate, RewardModelCost
 from rloo_pipeline.before_run.memory import GB, RunMemory
-from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
@@ -125,13 +123,11 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     card = card_of(gpu) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
-    reward_model = reward_model_cost.estimated(config, shape, room, card)
+    reward_model = estimate.reward_model(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     teacher = model_inputs.teacher_shape(config)
     on_gpus = GpuEstimate(config, shape, card, teacher) if card else None
-    problem = on_gpus.problem if on_gpus else ""
-    if reward_model is not None and not problem:
-        problem = reward_model.problem
+    problem = (on_gpus.problem if on_gpus else "") or (reward_model.problem if reward_model else "")
     if problem and card:
         console.print(f"does not fit on {card.name} ({card.gigabytes:g} GB): {problem}", style="red", soft_wrap=True)
     _print_run(config, shape, console)

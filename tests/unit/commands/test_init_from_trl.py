@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import printed
 
-from rloo_pipeline.commands.init_from_trl import init_from_trl
+from rloo_pipeline.commands.init import init_from_trl
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.import_string import load as load_function
