@@ -77,7 +77,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
 
 
 def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.1f}"
+    return f"{value:,.0f}" if value >= 100 or value % 1 == 0 else f"{value:,.1f}"
 
 
 def _difficulty_prompts(config: Config) -> int | None:

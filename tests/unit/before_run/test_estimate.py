@@ -17,6 +17,7 @@ from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.loading import load, read_mapping
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
 
 QWEN3_4B = {
@@ -191,6 +192,17 @@ def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_pat
         decided = advice.override(config, {"deepspeed.gradient_checkpointing": checkpoints})
         expected = GpuEstimate(decided, qwen, card._replace(gigabytes=size)).hours()
         assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
+
+
+def test_the_plan_of_a_small_experiment_has_whole_numbers_of_tokens(tmp_path, qwen, monkeypatch) -> None:
+    small = mini(rounds=1, rollout={"num_generations": 2, "generation_batch_size": 4, "max_completion_length": 5})
+    (tmp_path / "base.yaml").write_text(json.dumps(small))
+    (tmp_path / "small.yaml").write_text(
+        "{experiment: small, base: base.yaml, vary: {algorithm.preset: [rloo, grpo]}, seeds: [1]}"
+    )
+    monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
+    rows = [line.split() for line in printed(plan.plan, read_runs(tmp_path / "small.yaml"), None).splitlines()]
+    assert [row[2] for row in rows if row[0] in ("rloo", "grpo")] == ["20", "20"]
 
 
 def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
