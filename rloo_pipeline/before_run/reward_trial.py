@@ -54,10 +54,10 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
             continue
         for key in samples:
             finding, first = _call(config, reward, key, samples[key], inputs.model)
-            scores.setdefault(reward.column, first)
             yield finding
             if not finding.ok:
                 break
+            scores.setdefault(reward.column, first)
     if config.judge and (of_eval := samples.get("dataset.eval")):
         yield _call(config, config.judge, "dataset.eval", _in_pairs(of_eval), inputs.model)[0]
     if scores:
