@@ -131,6 +131,9 @@ def test_requests_are_compared_with_partitions() -> None:
         (ResourceRequest("cpu", 60, 8000, "gpu:1"), "gres"),
         (ResourceRequest("old", 60, 8000, None), "slurm_partition"),
         (ResourceRequest("none", 60, 8000, None), "slurm_partition"),
+        (ResourceRequest("cpu,gpu", 60, 8000, "gpu:1"), ""),
+        (ResourceRequest("cpu,gpu", 121, 8000, "gpu:1"), "gres"),
+        (ResourceRequest("gpu,none", 60, 8000, "gpu:1"), "slurm_partition"),
         (ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 4)), ""),
         (
             ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 8)),
