@@ -151,16 +151,13 @@ class RunMemory(NamedTuple):
         """
         config, learned, on_gpu = self.config, self.trained, self.device == "cuda"
         batch, offload = batch or MicroBatch.largest(config), config.deepspeed.offload
-        split = {
-            name: self._share if self._zero_stage >= least else 1.0
-            for name, least in (("adam", 1), ("grads", 2), ("weights", 3))
-        }
-        sums = 4 if self._size == 2 else 0
-        gradients = learned * self._size * split["grads"]
-        optimizer = self.state * split["adam"] + learned * sums * split["grads"]
-        weights = self.weights * split["weights"]
+        of_state, of_gradients, of_weights = (self._share if self._zero_stage >= least else 1.0 for least in (1, 2, 3))
+        gradients = learned * self._size * of_gradients
+        sums = learned * (4 if self._size == 2 else 0) * of_gradients
+        optimizer = self.state * of_state + sums
+        weights = self.weights * of_weights
         if on_gpu and offload.optimizer is not None:
-            optimizer = learned * sums * split["grads"] if self._zero_stage < 3 else 0.0
+            optimizer = sums if self._zero_stage < 3 else 0.0
         if on_gpu and offload.parameters is not None:
             weights = min(float(self.shape.parameters), LIVE) * self._size
         forward = {"activations": self.activations(batch), "logits": self.logits(batch)}
@@ -204,11 +201,8 @@ class RunMemory(NamedTuple):
 
     def on_disk(self) -> Terms:
         """Bytes that one GPU update process keeps on its node's disk."""
-        offload = self.config.deepspeed.offload
-        places = {"optimizer": offload.optimizer, "parameters": offload.parameters}
-        return {
-            name: nvme.WRITTEN[name] * self.trained * self._share for name, place in places.items() if place == "nvme"
-        }
+        per_byte = self.trained * self._share
+        return {name: nvme.WRITTEN[name] * per_byte for name, place in self.config.deepspeed.offload if place == "nvme"}
 
     def reference(self, batch: MicroBatch | None = None) -> Terms:
         """Memory for log-probs without gradients: weights, activations of one layer, logits."""
