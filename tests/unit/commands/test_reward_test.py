@@ -40,6 +40,13 @@ def test_a_row_without_an_answer_is_one_sentence(answer) -> None:
         completions_of("2", answer)
 
 
+def test_an_episode_that_ends_without_text_is_one_sentence() -> None:
+    episode = [{"role": "tool", "content": "2"}, {"role": "assistant", "tool_calls": []}]
+    rows = [{"question": "1+1", "completion": episode}]
+    with pytest.raises(UserError, match=r"^data\.jsonl: row 0 has null where the completion should be"):
+        _batch(rows, rows, DATA)
+
+
 def test_a_function_gets_the_columns_that_it_gets_in_a_run() -> None:
     row = {"prompt": "1+1", "prompt_ids": [1], "environment_observation": "", "answer": "2", "level": 3}
     tested = _batch([row], [{"completion": "2"}], DATA)
