@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import is_yaml_name, read_changes
+from rloo_pipeline.config.loading import is_yaml_name, load, read_changes
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, installation
 from rloo_pipeline.snakemake_ext import failures
@@ -53,7 +53,6 @@ def run(
     Raises:
         UserError: the configuration does not exist, or a stage failed.
     """
-    from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run
 
     project = Path(folder).resolve()
