@@ -292,10 +292,8 @@ def _attention(config: Config, shape: ModelDims, completions: float) -> float:
 
 
 def _packed_tokens(config: Config) -> float:
-    """Number of tokens that a round trains on. Samples of a prompt share its tokens, except with images."""
-    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
-    each = config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
-    return config.rollout.generation_batch_size * each
+    """Number of tokens that a round trains on."""
+    return config.rollout.generation_batch_size * memory.packed_length(config)
 
 
 def minutes(seconds: float) -> str:

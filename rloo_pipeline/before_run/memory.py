@@ -69,9 +69,7 @@ class MicroBatch(NamedTuple):
     @classmethod
     def largest(cls, config: Config) -> MicroBatch:
         """One process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
-        prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-        shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
-        per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, except with images
+        completion, per_sequence = config.rollout.max_completion_length, packed_length(config)
         sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
         parts = config.deepspeed.sequence_parallel
         per_group = sequences * parts / config.deepspeed.processes
@@ -308,6 +306,12 @@ def _largest_parameter(update: Update, shape: ModelDims) -> float:
         return float(update.lora.r * max(shape.hidden, shape.intermediate))
     apart = 0 if update.optimizer == "muon" else shape.vocabulary
     return float(shape.hidden * max(shape.intermediate, shape.heads, apart))
+
+
+def packed_length(config: Config) -> float:
+    """Number of tokens per completion of maximum length. Samples of a prompt share its tokens, except with images."""
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
+    return config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
 
 
 def total(terms: Terms) -> float:

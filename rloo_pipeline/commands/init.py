@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rloo_pipeline import import_string
@@ -295,12 +295,11 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     write(folder, {**texts, **project.files, **dict(files_of(context))}, force, console)
     for title, rows in tables:
         if rows:
-            table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-            for _ in ("in the script", "here"):
-                table.add_column(overflow="fold")
+            script, here = Column(overflow="fold"), Column(overflow="fold")
+            table = Table(script, here, box=None, padding=(0, 2, 0, 0), show_header=False)
             for row in rows:
-                here = Text.assemble(row.here, "\n" if row.here and row.note else "", (row.note, "dim"))
-                table.add_row(f"{row.option}: {row.value}", here)
+                keys = Text.assemble(row.here, "\n" if row.here and row.note else "", (row.note, "dim"))
+                table.add_row(f"{row.option}: {row.value}", keys)
             console.print(f"\n{title}", style="bold" if rows[0].here else "bold yellow")
             console.print(table)
     fetch = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rloo_pipeline.artifacts import model_dims
@@ -53,11 +53,9 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     card = card_of(gpu) if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))
-    table.add_column("arm", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right")
+    numbers = (Column(column, justify="right") for column in columns)
+    table = Table(Column("arm", overflow="fold"), *numbers, box=None, padding=(0, 2, 0, 0), header_style="dim")
     total = [0.0] * len(columns)
     prompts = {arm: _difficulty_prompts(config) or 0 for arm, config in arms.items()}
     for arm, config in arms.items():
@@ -239,9 +237,9 @@ def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, 
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take in each of `queueing.modes`; None if unknown.
     """
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in ("", "jobs", "waits", "queue", "wall-clock", "GPUs"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    names = ("jobs", "waits", "queue", "wall-clock", "GPUs")
+    numbers = (Column(name, justify="right", no_wrap=True) for name in names)
+    table = Table(Column(no_wrap=True), *numbers, box=None, padding=(0, 1), header_style="dim")
     for mode, seconds in zip(queueing.modes(config, wait), work or (None, None), strict=True):
         whole = "?" if seconds is None else estimate.minutes(mode.queue + seconds)
         cells = (f"{mode.jobs:,}", f"{mode.waits:,}", estimate.minutes(mode.queue), whole, f"{mode.gpus}")
@@ -269,9 +267,7 @@ def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:
 
 
 def _print_rows(console: Terminal, title: str, rows: dict[str, str]) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"  {name}", value)
     console.print(title, style="bold")

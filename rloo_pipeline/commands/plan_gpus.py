@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
@@ -65,10 +65,9 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
 
 def _table(shown: list[GpuLayout]) -> Table:
     """A table of layouts with hours, GPU-hours, and the parts of a round."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")  # the first row is the YAML block above
-    for name in ("hours", "GPU-hours", "a round", "sampling", "training"):
-        table.add_column(name, justify="right")
+    names = ("hours", "GPU-hours", "a round", "sampling", "training")
+    numbers = (Column(name, justify="right") for name in names)
+    table = Table("", *numbers, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for layout in shown:
         hours = f"{_short(layout.hours())} ({_short(layout.hours('fast'))}–{_short(layout.hours('slow'))})"
         seconds = (layout.seconds["typical"], layout.sides.sampling, layout.sides.training)

@@ -108,14 +108,12 @@ def _by_prompt(values: Tensor, rollout: Rollout) -> list[list[float]]:
 
 
 def _print_changes(changes: dict[str, Change], overall: Change) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rloo_pipeline.runtime.console import Terminal
 
-    table = Table(title="old rewards → new rewards", title_justify="left")
-    table.add_column("round")
-    for heading in columns():
-        table.add_column(heading, justify="right")
+    numbers = (Column(heading, justify="right") for heading in columns())
+    table = Table("round", *numbers, title="old rewards → new rewards", title_justify="left")
     for name, changed in changes.items():
         table.add_row(str(int(name)), *columns(changed).values())
     table.add_section()
