@@ -8,8 +8,8 @@ import psutil
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, checkpointing, memory
-from rloo_pipeline.before_run.memory import GB, RunMemory
+from rloo_pipeline.before_run import advice, checkpointing
+from rloo_pipeline.before_run.memory import GB, ROOM, RunMemory, Terms, total
 from rloo_pipeline.config import Config, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
@@ -89,7 +89,7 @@ def sentence(
     if dims is not None:
         terms = _terms(role, config, dims, gpu)
         listed = ", ".join(f"{name} {size / GB:.1f}" for name, size in terms.items() if size >= 0.05 * GB)
-        parts.append(f"{ENGINES[role]} wanted about {memory.total(terms) / GB:.1f} GB ({listed or 'process'})")
+        parts.append(f"{ENGINES[role]} wanted about {total(terms) / GB:.1f} GB ({listed or 'process'})")
     if holders:
         parts.append("now " + ", ".join(f"{one.name} holds {one.used / GB:.1f} GB" for one in holders))
     # vLLM's engine is a child process
@@ -103,7 +103,7 @@ def sentence(
     return "; ".join(parts)
 
 
-def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> memory.Terms:
+def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> Terms:
     of_run = RunMemory(config, dims, "cpu" if gpu is None else "cuda")
     if role == "sampler":
         return of_run.rollout(gpu)
@@ -126,4 +126,4 @@ def _trainer_fits(role: str, config: Config, dims: ModelDims | None, gpu: Visibl
         return f"{smaller}, or give the job more memory"
     if dims is None or role == "logprobs":
         return smaller
-    return advice.nearest_update(config, dims, (gpu.memory - others) * memory.ROOM)
+    return advice.nearest_update(config, dims, (gpu.memory - others) * ROOM)

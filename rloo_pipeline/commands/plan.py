@@ -14,14 +14,13 @@ from rloo_pipeline.before_run import (
     estimate,
     exchange,
     inputs,
-    memory,
     model_inputs,
     places,
     queueing,
 )
 from rloo_pipeline.before_run.cards import Card, card_of
 from rloo_pipeline.before_run.estimate import GpuEstimate, RewardModelCost
-from rloo_pipeline.before_run.memory import GB, RunMemory
+from rloo_pipeline.before_run.memory import GB, RunMemory, Terms, total
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
@@ -56,17 +55,17 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))
     numbers = (Column(column, justify="right") for column in columns)
     table = Table(Column("arm", overflow="fold"), *numbers, box=None, padding=(0, 2, 0, 0), header_style="dim")
-    total = [0.0] * len(columns)
+    sums = [0.0] * len(columns)
     prompts = {arm: _difficulty_prompts(config) or 0 for arm, config in arms.items()}
     for arm, config in arms.items():
         row = [seeds * value for value in _costs(config, card, prompts[arm])]
-        total = [before + value for before, value in zip(total, row, strict=True)]
+        sums = [before + value for before, value in zip(sums, row, strict=True)]
         table.add_row(arm, *map(_rounded, row))
-    total[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
-    total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
+    sums[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
+    sums[1] -= estimate.tokens_saved(runs, max(prompts.values()))
     if runs.first.select:  # one choice, and a test and its proof for each seed of the chosen arm
-        total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
-    table.add_row("all", *map(_rounded, total), style="bold")
+        sums[0] += 1 + 2 * seeds - 3 * len(runs.configs)
+    table.add_row("all", *map(_rounded, sums), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
@@ -261,9 +260,9 @@ def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Te
     console.print("Name a GPU to see what fits on it and the GPU-hours: --gpu h100:80")
 
 
-def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:
+def _print_memory(console: Terminal, title: str, terms: Terms) -> None:
     rows = {name: f"{size / GB:,.2f} GB" for name, size in terms.items()}
-    _print_rows(console, f"{title}: {memory.total(terms) / GB:,.2f} GB", rows)
+    _print_rows(console, f"{title}: {total(terms) / GB:,.2f} GB", rows)
 
 
 def _print_rows(console: Terminal, title: str, rows: dict[str, str]) -> None:

@@ -203,29 +203,32 @@ class Translation:
             algorithm["kl"] = {"placement": "loss", "estimator": "k3", "bias_correction": correction}
             self.add("use_bias_correction_kl", "algorithm.kl.bias_correction", "with placement: loss, estimator: k3")
         self.read |= {"use_bias_correction_kl", "vllm_importance_sampling_correction"}
+        algorithm |= self._mismatch(loss)
+        self.keys = {f"algorithm.{key}": value for key, value in algorithm.items()} | self.keys
+
+    def _mismatch(self, loss: str) -> JSON:
+        """The keys of `algorithm` that correct for the difference between sampler and trainer."""
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "clip_min")]
         cap = "vllm_importance_sampling_cap"  # the older name of clip_max
         self.read |= {*names, cap}
-        if self.options.get("use_vllm") and self.options.get("vllm_importance_sampling_correction", True):
-            mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
-            high = self.options.get(cap) or self.options.get(names[1], 3.0)
-            cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
-            if cut:  # the sampler's log-probs are those of the cut distribution
-                self.add(names[0], "", f"not with {' and '.join(cut)}")
-            elif loss == "vespo":
-                if mode != "token_truncate":
-                    raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
-                algorithm["old_logps"] = "sampler"
-                self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
-            else:
-                limits = {} if low is None else {"min": low}
-                algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
-                note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
-                self.add(names[0], "algorithm.mismatch", note)
-                if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
-                    key = "rollout.generation_kwargs.structured_outputs.regex"
-                    self._one("vllm_structured_outputs_regex", key)
-        self.keys = {f"algorithm.{key}": value for key, value in algorithm.items()} | self.keys
+        if not self.options.get("use_vllm") or not self.options.get("vllm_importance_sampling_correction", True):
+            return {}
+        mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
+        high = self.options.get(cap) or self.options.get(names[1], 3.0)
+        cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
+        if cut:  # the sampler's log-probs are those of the cut distribution
+            self.add(names[0], "", f"not with {' and '.join(cut)}")
+            return {}
+        if loss == "vespo":
+            if mode != "token_truncate":
+                raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
+            self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
+            return {"old_logps": "sampler"}
+        correction, limits = tables.CORRECTIONS[mode], {} if low is None else {"min": low}
+        self.add(names[0], "algorithm.mismatch", f"correction: {correction}, max: {shown(high)}")
+        if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
+            self._one("vllm_structured_outputs_regex", "rollout.generation_kwargs.structured_outputs.regex")
+        return {"mismatch": {"correction": correction, "max": high, **limits}}
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""
