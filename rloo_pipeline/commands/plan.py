@@ -36,8 +36,10 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     """Prints the estimate for a run, or for an experiment and each of its arms.
 
     Raises:
-        UserError: as for `plan_run`, or an experiment is combined with --profile or --gpus.
+        UserError: as for `plan_run`; or --profile and --gpus are combined, or one of them with an experiment.
     """
+    if gpus is not None and wait is not None:
+        raise UserError("--profile: the queue is for the settings of a run, and --gpus compares several; leave one out")
     if gpus is not None and runs.experiment is None:
         plan_gpus(runs.first, model_inputs.shape(runs.first), card_of(gpu or DEFAULT_CARD), gpus)
         return
