@@ -177,7 +177,7 @@ def test_the_policy_of_a_70b_is_written_by_all_ranks_and_read_by_each_node(gpus,
 
 
 def test_the_queue_is_not_estimated_for_settings_that_are_compared() -> None:
-    with pytest.raises(UserError, match="--profile: .* --gpus compares several; leave one out"):
+    with pytest.raises(UserError, match=r"--profile: .* --gpus compares several; leave one out"):
         plan_module.plan(RunSet({CONFIG.run: CONFIG}), None, 60.0, 8)
 
 
