@@ -255,14 +255,14 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         return message, f"set gres to that number in the profile, or lower {key}"
     if request.partition is None:
         return "the default partition of the cluster", ""
-    names = request.partition.split(",")  # SLURM starts a job in any of several partitions
+    names = str(request.partition).split(",")  # SLURM starts a job in any of several partitions
     if unknown := [name for name in names if name not in by_name]:
         message = f"no partition '{unknown[0]}' (there are {', '.join(sorted(by_name)) or 'none'})"
         return message, "set slurm_partition in the profile"
     if len(names) > 1:
         verdicts = [judge(by_name, request._replace(partition=name)) for name in names]
         return next((verdict for verdict in verdicts if not verdict[1]), verdicts[0])
-    partition, name = by_name[request.partition], f"partition '{request.partition}'"
+    partition, name = by_name[names[0]], f"partition '{request.partition}'"
     if not partition.up:
         return f"{name} is not up", "wait, or set another slurm_partition"
     if request.minutes > partition.minutes:
