@@ -199,8 +199,8 @@ class RunMemory(NamedTuple):
 
     def on_disk(self) -> Terms:
         """Bytes that one GPU update process keeps on its node's disk."""
-        per_byte = self.trained * self._share
-        return {name: nvme.WRITTEN[name] * per_byte for name, place in self.config.deepspeed.offload if place == "nvme"}
+        learned = self.trained * self._share
+        return {name: nvme.WRITTEN[name] * learned for name, place in self.config.deepspeed.offload if place == "nvme"}
 
     def reference(self, batch: MicroBatch | None = None) -> Terms:
         """Memory for log-probs without gradients: weights, activations of one layer, logits."""
