@@ -164,7 +164,7 @@ class Translation:
             if name in self.given:
                 self.keys["update.adam_betas"] = betas
                 self.add(name, "update.adam_betas", "one key for both")
-        if optimizer := tables.OPTIMIZERS.get(self.options.get("optim")):
+        if optimizer := tables.OPTIMIZERS.get(str(self.options.get("optim"))):
             self.keys["update.optimizer"] = optimizer
             self.add("optim", "update.optimizer", optimizer)
 
