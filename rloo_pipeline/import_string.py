@@ -49,8 +49,12 @@ def source_of(reference: str) -> Path | None:
             raise UserError(f"'{reference}': no file {path} (looked for from {Path.cwd()}){suggestion}")
         return path
     try:
-        spec = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec(module)  # imports the packages that the module is in
+    except ValueError:  # a module without a spec
+        spec = None
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            raise _failed_import(reference, module, error) from error
         spec = None
     if spec is None:
         advice = f"; install it, or name a file as path/file.py:{name}"
@@ -112,16 +116,16 @@ def load(reference: str) -> Callable[..., Any]:
     module_name, _, name = function_name.rpartition(":")
     try:
         module = _import_file(path) if path and module_name.endswith(".py") else importlib.import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}{error_location(error, reference)}"
-        raise UserError(f"'{reference}': importing {module_name} failed with {reason}") from error
+    except (Exception, SystemExit) as error:  # a script that reads its command line or ends itself
+        raise _failed_import(reference, module_name, error, error_location(error, reference)) from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"'{reference}': {module_name} has no function {name}{did_you_mean(name, vars(module))}")
-    if argument is None:
-        return function
-    made: Callable[..., Any] = function(argument)
-    return made
+    return function if argument is None else function(argument)
+
+
+def _failed_import(reference: str, module: str, error: BaseException, where: str = "") -> UserError:
+    return UserError(f"'{reference}': importing {module} failed with {type(error).__name__}: {error}{where}")
 
 
 def error_location(error: BaseException, reference: str) -> str:
@@ -138,11 +142,14 @@ def error_location(error: BaseException, reference: str) -> str:
         source = source_of(reference)
     except UserError:  # the function has changed the working folder
         return ""
-    if source is None or isinstance(error, SyntaxError):  # a SyntaxError names the line itself
+    names_itself = isinstance(error, SyntaxError) and not (error.filename or "<").startswith("<")
+    if source is None or names_itself:
         return ""
     own, folder, package = source.resolve(), source.resolve().parent, Path(__file__).resolve().parent
     location = ""
     for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith("<"):  # code without a file, as of `eval`
+            continue
         file = Path(frame.filename).resolve()
         below_folder = file.is_relative_to(folder) and not file.is_relative_to(package)
         if file == own or (below_folder and not {"site-packages", "dist-packages"} & set(file.parts)):

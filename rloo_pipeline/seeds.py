@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 
 
 @lru_cache(2**17)
@@ -48,7 +48,7 @@ def rows_of_round(length: int, count: int, round_: int, seed: int) -> list[int]:
         seed: seed of the order.
     """
     first = (round_ - 1) * count
-    return [*islice(chain.from_iterable(_epochs(length, count, seed)), first, first + count)]
+    return [*islice(_rows(length, count, seed), first, first + count)]
 
 
 def earlier_rounds(rows: Iterable[int], length: int, count: int, last: int, seed: int) -> dict[int, int]:
@@ -56,21 +56,21 @@ def earlier_rounds(rows: Iterable[int], length: int, count: int, last: int, seed
     for `rows_of_round`.
     """
     wanted, found = set(rows), dict[int, int]()
-    for place, row in enumerate(islice(chain.from_iterable(_epochs(length, count, seed)), last * count)):
+    for place, row in enumerate(islice(_rows(length, count, seed), last * count)):
         if row in wanted:
             found[row] = place // count + 1
     return found
 
 
-def _epochs(length: int, count: int, seed: int) -> Iterator[list[int]]:
-    """Yields the rows of each epoch, in order."""
+def _rows(length: int, count: int, seed: int) -> Iterator[int]:
+    """Yields the rows of all epochs, in order."""
     order: list[int] = []
     for epoch in itertools.count():
         carried_over = epoch * length % count
         used = set(order[length - carried_over :] if carried_over else ())
         shuffled = permutation(length, derive(seed, "epoch", epoch))
         order = [row for row in shuffled if row not in used] + [row for row in shuffled if row in used]
-        yield order
+        yield from order
 
 
 def rows_for_refill(length: int, sampled: Iterable[int], round_: int, seed: int) -> list[int]:

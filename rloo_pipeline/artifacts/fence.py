@@ -18,6 +18,7 @@ from __future__ import annotations
 import glob
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from rloo_pipeline.errors import UserError, translate_disk_full
@@ -53,11 +54,9 @@ def _put(token: str, path: Path) -> None:
     temporary = path.with_name(f"{path.name}.{token}")
     while True:
         temporary.write_text(token)
-        try:
+        with suppress(FileNotFoundError):  # happens at most once for each process that takes the token at the same time
             os.replace(temporary, path)
-        except FileNotFoundError:  # happens at most once for each process that takes the token at the same time
-            continue
-        return
+            return
 
 
 def check() -> None:

@@ -46,44 +46,48 @@ def temporary_path(path: Path) -> Path:
 def remove_temporary(folder: Path, name: str) -> None:
     """Removes a folder's temporary files for files or folders whose names match a pattern."""
     for stale in folder.glob(f".{name}.*.tmp"):
-        if stale.is_dir() and not stale.is_symlink():
-            shutil.rmtree(stale, ignore_errors=True)
-        else:
-            stale.unlink(missing_ok=True)
+        _remove(stale)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a temporary path; it is renamed to `path` if the block succeeds and removed if it raises."""
-    temporary = temporary_path(path)
-    try:
-        with translate_disk_full(path.parent):
-            yield temporary
-            _sync(temporary)
-            fence.check()
-            os.replace(temporary, path)
-            _sync(path.parent)
-    except FileNotFoundError:
-        fence.check()  # a later process has removed it
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _temporary(path) as temporary:
+        yield temporary
+        _sync(temporary)
+        fence.check()
+        os.replace(temporary, path)
+        _sync(path.parent)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yields an empty temporary folder; it replaces `path` if the block succeeds and is removed if it raises."""
+    with _temporary(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        replace_folder(temporary, path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yields a temporary path for `path`, and removes what is left there after the block."""
     temporary = temporary_path(path)
     try:
         with translate_disk_full(path.parent):
-            temporary.mkdir()
             yield temporary
-            replace_folder(temporary, path)
     except FileNotFoundError:
         fence.check()  # a later process has removed it
         raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
 
 
 def replace_folder(temporary: Path, path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from rloo_pipeline.artifacts.files import read_json, write_json
-from rloo_pipeline.artifacts.manifest import verify_manifest
+from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.artifacts.manifest import read_verified, verify_manifest
 from rloo_pipeline.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def write(prompts: Path, files: Mapping[str, bytes], about: About) -> None:
 
 def about(prompts: Path) -> About | None:
     """Layout of images in the rows; None in a run without images."""
-    if not (prompts / ABOUT).exists():
-        return None
-    verify_manifest(prompts, lambda name: name == ABOUT)
-    return About(**read_json(prompts / ABOUT))
+    found = read_verified(prompts, ABOUT)
+    return About(**found) if found else None
 
 
 def digest(file: bytes) -> str:
@@ -81,7 +79,7 @@ def decode(file: bytes | Image, location: str) -> Image:
             if image.mode.startswith(("I", "F")) or not min(image.size):
                 raise ValueError(f"mode {image.mode}, {image.width} by {image.height} pixels; convert it to 8-bit RGB")
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+    except Exception as error:  # of any kind: PIL checks few values of EXIF data
         raise UserError(f"{location}: PIL cannot read the image ({one_line(error)})") from error
 
 
@@ -120,8 +118,7 @@ class ImageStore:
         """
         if digest not in self._rows:
             raise UserError(f"{self.folder}: no image {digest[:16]}, though a table names it; run `prompts` again")
-        data: bytes = self._table["image"][self._rows[digest]].as_py()["bytes"]
-        return data
+        return bytes(self._table["image"][self._rows[digest]].as_py()["bytes"])
 
     def _image(self, digest: str) -> Image:
         return decode(self.file(digest), str(self.folder))

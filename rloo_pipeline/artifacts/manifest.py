@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import check_facts, read_artifact, write_json
+from rloo_pipeline.artifacts.files import check_facts, read_artifact, read_json, write_json
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import ranks
 from rloo_pipeline.runtime.progress import announcing
@@ -120,6 +120,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder without checking the files, which this process has already done."""
     content = read_artifact(folder / MANIFEST)
     return Manifest(content["about"], {name: entry[DIGEST] for name, entry in content["files"].items()})
+
+
+def read_verified(folder: Path, name: str) -> Any:
+    """The content of a JSON file in a folder, checked against the folder's manifest; None if there is no such file."""
+    if not (folder / name).exists():
+        return None
+    verify_manifest(folder, lambda other: other == name)
+    return read_json(folder / name)
 
 
 def verify_manifest(folder: Path, chosen: Callable[[str], object] = bool, **expected: object) -> Manifest:

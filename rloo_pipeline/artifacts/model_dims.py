@@ -6,10 +6,11 @@ import json
 import re
 import struct
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rloo_pipeline.artifacts.files import read_json
+from rloo_pipeline.artifacts import model_files
 from rloo_pipeline.errors import UserError
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -144,18 +145,15 @@ def _count_parameters(folder: Path) -> tuple[int, int]:
     """Counts the parameters in the headers of safetensors files: all of them, and those of a vision encoder. 0 if a
     file is missing.
     """
-    total, vision, files = 0, 0, sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.exists() and not {file.name for file in files} >= set(read_json(index)["weight_map"].values()):
+    if model_files.missing_shards(folder):
         return 0, 0
-    for file in files:
+    total, vision = 0, 0
+    for file in folder.glob("*.safetensors"):
         with file.open("rb") as handle:
             header = json.loads(handle.read(struct.unpack("<Q", handle.read(8))[0]))
         for name, entry in header.items():
             if name != "__metadata__" and ".weight." not in name:  # such names hold the scales of 4-bit weights
-                count = 2 if entry["dtype"] == "U8" else 1
-                for size in entry["shape"]:
-                    count *= size
+                count = prod(entry["shape"]) * (2 if entry["dtype"] == "U8" else 1)
                 total += count
                 vision += count if VISION.search(name) else 0
     return total, vision

@@ -56,11 +56,9 @@ def check(folder: Path) -> None:
         raise UserError(
             f"{folder}: no config.json, so this is not a model folder; check the path or delete it and run again"
         )
+    for missing in missing_shards(folder):
+        raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
     files = sorted(folder.glob("*.safetensors"))
-    if (folder / INDEX).exists():
-        named = {folder / name for name in read_json(folder / INDEX)["weight_map"].values()}
-        for missing in sorted(named - set(files)):
-            raise UserError(f"{missing}: missing, though {INDEX} names it; fetch or write the model again")
     if not files:
         pickles = [file for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
         if not pickles:
@@ -71,6 +69,12 @@ def check(folder: Path) -> None:
         )
     for file in files:
         _check_safetensors(file)
+
+
+def missing_shards(folder: Path) -> list[Path]:
+    """The weight files that the index of a model names and its folder lacks."""
+    named = read_json(folder / INDEX)["weight_map"].values() if (folder / INDEX).exists() else ()
+    return sorted({folder / name for name in named} - {*folder.glob("*.safetensors")})
 
 
 def _check_safetensors(file: Path) -> None:

@@ -17,9 +17,9 @@ from rloo_pipeline.artifacts import tables
 
 SCHEMA = pa.schema(
     [
-        pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("right", pa.float64(), nullable=False),
-        pa.field("samples", pa.float64(), nullable=False),
+        tables.required("prompt_id", pa.string()),
+        tables.required("right", pa.float64()),
+        tables.required("samples", pa.float64()),
     ]
 )
 

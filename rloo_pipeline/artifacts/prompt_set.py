@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rloo_pipeline.artifacts import image_store
-from rloo_pipeline.artifacts.files import read_json
-from rloo_pipeline.artifacts.manifest import verify_manifest
+from rloo_pipeline.artifacts.manifest import read_verified, verify_manifest
 from rloo_pipeline.config import JSON
 from rloo_pipeline.errors import UserError, one_line
 
@@ -99,8 +98,7 @@ class PromptSet:
             UserError: a prompt_id is not in this set.
         """
         rows = self.by_id(prompt_ids)
-        texts = {prompt_id: _text(row["prompt"]) for prompt_id, row in rows.items()}
-        return [texts[prompt_id] for prompt_id in prompt_ids]
+        return [_text(rows[prompt_id]["prompt"]) for prompt_id in prompt_ids]
 
     def by_id(self, prompt_ids: list[str]) -> dict[str, dict[str, Any]]:
         """Maps each of these prompt_ids to its row.
@@ -208,11 +206,7 @@ def tool_names(prompts: Path) -> list[str]:
 
 
 def _tool_sets(prompts: Path) -> dict[str, list[JSON]]:
-    if not (prompts / TOOLS).exists():
-        return {}
-    verify_manifest(prompts, lambda name: name == TOOLS)
-    tools: dict[str, list[JSON]] = read_json(prompts / TOOLS)
-    return tools
+    return read_verified(prompts, TOOLS) or {}
 
 
 def held_out_part(prompts: Path) -> Path:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +34,37 @@ DIGEST = "digest"
 """Footer key with the hex BLAKE3 of the file, which is computed with zeros in place of this digest."""
 MARK, ZEROS = b"blake3:", b"0" * 64
 """Prefix of the digest in the file, and the placeholder that the digest replaces."""
-KEYS = [pa.field("prompt_id", pa.string(), nullable=False), pa.field("sample", pa.int32(), nullable=False)]
+required = partial(pa.field, nullable=False)
+"""Makes a column without nulls."""
+KEYS = [required("prompt_id", pa.string()), required("sample", pa.int32())]
 
 ROLLOUTS = pa.schema(
     [
         *KEYS,
-        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("completion_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("completion", pa.string(), nullable=False),
-        pa.field("sampling_logps", pa.list_(pa.float32()), nullable=False),
-        pa.field("finish_reason", pa.string(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
+        required("prompt_ids", pa.list_(pa.int32())),
+        required("completion_ids", pa.list_(pa.int32())),
+        required("completion", pa.string()),
+        required("sampling_logps", pa.list_(pa.float32())),
+        required("finish_reason", pa.string()),
+        required("seed", pa.int64()),
     ]
 )
 EPISODES = pa.schema(
     [
         *ROLLOUTS,
-        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
-        pa.field(
-            "turns",
-            pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())])),
-            nullable=False,
-        ),
-        pa.field("messages", pa.string(), nullable=False),
+        required("loss_mask", pa.list_(pa.bool_())),
+        required("turns", pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("role", pa.string())]))),
+        required("messages", pa.string()),
         pa.field("environment_reward", pa.float64()),
         pa.field("environment_state", pa.string()),
-        pa.field("tool_calls", pa.int32(), nullable=False),
-        pa.field("tool_failures", pa.int32(), nullable=False),
+        required("tool_calls", pa.int32()),
+        required("tool_failures", pa.int32()),
     ]
 )
 """Rollouts with tools or an environment: `artifacts/episodes.py` says how the columns fit together. `turns` index
 completion_ids; `messages` is a JSON list of the messages after the prompt, in TRL's form; `environment_state` is JSON.
 `tool_failures` counts those of `tool_calls` that were answered by an error."""
-WITH_IMAGES = pa.schema([*ROLLOUTS, pa.field(image_store.IDS, pa.list_(pa.string()), nullable=False)])
+WITH_IMAGES = pa.schema([*ROLLOUTS, required(image_store.IDS, pa.list_(pa.string()))])
 """Rollouts of prompts with images, whose digests they have."""
 EXPERTS = "routed_experts"
 """Column with the experts that vLLM chose, layer by layer, for every token of prompt and completion but the last."""
@@ -84,8 +83,8 @@ IN_SEGMENTS = pa.schema(
 """Rollouts with `rollout.token_budget`. `segments` tells, in the order of completion_ids, where each segment ends and
 which policy sampled it. `carried` is true for groups with an unfinished completion: `read` leaves them out, and the
 next round continues them (`read_carried`)."""
-REFERENCE = pa.schema([*KEYS, pa.field("reference_logps", pa.list_(pa.float32()), nullable=False)])
-TEACHER = pa.schema([*KEYS, pa.field("teacher_logps", pa.list_(pa.float32()), nullable=False)])
+REFERENCE = pa.schema([*KEYS, required("reference_logps", pa.list_(pa.float32()))])
+TEACHER = pa.schema([*KEYS, required("teacher_logps", pa.list_(pa.float32()))])
 TOP_IDS, TOP_LOGPS = "top_ids", "top_logps"
 WITH_TOP = pa.schema([*TEACHER, pa.field(TOP_IDS, pa.list_(pa.int32())), pa.field(TOP_LOGPS, pa.list_(pa.float32()))])
 """With `algorithm.teacher.top_k`: K ids and log-probs for each sampled token, position by position, likeliest first."""
@@ -94,10 +93,10 @@ TRAIN = pa.schema(
         *KEYS,
         pa.field("reward", pa.float64()),
         pa.field("kl", pa.float32()),
-        pa.field("advantage", pa.float32(), nullable=False),
+        required("advantage", pa.float32()),
         pa.field("ratio", pa.float32()),
-        pa.field("clipped", pa.bool_(), nullable=False),
-        pa.field("masked", pa.bool_(), nullable=False),
+        required("clipped", pa.bool_()),
+        required("masked", pa.bool_()),
     ]
 )
 TOOLS = "tools"
@@ -129,8 +128,7 @@ def part_schema(function: str) -> pa.Schema:
 
 def weights_of(scores: pa.Table) -> dict[str, float]:
     """The weights of the reward functions that a table of scores was made with; empty if its footer has none."""
-    weights: dict[str, float] = json.loads(footer(scores).get(WEIGHTS, "{}"))
-    return weights
+    return dict(json.loads(footer(scores).get(WEIGHTS, "{}")))
 
 
 def weighted_sums(weights: Sequence[float], columns: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
@@ -240,8 +238,7 @@ def read(path: Path, kind: str, columns: Sequence[str] | None = None, **expected
 def read_carried(path: Path, **expected: object) -> list[dict[str, Any]]:
     """The rows of a table of rollouts that the next round continues; the errors are the same as for `read`."""
     table = _read(path, "rollouts", None, **expected)
-    rows: list[dict[str, Any]] = table.filter(table[CARRIED]).to_pylist() if CARRIED in table.column_names else []
-    return rows
+    return list(table.filter(table[CARRIED]).to_pylist()) if CARRIED in table.column_names else []
 
 
 def _read(path: Path, kind: str, columns: Sequence[str] | None, **expected: object) -> pa.Table:
@@ -330,15 +327,12 @@ def is_episodes(rollouts: pa.Table) -> bool:
 
 def lengths(column: pa.ChunkedArray) -> list[int]:
     """Length of the list in each row of a column."""
-    sizes: list[int] = episodes.lengths(column).tolist()
-    return sizes
+    return list(episodes.lengths(column).tolist())
 
 
 def sampled_lengths(rollouts: pa.Table) -> list[int]:
     """Number of sampled tokens in each completion, without the tokens of tools and users."""
-    if not is_episodes(rollouts):
-        return lengths(rollouts["completion_ids"])
-    return lengths(rollouts["sampling_logps"])
+    return lengths(rollouts["sampling_logps" if is_episodes(rollouts) else "completion_ids"])
 
 
 def read_all(paths: Sequence[Path], kind: str, **expected: object) -> pa.Table:

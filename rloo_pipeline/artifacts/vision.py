@@ -53,9 +53,7 @@ GEMMA = ImageKind(
 )
 """Gemma 3; `types` tells it the tokens of an image, which attend to each other in both directions."""
 KINDS = {"qwen2_5_vl": QWEN_VL, "qwen3_vl": QWEN_VL, "gemma3": GEMMA}
-"""Kinds by `model_type` in config.json."""
-IMAGE_MODELS = tuple(KINDS)
-"""Values of `model_type` in config.json; tests/stages/test_images.py runs each of them."""
+"""Kinds by `model_type` in config.json; tests/stages/test_images.py runs each of them."""
 
 
 class ImageTokens(NamedTuple):
@@ -74,7 +72,7 @@ class ImageTokens(NamedTuple):
 
 
 def takes_images(hf_config: Mapping[str, Any]) -> bool:
-    """True if a config.json belongs to a model in IMAGE_MODELS."""
+    """True if a config.json belongs to a model in KINDS."""
     return hf_config.get("model_type") in KINDS
 
 
@@ -84,7 +82,7 @@ def kind_of(hf_config: Mapping[str, Any]) -> ImageKind:
 
 
 def tokens_of(hf_config: Mapping[str, Any]) -> ImageTokens:
-    """The image tokens of a model in IMAGE_MODELS, from its config.json."""
+    """The image tokens of a model in KINDS, from its config.json."""
     kind = kind_of(hf_config)
     return ImageTokens(_id(hf_config, kind.part), _id(hf_config, kind.whole), kind.types)
 
@@ -99,8 +97,7 @@ def placeholder_ids(hf_config: Mapping[str, Any]) -> list[int]:
 
 def _id(hf_config: Mapping[str, Any], key: str) -> int:
     """A token id; some config.json files have `image_token_index` for `image_token_id`."""
-    other = key.replace("_id", "_index")
-    return int(hf_config[key if key in hf_config else other])
+    return int(hf_config[key if key in hf_config else key.replace("_id", "_index")])
 
 
 def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code: bool) -> Any:
@@ -122,7 +119,7 @@ def load_processor(folder: Path, hf_config: Mapping[str, Any], trust_remote_code
         ) from error
     if not hasattr(processor, "image_processor"):
         raise UserError(f"{folder}: has no preprocessor_config.json of images; add the one that belongs to the model")
-    if takes_images(hf_config) and kind_of(hf_config) is GEMMA and (problem := _gemma_problem(hf_config, processor)):
+    if KINDS.get(str(hf_config.get("model_type"))) is GEMMA and (problem := _gemma_problem(hf_config, processor)):
         raise UserError(f"{folder}: {problem}")
     return processor
 

@@ -17,8 +17,7 @@ from rloo_pipeline.data.prompting import completion_messages, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.template_lint import TemplateLint
-from rloo_pipeline.rollout.prompt_parts import PromptParts, identity, shown
-from rloo_pipeline.rollout.templating import Templater
+from rloo_pipeline.rollout.templating import PromptParts, Templater, identity, shown
 from rloo_pipeline.training import demonstrations
 
 TEMPLATED, BEGUN, WITH_IMAGES = 20_000, 64, 100

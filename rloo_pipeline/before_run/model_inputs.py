@@ -180,7 +180,7 @@ def check_images(dataset: Dataset, hf_config: dict[str, Any], path: str) -> None
     if dataset.shows_images and not vision.takes_images(hf_config):
         raise UserError(
             f"{path}: dataset.image_column is set, but {hf_config.get('model_type')} is not a supported image "
-            f"model ({', '.join(vision.IMAGE_MODELS)}); use one of these, or leave the key out"
+            f"model ({', '.join(vision.KINDS)}); use one of these, or leave the key out"
         )
 
 

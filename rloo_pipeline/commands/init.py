@@ -197,8 +197,7 @@ def _kept_prompts(model: ProjectModel, data: ProjectData, keys: Mapping[str, Any
         return count
     try:
         from rloo_pipeline.artifacts.policy import Policy
-        from rloo_pipeline.rollout.prompt_parts import PromptParts
-        from rloo_pipeline.rollout.templating import Templater
+        from rloo_pipeline.rollout.templating import PromptParts, Templater
 
         dataset = Dataset.model_validate({"train": data.train, "eval": data.eval, **keys})
         policy = Policy(model.folder)

@@ -27,8 +27,8 @@ def is_image(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "convert")
 
 
-def images_of(value: Any, location: str) -> list[bytes]:
-    """The image files of a row: of one image or a list of images; none for null.
+def images_of(value: Any, location: str) -> list[tuple[bytes, Image]]:
+    """The image files of a row with their pixels: of one image or a list of images; none for null.
 
     Args:
         value: value of the column.
@@ -39,9 +39,7 @@ def images_of(value: Any, location: str) -> list[bytes]:
     """
     given = [] if value is None else value if isinstance(value, list) else [value]
     files = [_bytes_of(image, location) for image in given]
-    for file in files:
-        decode(file, location)
-    return files
+    return [(file, decode(file, location)) for file in files]
 
 
 def _bytes_of(image: Any, location: str) -> bytes:
@@ -65,14 +63,15 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     If no message has image parts yet, all images go to the beginning of the first user message.
 
     Raises:
-        UserError: the prompt is not a list of messages, has no user message, or has a different number of image parts.
+        UserError: the prompt is not a list of messages, their contents are neither texts nor parts, it has no user
+            message, or it has a different number of image parts.
     """
     if isinstance(prompt, str):
         raise UserError(
             f"{location}: a prompt with images must be messages; set dataset.user_prompt, or name a column of messages "
             "in dataset.prompt_column"
         )
-    messages = [{**message, "content": _parts(message.get("content"))} for message in prompt]
+    messages = [{**message, "content": _parts(message.get("content"), location)} for message in prompt]
     placed = sum(part["type"] == "image" for message in messages for part in message["content"])
     if not placed and count:
         user = next((message for message in messages if message["role"] == "user"), None)
@@ -84,11 +83,15 @@ def with_parts(prompt: Any, count: int, location: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _parts(content: Any, location: str) -> list[dict[str, Any]]:
     """Content as a list of parts, without the keys that are None because a row of a table lacks them."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return [{key: value for key, value in part.items() if value is not None} for part in content or ()]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") for part in parts):
+        raise UserError(
+            f"{location}: a message has the content {content!r:.60}; it must be a text, or parts with a type such as "
+            "{type: image}"
+        )
+    return [{key: value for key, value in part.items() if value is not None} for part in parts]
 
 
 def check_named(rows: Sequence[Mapping[str, Any]], path: str) -> None:

@@ -42,14 +42,13 @@ def objects(path: Path) -> Iterator[LocatedRow]:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
         file.seek(0)
         if start.startswith(b"[") and path.suffix != ".jsonl":
-            rows = _parsed(_decoded(file.read(), path, 1), path, 1)
-            for number, row in enumerate(rows):
-                yield LocatedRow(str(path), f"row {number}", _object(row, f"{path}, row {number}"))
+            for number, row in enumerate(_parsed(_decoded(file.read(), path, 1), path, 1)):
+                yield _located(path, f"row {number}", row)
             return
         for number, line in enumerate(file, 1):  # splits only at line feeds: strings may contain other line separators
             if line.strip():
                 row = _parsed(_decoded(line.rstrip(b"\r\n"), path, number), path, number)
-                yield LocatedRow(str(path), f"line {number}", _object(row, f"{path}, line {number}"))
+                yield _located(path, f"line {number}", row)
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -87,9 +86,8 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         raise UserError(f"{path}, line {line}: a number has more than {digits:,} digits; write it as text") from error
 
 
-def _object(row: Any, where: str) -> dict[str, Any]:
+def _located(path: Path, where: str, row: Any) -> LocatedRow:
     if not isinstance(row, dict):
-        raise UserError(
-            f"{where}: holds {KINDS.get(type(row), 'null')}, not an object with columns; write one object per row"
-        )
-    return row
+        kind = KINDS.get(type(row), "null")
+        raise UserError(f"{path}, {where}: holds {kind}, not an object with columns; write one object per row")
+    return LocatedRow(str(path), where, row)

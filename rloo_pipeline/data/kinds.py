@@ -43,6 +43,12 @@ class LocatedRow(NamedTuple):
     row: Row
 
 
+def are_messages(value: Any) -> bool:
+    """True if a value is a list of messages, each with a role."""
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(message, dict) and "role" in message for message in value)
+
+
 def uniform(located: Iterable[LocatedRow]) -> list[Row]:
     """Gives all rows the same columns, in order of appearance; a missing value becomes None.
 
@@ -56,7 +62,7 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
     rows = list(located)
     plain_rows = [
         {
-            name: None if value is None else _plain(value, str(name), f"{source}, {where}", where, first, 0)
+            _key(name, f"{source}, {where}: the row"): _plain(value, name, f"{source}, {where}", where, first, 0)
             for name, value in row.items()
         }
         for source, where, row in rows
@@ -69,7 +75,10 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
 
 
 def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]], depth: int) -> Any:
-    """Converts a value to Python's own types; its kind must be that of the column's first value."""
+    """Converts a value to Python's own types; its kind must be that of the column's first value that is not None."""
+    if value is None:
+        return None
+    place = f"{location}: column '{name}'"
     if type(value).__module__ == "numpy":
         value = value.tolist()
     base = next((base for base in KINDS if isinstance(value, base)), list if isinstance(value, tuple) else None)
@@ -77,48 +86,45 @@ def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tu
         return value  # a PIL image, which data/images.py reads
     if base is None:
         raise UserError(
-            f"{location}: column '{name}' holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
+            f"{place} holds a {type(value).__name__} ({value!r:.40}); give texts, numbers, true or "
             "false, dates, bytes, or lists and objects of these"
         )
     if isinstance(value, int) and value.bit_length() > LONGEST:
-        raise UserError(f"{location}: column '{name}' has a number of {value.bit_length():,} bits; write it as text")
+        raise UserError(f"{place} has a number of {value.bit_length():,} bits; write it as text")
     kind = KINDS[base]
     first_kind, first_where = first.setdefault(name, (kind, where))
     if first_kind != kind:
         raise UserError(
-            f"{location}: column '{name}' holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; "
-            "write one kind in all rows"
+            f"{place} holds {kind} ({value!r:.40}) and {first_kind} in {first_where}; write one kind in all rows"
         )
     if depth > DEEPEST:
         raise UserError(f"{location}: column '{name:.20}…' is nested more than {DEEPEST} levels deep; flatten it")
     if base is list:
         inner = f"{name}[]"
-        return [None if item is None else _plain(item, inner, location, where, first, depth + 1) for item in value]
+        return [_plain(item, inner, location, where, first, depth + 1) for item in value]
     if base is dict:
         return {
-            _key(key, name, location): None
-            if item is None
-            else _plain(item, f"{name}.{key}", location, where, first, depth + 1)
+            _key(key, place): _plain(item, f"{name}.{key}", location, where, first, depth + 1)
             for key, item in value.items()
         }
     if base is str:
-        return _text(value, name, location)
+        return _text(value, place)
     return base(value) if base in (int, float) and type(value) is not base else value
 
 
-def _key(key: Any, name: str, location: str) -> str:
+def _key(key: Any, place: str) -> str:
     if not isinstance(key, str):
-        raise UserError(f"{location}: column '{name}' has the key {key!r:.40}, which is not a text; write it as one")
-    return _text(key, name, location)
+        raise UserError(f"{place} has the key {key!r:.40}, which is not a text; write it as one")
+    return _text(key, place)
 
 
-def _text(value: str, name: str, location: str) -> str:
+def _text(value: str, place: str) -> str:
     """Returns a plain str that UTF-8 can encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: column '{name}' has half of a character (\\u{ord(value[error.start]):04x}, a lone surrogate) "
+            f"{place} has half of a character (\\u{ord(value[error.start]):04x}, a lone surrogate) "
             f"at position {error.start}; correct the text"
         ) from error
     return str.__str__(value)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rloo_pipeline.data.kinds import are_messages
 from rloo_pipeline.data.prompting import check_column
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError
@@ -60,7 +61,7 @@ def preferences(rows: Sequence[Row], path: str, system_prompt: str | None) -> It
         else:
             if isinstance(prompt, str) and not isinstance(chosen, str):
                 prompt = [{"role": "user", "content": prompt}]
-            elif not isinstance(prompt, str) and not _are_messages(prompt):
+            elif not isinstance(prompt, str) and not _are_texts(prompt):
                 raise UserError(f"{where}: column 'prompt' holds {prompt!r:.60}; it must be a text or messages")
             key = prompt
         if system_prompt is not None:
@@ -85,22 +86,16 @@ def _completion(row: Row, name: str, where: str) -> Any:
     value = row[name]
     if isinstance(value, str) and value:
         return value
-    if _are_messages(value) and value[-1]["role"] == "assistant":
+    if _are_texts(value) and value[-1]["role"] == "assistant":
         return value
     raise UserError(
         f"{where}: column '{name}' holds {value!r:.60}; it must be a text, or messages that end with the assistant's"
     )
 
 
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-            for one in value
-        )
-    )
+def _are_texts(value: Any) -> bool:
+    """True if a value is a list of messages whose contents are texts."""
+    return are_messages(value) and all(isinstance(one.get(key), str) for one in value for key in ("role", "content"))
 
 
 def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import policy
 from rloo_pipeline.config import TABLE_COLUMNS, Dataset
+from rloo_pipeline.data.kinds import are_messages
 from rloo_pipeline.data.plain_text import PlainText, plain_text
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
@@ -101,7 +102,7 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
             ) from error
     else:
         prompt = row[dataset.prompt_column]
-        if not isinstance(prompt, str) and not _are_messages(prompt):
+        if not isinstance(prompt, str) and not are_messages(prompt):
             raise UserError(
                 f"{path}: column '{dataset.prompt_column}' holds {prompt!r:.60}; a prompt is a text, or a list of "
                 "messages with role and content"
@@ -111,14 +112,6 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [{"role": "system", "content": dataset.system_prompt}, *messages]
-
-
-def _are_messages(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(message, dict) and "role" in message for message in prompt)
-    )
 
 
 def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:

@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-import pyarrow.compute as pc
-
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.artifacts.prompt_set import PromptSet
@@ -220,8 +218,8 @@ def expected_lengths(
     for number, wanted in by_round.items():
         for file in sorted((rounds / f"{number:05d}" / "rollouts").glob("*.parquet")):
             table = tables.read(file, "rollouts", ["prompt_id", "completion_ids"])
-            counts = pc.list_value_length(table["completion_ids"]).to_pylist()
-            for prompt_id, count in zip(table["prompt_id"].to_pylist(), counts, strict=True):
+            counts = zip(table["prompt_id"].to_pylist(), tables.lengths(table["completion_ids"]), strict=True)
+            for prompt_id, count in counts:
                 if prompt_id in wanted:
                     lengths[prompt_id].append(count)
     return {prompt_id: fmean(counts) for prompt_id, counts in lengths.items()}

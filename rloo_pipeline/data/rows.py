@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_pipeline import import_string
 from rloo_pipeline.config import Source
 from rloo_pipeline.data import json_rows
-from rloo_pipeline.data.kinds import LocatedRow, uniform
+from rloo_pipeline.data.kinds import LocatedRow, are_messages, uniform
 from rloo_pipeline.data.kinds import Row as Row
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 
@@ -102,12 +102,12 @@ def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:
     import datasets
 
     parts = {
-        str(name): uniform(chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files)))))
+        str(name): [*chain.from_iterable(map(json_rows.objects, chain.from_iterable(map(_unpacked, files))))]
         for name, files in builder.config.data_files.items()
     }
     instruction = datasets.ReadInstruction.from_spec("+".join(parts) if split == "all" else split)
     chosen = instruction.to_absolute({name: len(rows) for name, rows in parts.items()})
-    return [row for part in chosen for row in parts[part.splitname][part.from_ : part.to]]
+    return uniform(row for part in chosen for row in parts[part.splitname][part.from_ : part.to])
 
 
 def _unpacked(file: str) -> Iterator[Path]:
@@ -148,7 +148,7 @@ def _without_fill(rows: list[Row]) -> list[Row]:
     """
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
+            if are_messages(value):
                 row[name] = _without_nulls(value)
     return rows
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -21,13 +21,11 @@ from rloo_pipeline.rollout.engine_arguments import LOGPROBS_MODE, EngineSettings
 from rloo_pipeline.rollout.parallel_sampler import ParallelSampler
 from rloo_pipeline.rollout.requests import Request, SamplingConfig, ShownImages
 from rloo_pipeline.rollout.sampler import Sampler, params_of, refusals_told
+from rloo_pipeline.rollout.tool_calls import CallReader
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.seeds import derive
 from rloo_pipeline.training import formats, plain_model
 from rloo_pipeline.workers import engine_cache
-
-if TYPE_CHECKING:
-    from rloo_pipeline.rollout.tool_calls import CallReader
 
 EVALUATION = ("evaluation",)
 """Seed names of held-out samples: they do not depend on the policy."""
@@ -84,10 +82,7 @@ def call_reader(policy: Policy, dataset: Dataset, parser: str) -> CallReader:
     Raises:
         UserError: vLLM has no parser `rollout.tool_parser`, or none reads a call as the chat template writes it.
     """
-    from rloo_pipeline.rollout.tool_calls import CallReader
-
-    template = ToolTemplate(policy.tokenizer, dataset, policy.stop_ids)
-    return CallReader(template, parser)
+    return CallReader(ToolTemplate(policy.tokenizer, dataset, policy.stop_ids), parser)
 
 
 def sampling_config_of(rollout: Rollout) -> SamplingConfig:
@@ -188,15 +183,10 @@ class Draw(NamedTuple):
 
     def requests(self) -> list[Request]:
         """One request for each completion, by prompt and sample."""
+        lengths = [self.expected.get(row["prompt_id"]) for row in self.rows]
         return [
-            Request(
-                row["prompt_ids"],
-                self._seed_of(row, sample),
-                self.sampling,
-                images,
-                expected=self.expected.get(row["prompt_id"]),
-            )
-            for row, images in zip(self.rows, map(_images_of, self.rows), strict=True)
+            Request(row["prompt_ids"], self._seed_of(row, sample), self.sampling, _images_of(row), expected=expected)
+            for row, expected in zip(self.rows, lengths, strict=True)
             for sample in range(self.samples)
         ]
 

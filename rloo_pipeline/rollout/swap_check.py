@@ -105,14 +105,11 @@ def ask(llm: LLM, probe: Probe, lora: LoRARequest | None) -> EngineReply:
     inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
     if probe.placeholder is not None:
         inputs.append(TokensPrompt(prompt_token_ids=[probe.placeholder], multi_modal_data={"image": fixed_image()}))
-    outputs = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
-    logps = []
-    for output in outputs:
-        positions = output.outputs[0].logprobs or []
-        logps.append({token: entry.logprob for position in positions if position for token, entry in position.items()})
+    outputs: Any = llm.generate(inputs, params, lora_request=lora, use_tqdm=False)
+    most_likely = [output.outputs[0].logprobs[0] for output in outputs]
+    logps = [{token: entry.logprob for token, entry in position.items()} for position in most_likely]
     cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    read = [output.prompt_token_ids or [] for output in outputs]
-    return EngineReply(logps, cached, config, read)
+    return EngineReply(logps, cached, config, [output.prompt_token_ids for output in outputs])
 
 
 def transformers_logps(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -79,8 +79,7 @@ def prepare(policy: Policy) -> None:
 def replace_ranks() -> None:
     """Makes vLLM's sampler return zeros for ranks."""
     sampler: Any = import_module("vllm.v1.sample.sampler")
-    if sampler.batched_count_greater_than.__module__ != __name__:  # not yet replaced in this process
-        sampler.batched_count_greater_than = _no_ranks
+    sampler.batched_count_greater_than = _no_ranks
 
 
 def _no_ranks(logps: Tensor, _: Tensor) -> Tensor:
@@ -127,31 +126,35 @@ def rotate_heads() -> None:
     """Makes vLLM on CPUs rotate queries in PyTorch: its kernel is right for queries [tokens, heads · size], but wrong
     for [tokens, heads, size], which latent attention (MLA) has.
     """
-    base: Any = import_module("vllm.model_executor.layers.rotary_embedding.base").RotaryEmbedding
-    kernel = base.forward_cpu
-    if kernel.__module__ == __name__:  # replaced in this process
-        return
 
-    def forward_cpu(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
+    def forward_cpu(kernel: Any, self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
         return (self.forward_native if query.dim() > 2 else partial(kernel, self))(positions, query, key)
 
-    base.forward_cpu = forward_cpu
+    _replace(import_module("vllm.model_executor.layers.rotary_embedding.base").RotaryEmbedding, forward_cpu)
+
+
+def _replace(owner: Any, function: Callable[..., Any]) -> None:
+    """Replaces vLLM's function or method of the same name, once in a process; `function` gets it as first argument."""
+    original = getattr(owner, function.__name__)
+    if original.__module__ != __name__:
+
+        def replacement(*arguments: Any, **named: Any) -> Any:
+            return function(original, *arguments, **named)
+
+        setattr(owner, function.__name__, replacement)
 
 
 def leave_experts_to_cpus() -> None:
     """Makes vLLM choose its CPU kernel for experts under LoRA too, where it would choose Triton's. An adapter must not
     be on the experts themselves.
     """
-    module: Any = import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
-    select = module.select_unquantized_moe_backend
-    if select.__module__ == __name__:  # replaced in this process
-        return
 
-    def select_unquantized_moe_backend(moe_config: Any) -> Any:
+    def select_unquantized_moe_backend(select: Any, moe_config: Any) -> Any:
         moe_config.is_lora_enabled = False
         return select(moe_config)
 
-    module.select_unquantized_moe_backend = select_unquantized_moe_backend
+    module = import_module("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")
+    _replace(module, select_unquantized_moe_backend)
 
 
 def attend_within_images() -> None:
@@ -161,15 +164,11 @@ def attend_within_images() -> None:
     The kernel can attend in both directions to the end of a sequence. So a prompt is passed as several sequences that
     share a cache: one that ends with each image, and one for each text between images.
     """
-    builder: Any = import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionMetadataBuilder
-    build = builder.build
-    if build.__module__ == __name__:  # replaced in this process
-        return
 
-    def build_in_parts(self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-        return build(self, common_prefix_len, split_at_images(common_attn_metadata), fast_build)
+    def build(old: Any, self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        return old(self, common_prefix_len, split_at_images(common_attn_metadata), fast_build)
 
-    builder.build = build_in_parts
+    _replace(import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionMetadataBuilder, build)
 
 
 def split_at_images(batch: Any) -> Any:

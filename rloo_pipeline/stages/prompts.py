@@ -22,8 +22,7 @@ from rloo_pipeline.before_run import model_inputs
 from rloo_pipeline.config import Config
 from rloo_pipeline.data.rows import Row, read_rows
 from rloo_pipeline.rollout import resets
-from rloo_pipeline.rollout.prompt_parts import PromptParts, shown
-from rloo_pipeline.rollout.templating import Templater
+from rloo_pipeline.rollout.templating import PromptParts, Templater, shown
 from rloo_pipeline.runtime.progress import say
 
 COUNTS = "counts.json"

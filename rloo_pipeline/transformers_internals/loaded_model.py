@@ -31,8 +31,7 @@ def as_in_checkpoint(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor
     """Tensors of a model under the names and in the shapes of its checkpoint."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    in_files: dict[str, Tensor] = revert_weight_conversion(model, tensors)
-    return in_files
+    return dict(revert_weight_conversion(model, tensors))
 
 
 def takes_experts(layer: Any) -> bool:

@@ -35,6 +35,41 @@ def test_a_value_that_is_not_a_function_is_not_suggested_for_itself(tmp_path) ->
         import_string.load(f"{tmp_path}/own.py:right")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        ("raise RuntimeError('no key')", "RuntimeError: no key"),
+        ("raise SystemExit(2)", "SystemExit: 2"),
+    ],
+)
+def test_a_package_that_fails_is_not_taken_for_a_missing_module(text, reason, tmp_path, monkeypatch) -> None:
+    name = f"failing_{len(text)}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(text)
+    (tmp_path / name / "own.py").write_text("def right(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=rf"importing {name}\.own failed with {reason}$"):
+        import_string.check(f"{name}.own:right")
+    with pytest.raises(UserError, match=rf"no module {name}_2\.own; install it"):
+        import_string.check(f"{name}_2.own:right")
+
+
+def test_a_script_that_ends_itself_is_an_error_of_its_line(tmp_path) -> None:
+    (tmp_path / "own.py").write_text("def right(): ...\n\nraise SystemExit(2)\n")
+    with pytest.raises(UserError, match=r"importing .*own\.py failed with SystemExit: 2 \(own\.py, line 3\)$"):
+        import_string.load(f"{tmp_path}/own.py:right")
+
+
+@pytest.mark.parametrize("call", ["eval('1 / 0')", "eval('1 +')", "importlib.import_module('not_there')"])
+def test_code_without_a_file_is_not_the_line_of_an_error(call, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(f"import importlib\n\ndef wrong():\n    {call}\n")
+    with pytest.raises((ZeroDivisionError, SyntaxError, ImportError)) as raised:
+        import_string.load("own.py:wrong")()
+    assert import_string.error_location(raised.value, "own.py:wrong") == " (own.py, line 4)"
+
+
 def test_a_removed_reward_is_looked_up_in_the_changelog_and_not_installed() -> None:
     with pytest.raises(UserError, match=r"no module rloo_pipeline\.rewards\.thinking in this version; CHANGELOG"):
         import_string.check("rloo_pipeline.rewards.thinking:thinking_reward")

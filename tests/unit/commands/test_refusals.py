@@ -260,6 +260,13 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         images("column 'image' holds 3; an image is", {"image": 3}),
         images("the image /no.png cannot be read", {"image": {"bytes": None, "path": "/no.png"}}),
     ),
+    "data.images._parts": (
+        images(
+            "a message has the content ['x']",
+            {"prompt": [{"role": "user", "content": ["x"]}], "image": None},
+            **PROMPTS,
+        ),
+    ),
     "data.images.with_parts": (
         images("must be messages", {"prompt": "a", "image": None}, **PROMPTS),
         images("needs a user message", {"prompt": [{"role": "system", "content": "a"}], "image": PIXEL}, **PROMPTS),
@@ -284,7 +291,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         Case("line 1: lists or objects are nested too deeply", f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'),
         Case("line 1: a number has more than 4,300 digits", f'{{"a": {"1" * 100_000}}}'),
     ),
-    "data.json_rows._object": (
+    "data.json_rows._located": (
         Case("line 1: holds a list, not an object with columns; write one object per row", "[1]"),
     ),
     "data.kinds._plain": (
@@ -390,6 +397,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
+    "rollout.templating.PromptParts.add": (
+        Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
+    ),
     "rollout.tool_calls": TOOLS,
     "stages.checks": SAMPLED,
     "stages.difficulty": BY_HAND,
@@ -399,9 +409,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "stages.harness.section_of": BY_HAND,
     "stages.harness.load_tasks": "reads the data of the tasks, which the stage stage-harness fetches",
     "stages.held_out": BY_HAND,
-    "rollout.prompt_parts.PromptParts.add": (
-        Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
-    ),
     "stages.reward_model": "tests/stages/test_reward_model.py",
     "stages.score": BY_HAND,
     "stages.select": STAGES_FILE,

@@ -23,11 +23,11 @@ def test_a_file_its_path_and_its_pixels_are_one_image(tmp_path) -> None:
     image = Image.new("RGB", (3, 2), RED)
     (tmp_path / "a.png").write_bytes(png(image))
     stored = [{"bytes": png(image), "path": "elsewhere.png"}, {"bytes": None, "path": str(tmp_path / "a.png")}, image]
-    files = images_of(stored, "a row")
+    files = [file for file, _ in images_of(stored, "a row")]
     assert len({digest(file) for file in files}) == 1
     assert decode(files[0], "a row").getpixel((2, 1)) == RED
     assert images_of(None, "a row") == []
-    assert images_of(image, "a row") == files[:1]
+    assert [file for file, _ in images_of(image, "a row")] == files[:1]
 
 
 def test_pixels_are_rgb_and_upright() -> None:
@@ -37,7 +37,7 @@ def test_pixels_are_rgb_and_upright() -> None:
     file = png(turned, exif=exif)
     with Image.open(io.BytesIO(file)) as opened:
         for stored in ({"bytes": file, "path": None}, opened):
-            [shown] = [decode(image, "a row") for image in images_of(stored, "a row")]
+            [(_, shown)] = images_of(stored, "a row")
             assert (shown.mode, shown.size) == ("RGB", (2, 4))
 
 
@@ -64,6 +64,18 @@ def test_pixels_that_cannot_be_read_or_would_be_clipped_are_refused(tmp_path) ->
                 images_of(image, "a row")
 
 
+def test_a_rotated_photo_whose_exif_data_are_damaged_is_refused() -> None:
+    """PIL writes these data again when it rotates."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "a camera"
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 2), RED).save(buffer, "JPEG", exif=exif)
+    maker, width = b"\x01\x0f\x00\x02", b"\x01\x00\x00\x02"  # as texts
+    assert buffer.getvalue().count(maker) == 1
+    with pytest.raises(UserError, match=r"^a row: PIL cannot read the image \("):
+        images_of({"bytes": buffer.getvalue().replace(maker, width), "path": None}, "a row")
+
+
 def test_images_stand_before_the_first_message_of_the_user() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     parts = with_parts(messages, 2, "a row")
@@ -86,6 +98,13 @@ def test_images_stay_where_the_messages_have_them() -> None:
     [
         ("a text", r"^a row: a prompt with images must be messages; set dataset\.user_prompt"),
         ([{"role": "system", "content": "x"}], r"^a row: a prompt with images needs a user message"),
+        *(
+            (
+                [{"role": "user", "content": content}],
+                r"^a row: a message has the content .*; it must be a text, or parts",
+            )
+            for content in (["x"], [{"text": "x"}], {"text": "x"})
+        ),
         ([{"role": "user", "content": [{"type": "image"}] * 2}], r"^a row: .* places for 2 images but the row has 1"),
     ],
 )

@@ -159,6 +159,19 @@ def test_splits_of_a_folder_are_those_of_datasets(tmp_path) -> None:
         assert read_rows(Source(name="x", split=split), str(tmp_path)) == expected
 
 
+def test_splits_that_are_read_together_have_the_columns_of_all(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_text(lines([{"question": "1?"}]))
+    (tmp_path / "test.jsonl").write_text(lines([{"question": "2?", "answer": "2"}]))
+    together = [{"question": "1?", "answer": None}, {"question": "2?", "answer": "2"}]
+    assert read_rows(Source(name="x", split="all"), str(tmp_path)) == together
+    assert read_rows(Source(name="x", split="train"), str(tmp_path)) == [{"question": "1?"}]
+    (tmp_path / "test.jsonl").write_text(lines([{"question": 2}]))
+    with pytest.raises(
+        UserError, match=r"test\.jsonl, line 1: column 'question' holds a number \(2\) and text in line 1"
+    ):
+        read_rows(Source(name="x", split="train+test"), str(tmp_path))
+
+
 class Colour(enum.IntEnum):
     RED = 1
 
@@ -208,6 +221,20 @@ def test_a_value_of_a_generator_comes_back_as_pythons_own(name, monkeypatch) -> 
 def test_a_value_of_a_generator_that_is_not_plain_is_an_error_with_its_place(values, message, monkeypatch) -> None:
     with pytest.raises(UserError, match=rf"^the generator made_rows:rows, {message}"):
         read_rows(generated(monkeypatch, values), "")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({0: "a", "question": "b"}, "the row has the key 0, which is not a text; write it as one"),
+        ({"\ud800": "a"}, r"the row has half of a character \(\\ud800, a lone surrogate\) at position 0"),
+    ],
+)
+def test_a_column_whose_name_is_not_a_text_is_an_error_with_its_place(row, message, monkeypatch) -> None:
+    """As of pandas' `to_dict` for a table without a header."""
+    monkeypatch.setattr(import_string, "load", lambda _: lambda: [row])
+    with pytest.raises(UserError, match=rf"^the generator made_rows:rows, row 0: {message}"):
+        read_rows(Source(generator="made_rows:rows"), "")
 
 
 def generated(monkeypatch, values: list) -> Source:

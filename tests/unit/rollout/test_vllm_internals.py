@@ -54,6 +54,21 @@ def test_a_batch_without_new_tokens_of_images_is_as_it_was(images) -> None:
     assert vllm_internals.split_at_images(given) is given
 
 
+def test_a_function_of_vllm_is_replaced_once_in_a_process() -> None:
+    class Layer:
+        def forward(self, value: int) -> int:
+            return value
+
+    Layer.forward.__module__ = "vllm"
+
+    def forward(old: Any, self: Any, value: int) -> int:
+        return old(self, value) + 1
+
+    for _ in range(2):
+        vllm_internals._replace(Layer, forward)
+        assert Layer().forward(value=1) == 2
+
+
 def test_vllm_is_imported_without_scikit_learn(tmp_path) -> None:
     """Which transformers would import for it."""
     program = tmp_path / "imports.py"
