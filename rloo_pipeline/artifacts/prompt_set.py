@@ -221,7 +221,7 @@ def _text(prompt: str | list[dict[str, Any]]) -> str:
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The text of a message whose content may be parts, with `[image]` for an image."""
+    """The text of a message whose content may be parts, with `[image]` for an image, or null beside calls of tools."""
     if content is None or isinstance(content, str):
-        return str(content)
+        return content or ""
     return "".join("[image]" if part.get("type") == "image" else str(part.get("text") or "") for part in content)

@@ -10,7 +10,7 @@ from rloo_pipeline.checks.evidence import Evidence
 from rloo_pipeline.checks.registry import CheckResult, check
 
 if TYPE_CHECKING:
-    from rloo_pipeline.checks.statistics import Array, Estimate
+    from rloo_pipeline.checks.statistics import Array
 
 RESAMPLES = 2000
 """Bootstrap resamples for the interval of the margin."""
@@ -33,7 +33,7 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
     """
     import numpy as np
 
-    from rloo_pipeline.checks.statistics import estimate_share
+    from rloo_pipeline.checks.statistics import estimate_mean, estimate_share
 
     margins = chosen - rejected
     right = np.where(margins == 0, 0.5, margins > 0)
@@ -42,22 +42,16 @@ def measures(chosen: Array, rejected: Array, keys: Sequence[str], lengths: Array
         by_prompt[key].append(pair)
     groups = list(by_prompt.values())
     accuracy = estimate_share(np.array([right[group].mean() for group in groups]), len(keys) // len(groups))
-    mean = _mean(np.array([margins[group].mean() for group in groups]), seed)
+    margin = estimate_mean(np.array([margins[group].mean() for group in groups]), RESAMPLES, seed)
     rewards, tokens = np.concatenate([chosen, rejected]), lengths.T.ravel().astype(np.float64)
     varies = np.ptp(rewards) > 0 and np.ptp(tokens) > 0
     return {
         "pairs": len(keys),
         "prompts": len(groups),
         "accuracy": accuracy._asdict(),
-        "margin": mean._asdict(),
+        "margin": margin._asdict(),
         "length_correlation": float(np.corrcoef(rewards, tokens)[0, 1]) if varies else None,
     }
-
-
-def _mean(values: Array, seed: int) -> Estimate:
-    from rloo_pipeline.checks.statistics import Estimate, estimate_mean
-
-    return Estimate(float(values[0]), None) if len(values) < 2 else estimate_mean(values, RESAMPLES, seed)
 
 
 @check(bad="below", warn=0.55, fail=0.5)

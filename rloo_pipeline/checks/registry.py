@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import Field
@@ -30,6 +31,7 @@ class CheckResult(NamedTuple):
     """The value of a check, with a sentence for either verdict."""
 
     value: float | None
+    """None, NaN and infinity exceed any limit."""
     shown: str
     """The value as text, with its interval if it has one."""
     meaning: str
@@ -87,11 +89,13 @@ def judge(evidence: Evidence, limits: Mapping[str, Limit], accepted: Collection[
         result = check.measure(evidence)
         if result is None:
             continue
-        verdict = verdict_of(result.value, warn, fail, check.bad)
+        # NaN compares as within any limit, and JSON has neither NaN nor infinity
+        value = result.value if result.value is not None and isfinite(result.value) else None
+        verdict = verdict_of(value, warn, fail, check.bad)
         verdicts.append(
             {
                 "name": name,
-                "value": result.value,
+                "value": value,
                 "shown": result.shown,
                 "limits": {"warn": warn, "fail": fail, "bad": check.bad},
                 "verdict": verdict,

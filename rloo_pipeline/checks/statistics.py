@@ -164,11 +164,16 @@ def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None
         resamples: number of bootstrap resamples.
         seed: seed of the bootstrap.
     """
-    scored = scores[~np.isnan(scores).all(axis=1)]
-    if not len(scored):
+    values = prompt_means(scores)
+    if not len(values):
         return None
-    values = np.nanmean(scored, axis=1)
-    return estimate_share(values, scores.shape[1]) if is_share(scored) else estimate_mean(values, resamples, seed)
+    return estimate_share(values, scores.shape[1]) if is_share(scores) else estimate_mean(values, resamples, seed)
+
+
+def prompt_means(values: Array) -> Array:
+    """Mean over the samples of each prompt that has any, given [prompts, samples] with NaN for none."""
+    means: Array = np.nanmean(values[~np.isnan(values).all(axis=1)], axis=1)
+    return means
 
 
 def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | None = None) -> Gain:

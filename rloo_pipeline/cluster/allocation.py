@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import IO, NamedTuple, TypeVar
@@ -73,7 +74,7 @@ class _Watch:
             if counts := re.match(r"(\d+) of (\d+) (?:steps \(|jobs done: )", line):
                 self.finished += 1
                 self.complete = counts[1] == counts[2]
-            print(line, end="", flush=True)
+            _print(line)
 
     def close(self) -> None:
         """Waits until all output has been read."""
@@ -205,4 +206,10 @@ def _minutes(seconds: float) -> str:
 
 
 def _say(message: str) -> None:
-    print(f"rloo: {message}", flush=True)
+    _print(f"rloo: {message}\n")
+
+
+def _print(text: str) -> None:
+    """Writes to the job's log. On a full disk the text is lost, but Snakemake must not wait for a reader forever."""
+    with suppress(OSError):
+        print(text, end="", flush=True)

@@ -102,8 +102,7 @@ def prepare(config: Config, image: str, in_job: bool = False) -> None:
     folders = [*cache_folders.values(), os.environ.get("TMPDIR"), *_outside_folders(config)]
     if "://" not in image and not (file := Path(image).resolve()).is_relative_to(Path.cwd().resolve()):
         folders.append(f"{file}:{file}:ro")  # the report records the image
-    binds = [*inherited, *filter(None, folders)]
-    binds.append(f"{Path(__file__).parent.parent}:{PACKAGE}:ro")
+    binds = [*inherited, *folders, f"{Path(__file__).parent.parent}:{PACKAGE}:ro"]
     os.environ["APPTAINER_BIND"] = ",".join(dict.fromkeys(filter(None, binds)))
     if devices.has_gpu():
         os.environ.setdefault("APPTAINER_NV", "1")
@@ -175,9 +174,7 @@ def _with_rows_or_weights(config: Config) -> Iterator[Path]:
     if config.reward_model:
         sources += [source for source in (config.reward_model.train, config.reward_model.eval) if source]
     yield from (data_dir / place for source in sources if (place := source.path or source.name))
-    for model in config.model_sources:
-        if model.name_or_path:
-            yield Path(model.name_or_path)
+    yield from (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
 
 
 def _links(config: Config) -> Iterator[Path]:

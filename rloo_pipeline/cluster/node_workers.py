@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -112,7 +111,7 @@ def _start_host(name: str, command: Sequence[str], log_file: Path, environment: 
 def _start_router(cores: int, gpu_stages: int) -> None:
     """Starts the router in a thread of this process."""
     folder = Path(tempfile.mkdtemp(prefix="rloo-router-"))  # accessible only to this user
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    scratch.claim(folder)
     listener = socket.socket(socket.AF_UNIX)
     client.with_short_path(listener.bind, str(folder / "router.sock"))
     listener.listen(1000)

@@ -112,7 +112,7 @@ def _print_changes(changes: dict[str, Change], overall: Change) -> None:
 
     from rloo_pipeline.runtime.console import Terminal
 
-    numbers = (Column(heading, justify="right") for heading in columns())
+    numbers = (Column(heading, justify="right") for heading in columns(overall))
     table = Table("round", *numbers, title="old rewards → new rewards", title_justify="left")
     for name, changed in changes.items():
         table.add_row(str(int(name)), *columns(changed).values())

@@ -136,13 +136,20 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
 
 def character_tokenizer(context: int = 256, words: Sequence[str] = (), characters: str = "") -> PreTrainedTokenizerFast:
     """Returns a tokenizer in which each role, think tag, given word and character is one token."""
-    tokens = dict.fromkeys([PAD, START, END, UNKNOWN, *WORDS, *CHARACTERS, *words, *characters])
-    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex("|".join([*WORDS, *map(re.escape, sorted(words, key=len, reverse=True)), r"[\s\S]"])), "isolated"
-    )
-    tokenizer.decoder = decoders.Fuse()
+    pieces = [*WORDS, *map(re.escape, sorted(words, key=len, reverse=True))]
+    tokenizer = word_level_tokenizer([*WORDS, *CHARACTERS, *words, *characters], pieces)
     return with_chat(tokenizer, context, unk_token=UNKNOWN)
+
+
+def word_level_tokenizer(tokens: Sequence[str], pieces: Sequence[str]) -> Tokenizer:
+    """A tokenizer with these tokens after the special ones. A piece, given as a regular expression, or else a character
+    is looked up as a whole.
+    """
+    vocabulary = dict.fromkeys([PAD, START, END, UNKNOWN, *tokens])
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*pieces, r"[\s\S]"])), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
 
 
 def with_chat(

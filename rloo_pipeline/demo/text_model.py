@@ -7,7 +7,6 @@ Qwen3.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
@@ -15,6 +14,7 @@ from typing import Unpack
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rloo_pipeline.data import json_rows
 from rloo_pipeline.demo.character_model import END, PAD, START, ModelSize, with_chat, write_qwen3
 from rloo_pipeline.errors import UserError, did_you_mean
 
@@ -83,22 +83,15 @@ def bpe_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTra
 def _texts(path: Path, columns: Sequence[str]) -> Iterator[str]:
     """Yields the text of these columns, row by row."""
     try:
-        # not splitlines(): JSON strings may contain a literal U+2028
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        rows = list(json_rows.objects(path))
+    except OSError as error:
         raise UserError(
             f"{path}: the corpus (model.build_options.corpus) cannot be read ({error}); "
             "relative paths are looked up in data_dir"
         ) from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = dict(json.loads(line))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{path}: line {number} is not a JSON object; the corpus must be JSONL") from error
+    for _, where, row in rows:
         for column in columns:
             if column not in row:
                 hint = did_you_mean(column, row) or f"; it has {', '.join(row)}"
-                raise UserError(f"{path}: line {number} has no column '{column}' (model.build_options.columns){hint}")
+                raise UserError(f"{path}: {where} has no column '{column}' (model.build_options.columns){hint}")
             yield str(row[column])

@@ -36,7 +36,7 @@ def trained_qwen3(
         steps: optimizer steps, each on new demonstrations of the training split.
         batch_size: demonstrations per step.
         learning_rate: peak learning rate of AdamW, which decays linearly to 0.
-        warmup_steps: number of steps until the peak.
+        warmup_steps: number of steps until the peak. With fewer steps in all, the rate only rises.
         threads: number of CPU threads, fixed so that sums round the same everywhere.
         context: maximum length of prompt and completion together, in tokens.
         size: see `write_qwen3`.
@@ -44,9 +44,7 @@ def trained_qwen3(
     tiny_qwen3(folder, seed, context=context, **size)
     model, tokenizer = Qwen3ForCausalLM.from_pretrained(folder), character_tokenizer(context)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup_steps, (steps - step) / (steps - warmup_steps))
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_peak(step, steps, warmup_steps))
     rows = demonstrations("train", steps * batch_size, seed=2, worked_share=1.0, signs="+")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -60,6 +58,11 @@ def trained_qwen3(
         optimizer.zero_grad()
     torch.set_num_threads(before)
     save(folder, model, tokenizer)
+
+
+def share_of_peak(step: int, steps: int, warmup_steps: int) -> float:
+    """The learning rate of a step as a share of its peak."""
+    return min((step + 1) / max(warmup_steps, 1), (steps - step) / max(steps - warmup_steps, 1))
 
 
 def _batch(tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, list[dict[str, str]]]]) -> tuple[torch.Tensor, ...]:

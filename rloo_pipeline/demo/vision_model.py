@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rloo_pipeline.demo.character_model import END, PAD, START, UNKNOWN, save, with_chat
+from rloo_pipeline.config import JSON
+from rloo_pipeline.demo.character_model import START, UNKNOWN, save, with_chat, word_level_tokenizer
 from rloo_pipeline.demo.colours import COLOURS, QUESTION, SIDE
 
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -74,11 +73,11 @@ def _name_as_published(file: Path) -> None:
     save_file(named, file, metadata={"format": "pt"})
 
 
-def _write(file: Path, content: dict[str, Any]) -> None:
+def _write(file: Path, content: JSON) -> None:
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _image_processor(model_type: str) -> dict[str, Any]:
+def _image_processor(model_type: str) -> JSON:
     """Content of preprocessor_config.json."""
     both = {"processor_class": PROCESSORS[model_type]}
     if model_type == "gemma3":
@@ -93,21 +92,22 @@ def _image_processor(model_type: str) -> dict[str, Any]:
     }
 
 
-def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, spread: float) -> dict[str, Any]:
+def _sizes(model_type: str, tokenizer: PreTrainedTokenizerFast, context: int, spread: float) -> JSON:
     """Settings for the model's configuration."""
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    text: dict[str, Any] = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, **layers, **ends}
+    text: JSON = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128, **layers, **ends}
     text |= {"max_position_embeddings": context, "tie_word_embeddings": True, "initializer_range": spread}
-    vision: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "patch_size": PATCH[model_type]}
-    of_type = _of_gemma if model_type == "gemma3" else _of_qwen
-    return of_type(model_type, tokenizer, text, vision | {"initializer_range": spread})
+    vision: JSON = {"hidden_size": 64, "intermediate_size": 128, "patch_size": PATCH[model_type]}
+    vision |= {"initializer_range": spread}
+    both = {"text_config": text, "vision_config": vision, "tie_word_embeddings": True}
+    if model_type == "gemma3":
+        return both | _of_gemma(tokenizer, text, vision)
+    return both | _of_qwen(model_type, tokenizer, text, vision)
 
 
-def _of_qwen(
-    model_type: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
-) -> dict[str, Any]:
-    """Settings that have different names in Qwen2.5-VL and Qwen3-VL, and the placeholders."""
+def _of_qwen(model_type: str, tokenizer: PreTrainedTokenizerFast, text: JSON, vision: JSON) -> JSON:
+    """Completes the settings whose names differ between Qwen2.5-VL and Qwen3-VL. Returns the ids of placeholders."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     vision |= {"depth": 2, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
     if model_type == "qwen2_5_vl":
@@ -117,22 +117,18 @@ def _of_qwen(
         text |= {"head_dim": 32}
         rope |= {"mrope_interleaved": True}
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in zip(names, QWEN_TOKENS, strict=True)}
     text |= {"rope_parameters": rope}
-    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True, **ids}
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in zip(names, QWEN_TOKENS, strict=True)}
 
 
-def _of_gemma(
-    _: str, tokenizer: PreTrainedTokenizerFast, text: dict[str, Any], vision: dict[str, Any]
-) -> dict[str, Any]:
+def _of_gemma(tokenizer: PreTrainedTokenizerFast, text: JSON, vision: JSON) -> JSON:
     """The counterpart of `_of_qwen` for Gemma 3, with one sliding-window layer and one full-attention layer."""
     vision |= {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE, "vision_use_head": False}
     text |= {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": GEMMA_PARTS + 4}
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
     names = {"boi_token": "boi_token_index", "eoi_token": "eoi_token_index", "image_token": "image_token_index"}
     ids = {names[name]: tokenizer.convert_tokens_to_ids(token) for name, token in GEMMA_TOKENS.items()}
-    both = {"mm_tokens_per_image": GEMMA_PARTS, "initializer_range": text["initializer_range"]}
-    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True, **both, **ids}
+    return ids | {"mm_tokens_per_image": GEMMA_PARTS, "initializer_range": text["initializer_range"]}
 
 
 def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTokenizerFast:
@@ -140,11 +136,7 @@ def word_tokenizer(context: int, model_type: str = "qwen2_5_vl") -> PreTrainedTo
     gemma = model_type == "gemma3"
     placeholders = tuple(GEMMA_TOKENS.values()) if gemma else QWEN_TOKENS
     words = (*(NEWLINES if gemma else ()), *WORDS)
-    tokens = [PAD, START, END, UNKNOWN, *placeholders, *words]
-    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNKNOWN))
-    pattern = "|".join([*words, r"[\s\S]"]).replace("?", r"\?")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = word_level_tokenizer([*placeholders, *words], [word.replace("?", r"\?") for word in words])
     image = GEMMA_TOKENS["boi_token"] if gemma else "<|vision_start|><|image_pad|><|vision_end|>"
     special = {"start_token": START, **GEMMA_TOKENS} if gemma else [START, *placeholders]
     return with_chat(tokenizer, context, CHAT_TEMPLATE.replace("IMAGE", image), special, unk_token=UNKNOWN)

@@ -65,22 +65,22 @@ def change(
     )
 
 
-def columns(change: Change | None = None) -> dict[str, str]:
-    """A row of the printed table, heading → text; without a change, the headings."""
+def columns(change: Change) -> dict[str, str]:
+    """A row of the printed table, heading → text."""
 
-    def pair(values: tuple[float | None, float | None] | None, form: str) -> str:
-        return " → ".join(single(value, form) for value in values or ())
+    def pair(values: tuple[float | None, float | None], form: str) -> str:
+        return " → ".join(single(value, form) for value in values)
 
     def single(value: float | None, form: str) -> str:
         return "–" if value is None else format(value, form)
 
     return {
-        "mean reward": pair(change and change.reward, ".3f"),
-        "unscorable": pair(change and change.unscorable, "d"),
-        "Kendall τ": single(change and change.kendall, ".3f"),
-        "informative groups": pair(change and change.informative, ".1%"),
-        "advantages: correlation": single(change and change.advantage_correlation, ".3f"),
-        "sign changes": single(change and change.sign_changes, ".1%"),
+        "mean reward": pair(change.reward, ".3f"),
+        "unscorable": pair(change.unscorable, "d"),
+        "Kendall τ": single(change.kendall, ".3f"),
+        "informative groups": pair(change.informative, ".1%"),
+        "advantages: correlation": single(change.advantage_correlation, ".3f"),
+        "sign changes": single(change.sign_changes, ".1%"),
     }
 
 

@@ -38,8 +38,7 @@ def counts_of(config: Config, scores: pa.Table, samples: int) -> dict[str, Count
     scored = np.isfinite(scores_of(scores, config.deciding_reward.column, samples)).sum(axis=1, dtype=float).tolist()
     counts: dict[str, Counts] = {}
     for prompt_id, *group in zip(scores["prompt_id"].to_pylist()[::samples], right, scored, strict=True):
-        others = counts.get(
-            prompt_id, (0.0, 0.0)
-        )  # with rollout.token_budget, several of its groups may end in a round
+        # with rollout.token_budget, several groups of a prompt may end in a round
+        others = counts.get(prompt_id, (0.0, 0.0))
         counts[prompt_id] = Counts(others[0] + group[0], others[1] + group[1])
     return counts

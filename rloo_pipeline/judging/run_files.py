@@ -6,6 +6,7 @@ files of the earlier training are still there. They are older than the files tha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
@@ -294,11 +295,16 @@ def _read(file: Path) -> JSON:
 @_until_changed
 def _out_of_memory_line(log: Path) -> str | None:
     """The last line near a log's end that reports a lack of memory."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        text = file.read().decode("utf-8", errors="replace")
+    text = tail_of(log, TAIL)
     lines = reversed(text.splitlines()) if _reports_no_memory(text) else ()
     return next((line.strip()[-EVIDENCE_LENGTH:] for line in lines if _reports_no_memory(line)), None)
+
+
+def tail_of(log: Path, size: int) -> str:
+    """The text of the last `size` bytes of a log."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return file.read().decode("utf-8", errors="replace")
 
 
 def _reports_no_memory(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rloo_pipeline.checks.statistics import Array, Estimate, estimate_mean
+from rloo_pipeline.checks.statistics import Array, Estimate, estimate_mean, prompt_means
 
 
 def win_rate(before: Array, after: Array, resamples: int, seed: int) -> Estimate | None:
@@ -46,11 +46,8 @@ def judged_rate(verdicts: Array, resamples: int, seed: int) -> tuple[Estimate | 
 
 def _over_prompts(wins: Array, resamples: int, seed: int) -> Estimate | None:
     """The mean over prompts of [prompts, pairs], NaN for pairs that do not count."""
-    scored = wins[~np.isnan(wins).all(axis=1)]
-    if not len(scored):
+    values = prompt_means(wins)
+    if not len(values):
         return None
-    values = np.nanmean(scored, axis=1)
-    if len(values) < 2:
-        return Estimate(float(values[0]), None)
     rate = estimate_mean(values, resamples, seed)
     return rate if rate.ci95 is None else Estimate(rate.value, (max(rate.ci95[0], 0.0), min(rate.ci95[1], 1.0)))

@@ -27,6 +27,8 @@ class Chart(NamedTuple):
     """True if the y-axis is logarithmic. Values of 0 and below are then not drawn."""
     only_changing: bool = False
     """True if the chart is left out when its values never change."""
+    height: int = 230
+    """Height in pixels, without a legend."""
 
     @property
     def first_metric(self) -> str:
@@ -98,6 +100,8 @@ GRADIENT = Chart(
     {"grad_norm": "gradient norm"},
 )
 LEARNING_RATE = Chart("Learning rate", "At the round’s last optimizer step.", {"learning_rate": "learning rate"})
+HEIGHT_OF_FIRST = 380
+"""Height of the first chart of a page of several runs."""
 MEAN_REWARD = "Weighted sum of the rewards, before the KL penalty: mean over the round’s completions."
 REWARD = Chart(
     "Reward",
@@ -139,7 +143,7 @@ def charts(config: Config) -> list[Chart]:
 
 
 def shared_charts(functions: Sequence[str]) -> list[Chart]:
-    """The charts of several runs, other than `REWARD_OF_RUNS`.
+    """The charts of several runs.
 
     Args:
         functions: names of the reward functions that decide what is right in one of the runs.
@@ -155,4 +159,5 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
     ]
     length = LENGTH._replace(caption="Mean number of tokens.", band=None)
     clipped = CLIPPED._replace(lines={"clip_ratio/region_mean": "clipped"})
-    return [*deciding, ENTROPY, length, KL, GRADIENT, clipped]
+    first = REWARD_OF_RUNS._replace(height=HEIGHT_OF_FIRST)
+    return [first, *deciding, ENTROPY, length, KL, GRADIENT, clipped]

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from rloo_pipeline.config import JSON
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import REWARD_OF_RUNS, shared_charts
+from rloo_pipeline.report.charts import shared_charts
 from rloo_pipeline.report.figures import figure_of_runs, marks
 from rloo_pipeline.report.finished import FinishedRun
 
-HEIGHT_OF_REWARD = 380
 ALPHA = 0.05
 """Largest corrected p-value at which two runs are reported as different."""
 
@@ -32,10 +31,7 @@ def render(comparison: JSON, runs: Sequence[FinishedRun]) -> str:
         apart={subject: fact["said"] for subject, fact in comparison["shared"].items() if not fact["same"]},
         marks=marks(rounds),
         span=span([row["final"] for row in comparison["runs"]]),
-        charts=[
-            (REWARD_OF_RUNS, figure_of_runs(REWARD_OF_RUNS, rounds, HEIGHT_OF_REWARD)),
-            *((chart, figure_of_runs(chart, rounds)) for chart in shared_charts(deciding)),
-        ],
+        charts=[(chart, figure_of_runs(chart, rounds)) for chart in shared_charts(deciding)],
     )
 
 

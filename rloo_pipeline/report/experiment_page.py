@@ -9,10 +9,10 @@ from pathlib import Path
 from rloo_pipeline.config import JSON
 from rloo_pipeline.judging.across_seeds import FEWEST, FEWEST_FOR_IQM
 from rloo_pipeline.report import frame
-from rloo_pipeline.report.charts import REWARD_OF_RUNS, Chart
-from rloo_pipeline.report.comparison_page import ALPHA, HEIGHT_OF_REWARD, span
+from rloo_pipeline.report.charts import HEIGHT_OF_FIRST, REWARD_OF_RUNS, Chart
+from rloo_pipeline.report.comparison_page import ALPHA, span
 from rloo_pipeline.report.experiment_summary import FinishedExperiment, without_baseline
-from rloo_pipeline.report.figures import HEIGHT, Rounds, figure_of_arms, marks
+from rloo_pipeline.report.figures import Rounds, figure_of_arms, marks
 from rloo_pipeline.report.finished import FinishedRun
 
 HELD_OUT = Chart(
@@ -52,8 +52,8 @@ def render(summary: JSON, experiment: FinishedExperiment, folder: Path) -> str:
         fewest=FEWEST,
         fewest_for_iqm=FEWEST_FOR_IQM,
         charts=[
-            (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}, height))
-            for chart, of, height in CHARTS
+            (chart, figure_of_arms(chart, {arm: [of(run) for run in runs] for arm, runs in arms.items()}))
+            for chart, of in CHARTS
         ],
     )
 
@@ -80,12 +80,12 @@ def _each_round(run: FinishedRun) -> list[Mapping[str, float | None]]:
     return [{"round": number, "accuracy": value} for number, value in sorted(by_policy.items())]
 
 
-CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds], int], ...] = (
-    (HELD_OUT, _evaluations, HEIGHT_OF_REWARD),
-    (EACH_ROUND, _each_round, HEIGHT),
-    (REWARD_OF_ARMS, lambda run: run.rounds, HEIGHT),
+CHARTS: tuple[tuple[Chart, Callable[[FinishedRun], Rounds]], ...] = (
+    (HELD_OUT._replace(height=HEIGHT_OF_FIRST), _evaluations),
+    (EACH_ROUND, _each_round),
+    (REWARD_OF_ARMS, lambda run: run.rounds),
 )
-"""The charts, each with the function for a run's values, and its height."""
+"""The charts, each with the function for a run's values."""
 
 
 def headline(summary: JSON) -> str:

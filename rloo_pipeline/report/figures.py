@@ -23,7 +23,7 @@ DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
 """plotly's name of a dash pattern → the SVG pattern, for a legend outside the figure."""
 FEW_ROUNDS = 30
 """Number of rounds up to which every value gets a marker."""
-HEIGHT, HEIGHT_OF_ENTRY = 230, 16
+HEIGHT_OF_ENTRY = 16
 LEGEND_WIDTH = 34
 """Number of characters in a line of a figure's own legend."""
 
@@ -41,44 +41,39 @@ class Curve(NamedTuple):
         return cls(label, [int(row["round"] or 0) for row in rounds], [row.get(metric) for row in rounds])
 
 
-class Style(NamedTuple):
-    """Appearance of a line. Combinations of colour and dash repeat only after twelve lines."""
-
-    colour: str
-    dash: str
-
-    @classmethod
-    def at(cls, number: int) -> Style:
-        """The style of line `number`, from 0."""
-        return cls(COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)])
-
-
 def marks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and SVG dash pattern of each named line, for a legend outside the figure."""
-    styles = {name: Style.at(number) for number, name in enumerate(names)}
-    return {name: (style.colour, DASHES[style.dash]) for name, style in styles.items()}
+    return {name: (_colour(line), DASHES[_dash(line)]) for line, name in enumerate(names)}
+
+
+def _colour(line: int) -> str:
+    """The colour of a line by its number. Combinations of colour and dash repeat only after twelve lines."""
+    return COLOURS[line % len(COLOURS)]
+
+
+def _dash(line: int) -> str:
+    return list(DASHES)[line % len(DASHES)]
 
 
 def figure(chart: Chart, rounds: Rounds) -> JSON | None:
     """Draws a chart of one run; None if no round has any of its values (such as the KL without a reference)."""
     curves = [Curve.of(label, metric, rounds) for metric, label in chart.lines.items()]
-    band = [_band(curves[0].numbers, _limits(chart, rounds), Style.at(chart.band_of).colour)] if chart.band else []
-    return _figure(chart, curves, band, HEIGHT, legend=len(curves) > 1)
+    bands = [_band(curves[0].numbers, _limits(chart, rounds), chart.band_of)] if chart.band else []
+    return _figure(chart, curves, bands, legend=len(curves) > 1)
 
 
-def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds], height: int = HEIGHT) -> JSON | None:
+def figure_of_runs(chart: Chart, runs: Mapping[str, Rounds]) -> JSON | None:
     """Draws a chart's first line for several runs, by name; None if no run has it. The page has the legend."""
     curves = [Curve.of(name, chart.first_metric, rounds) for name, rounds in runs.items()]
-    return _figure(chart, curves, [], height, legend=False)
+    return _figure(chart, curves)
 
 
-def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: int = HEIGHT) -> JSON | None:
+def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]]) -> JSON | None:
     """Draws a chart's first line for several arms: the mean over seeds, and a band from the lowest to the highest seed.
 
     Args:
         chart: chart whose first metric is drawn.
         arms: name → rounds of each seed. Rounds that some seed lacks are left out.
-        height: height in pixels.
     """
     curves, bands = list[Curve](), list[JSON]()
     for line, (arm, runs) in enumerate(arms.items()):
@@ -88,30 +83,31 @@ def figure_of_arms(chart: Chart, arms: Mapping[str, Sequence[Rounds]], height: i
         whole = [values if len(values) == len(runs) else [] for values in seeds]
         curves.append(Curve(arm, numbers, [sum(values) / len(values) if values else None for values in whole]))
         limits = [(min(values), max(values)) if values else None for values in whole]
-        bands.append(_band(numbers, limits, Style.at(line).colour))
-    return _figure(chart, curves, bands, height, legend=False)
+        bands.append(_band(numbers, limits, line))
+    return _figure(chart, curves, bands)
 
 
-def _figure(chart: Chart, curves: list[Curve], band: list[JSON], height: int, legend: bool) -> JSON | None:
+def _figure(chart: Chart, curves: list[Curve], bands: Sequence[JSON] = (), legend: bool = False) -> JSON | None:
     distinct = {value for curve in curves for value in curve.values if value is not None}
     if len(distinct) < (2 if chart.only_changing else 1):
         return None
     few = max(len(curve.numbers) for curve in curves) <= FEW_ROUNDS
     last = max(max(curve.numbers, default=0) for curve in curves)
     lines = [
-        _trace(Style.at(number), curve, few)
+        _trace(number, curve, few)
         for number, curve in enumerate(curves)
         if not legend or any(value is not None for value in curve.values)  # no empty line in the figure's own legend
     ]
-    legend_height = 0
+    layout = _layout(chart, last)
     if legend:
+        layout["showlegend"] = True
         for line in lines:
             line["name"] = "<br>".join(wrap(line["name"], LEGEND_WIDTH))
-            legend_height += HEIGHT_OF_ENTRY * (1 + line["name"].count("<br>"))
-    return {"data": [*band, *lines], "layout": _layout(chart, last, height + legend_height, legend)}
+            layout["height"] += HEIGHT_OF_ENTRY * (1 + line["name"].count("<br>"))
+    return {"data": [*bands, *lines], "layout": layout}
 
 
-def _trace(style: Style, curve: Curve, few: bool) -> JSON:
+def _trace(line: int, curve: Curve, few: bool) -> JSON:
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -119,8 +115,8 @@ def _trace(style: Style, curve: Curve, few: bool) -> JSON:
         "x": curve.numbers,
         "y": curve.values,
         "connectgaps": False,
-        "line": {"color": style.colour, "width": 2, "dash": style.dash},
-        "marker": {"color": style.colour, "size": 5 if few else _isolated(curve.values)},
+        "line": {"color": _colour(line), "width": 2, "dash": _dash(line)},
+        "marker": {"color": _colour(line), "size": 5 if few else _isolated(curve.values)},
         "hovertemplate": "%{y:.4g}",
     }
 
@@ -144,8 +140,8 @@ def _limits(chart: Chart, rounds: Rounds) -> list[tuple[float, float] | None]:
     return limits
 
 
-def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: str) -> JSON:
-    """One closed shape for each stretch of rounds without a gap."""
+def _band(numbers: list[int], limits: list[tuple[float, float] | None], line: int) -> JSON:
+    """The shaded band of a line: one closed shape for each stretch of rounds without a gap."""
     x: list[int | None] = []
     y: list[float | None] = []
     for gap, stretch in groupby(zip(numbers, limits, strict=True), key=lambda pair: pair[1] is None):
@@ -155,26 +151,23 @@ def _band(numbers: list[int], limits: list[tuple[float, float] | None], colour: 
             x += [*(n for n, _ in outline), None]
             y += [*(value for _, value in outline), None]
     shape = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fill": "toself"}
-    return shape | {"fillcolor": _translucent(colour), "x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
+    red, green, blue = bytes.fromhex(_colour(line)[1:])
+    shape |= {"fillcolor": f"rgba({red},{green},{blue},0.16)"}
+    return shape | {"x": x, "y": y, "hoverinfo": "skip", "showlegend": False}
 
 
-def _translucent(colour: str) -> str:
-    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.16)"
-
-
-def _layout(chart: Chart, last: int, height: int, legend: bool) -> JSON:
+def _layout(chart: Chart, last: int) -> JSON:
     font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12}
     below = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
     return {
-        "height": height,
+        "height": chart.height,
         "margin": {"l": 44, "r": 10, "t": 10, "b": 28},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": font,
         "hovermode": "x unified",
         "dragmode": False,
-        "showlegend": legend,
+        "showlegend": False,
         "legend": {**below, "itemclick": False, "itemdoubleclick": False},
         **_axes(chart, last),
     }
@@ -204,8 +197,7 @@ def bars(x: Sequence[float | str], y: Sequence[float], title: str, tickformat: s
         title: title of the x axis.
         tickformat: format of ticks on the y axis.
     """
-    chart = Chart("", "", {}, tickformat=tickformat)
-    layout = _layout(chart, len(x), HEIGHT, legend=False)
+    layout = _layout(Chart("", "", {}, tickformat=tickformat), len(x))
     layout["hovermode"], layout["bargap"] = "closest", 0.12
     layout["xaxis"] |= {"title": {"text": title, "standoff": 6}, "type": "category" if isinstance(x[0], str) else "-"}
     layout["margin"] = {**layout["margin"], "b": 44}
@@ -232,7 +224,7 @@ def timeline(jobs: Sequence[JobRecord]) -> JSON | None:
         "marker": {"color": COLOURS[0], "opacity": 0.75, "line": {"width": 1, "color": COLOURS[0]}},
         "hovertemplate": "%{y} %{text}: %{x:.2f} minutes<extra></extra>",
     }
-    layout = _layout(Chart("", "", {}), 9, 60 + 24 * len(stages), legend=False)
+    layout = _layout(Chart("", "", {}, height=60 + 24 * len(stages)), 9)
     layout["hovermode"], layout["barmode"] = "closest", "overlay"
     layout["margin"] = {"l": 96, "r": 10, "t": 10, "b": 44}
     layout["xaxis"] |= {"title": {"text": "minutes since the first job began", "standoff": 6}, "showgrid": True}

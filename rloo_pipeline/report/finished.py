@@ -14,7 +14,7 @@ from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.completions import is_correct
 from rloo_pipeline.judging.run_files import read_config, read_held_out, read_metrics
-from rloo_pipeline.report.jobs import jobs_of, seconds_by_stage
+from rloo_pipeline.report.jobs import costs, jobs_of
 from rloo_pipeline.report.run_tables import read_completions
 
 
@@ -75,7 +75,7 @@ def read(folder: Path) -> FinishedRun:
         completions["prompt_id"].to_pylist()[::samples],
         is_correct(config, completions, samples).mean(axis=1),
         json.loads(tables.footer(completions).get(lineage.FUNCTIONS, "{}")),
-        seconds_by_stage(jobs_of(folder, config.rounds)),
+        {cost.stage: round(cost.seconds, 1) for cost in costs(jobs_of(folder, config.rounds))},
     )
 
 

@@ -79,7 +79,8 @@ def format_number(value: float | str | None) -> str:
     """
     if value is None or isinstance(value, str):
         return value or "–"
-    shown = f"{value:,}" if isinstance(value, int) else _three_digits(value + 0.0)  # avoids −0
+    whole = isinstance(value, int) or abs(value) >= 999.5  # avoids 1e+03
+    shown = f"{value:,.0f}" if whole else f"{value + 0.0:.3g}"  # avoids −0
     return f"−{shown[1:]}" if shown.startswith("-") else shown
 
 
@@ -88,13 +89,6 @@ def signed(value: float | None) -> str:
     if value is None or value == 0:
         return "–" if value is None else "0"
     return f"{'+' if value > 0 else ''}{format_number(value)}"
-
-
-def _three_digits(value: float) -> str:
-    """Formats three significant digits, or all integer digits of numbers that round to 1,000 or more, instead of
-    1e+03.
-    """
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def listed(names: Sequence[str]) -> str:

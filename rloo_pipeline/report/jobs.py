@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -105,11 +106,6 @@ def _record(run: Path, name: Path, text: str, match: re.Match[str]) -> JobRecord
     )
 
 
-def seconds_by_stage(jobs: Sequence[JobRecord]) -> dict[str, float]:
-    """Wall-clock seconds of all jobs of each stage."""
-    return {cost.stage: round(cost.seconds, 1) for cost in costs(jobs)}
-
-
 def costs(jobs: Sequence[JobRecord]) -> list[Cost]:
     """Cost of each stage, longest first."""
     stages = dict.fromkeys(job.stage for job in jobs)
@@ -154,22 +150,17 @@ def _measured(match: re.Match[str], benchmark: Path) -> tuple[float | None, floa
 
     Snakemake counts the ranks that a stage started, but not the worker that did its work.
     """
-    pairs = zip((match["cpu"], match["memory"]), _benchmark(benchmark), strict=True)
-    cpu, memory = (max((float(value) for value in pair if value is not None), default=None) for pair in pairs)
-    return cpu, memory
+    row: dict[str, str] = {}
+    if benchmark.exists():
+        with benchmark.open(encoding="utf-8", newline="") as lines:
+            row = next(csv.DictReader(lines, delimiter="\t"), row)
+    return _largest(match["cpu"], row.get("cpu_time")), _largest(match["memory"], row.get("max_rss"))
 
 
-def _benchmark(file: Path) -> tuple[float | None, float | None]:
-    """CPU seconds and peak memory (MB) of a job, as measured by Snakemake."""
-    if not file.exists():
-        return None, None
-    with file.open(encoding="utf-8", newline="") as lines:
-        row = next(csv.DictReader(lines, delimiter="\t"), {})
-
-    def number(name: str) -> float | None:
-        try:
-            return float(row[name])
-        except (KeyError, ValueError, TypeError):
-            return None
-
-    return number("cpu_time"), number("max_rss")
+def _largest(*texts: str | None) -> float | None:
+    """The largest of these numbers; None if no text is a number."""
+    numbers = list[float]()
+    for text in texts:
+        with suppress(ValueError):
+            numbers.append(float(text or ""))
+    return max(numbers, default=None)

@@ -70,9 +70,8 @@ def frame(
         for run in runs:
             parts += [_head(run, state), _table([((), row) for row in run.rows(most + 1)], most)]
     else:
-        parts += [
-            _table([((run.run.config.run,), run.rows(1)[-1]) for run in runs if run.rows(1)], most, Column("run"))
-        ]
+        lines = [((run.run.config.run,), latest[-1]) for run in runs if (latest := run.rows(1))]
+        parts.append(_table(lines, most, Column("run")))
         if seconds_left := seconds_left_of(runs):
             parts.append(f"about {clock(seconds_left)} until the last round is done")
     return Group(*parts, *jobs, *details, _bars(stages))

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +40,8 @@ def versions() -> dict[str, str]:
     """Versions of the packages that computed the run."""
     installed = {"rloo_pipeline": __version__, "python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed
 
 

@@ -144,8 +144,7 @@ def by_round(
 
 
 def _interval(evaluation: JSON) -> dict[str, float | None]:
-    low, high = evaluation["ci95"]
-    return {"low": low, "high": high}
+    return dict(zip(("low", "high"), evaluation["ci95"], strict=True))
 
 
 def check_figures(checks: JSON) -> dict[str, JSON]:

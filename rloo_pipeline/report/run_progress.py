@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rloo_pipeline.config.run_jobs import RunJob, jobs_after_rounds, jobs_before_rounds, jobs_of_round
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.judging.run_files import BY_SEED, RunFiles, is_finished, metrics_of
+from rloo_pipeline.judging.run_files import BY_SEED, RunFiles, is_finished, metrics_of, tail_of
 from rloo_pipeline.stages.table import ROWS
 
 SILENT = 300.0
@@ -102,10 +102,7 @@ def _shown(jobs: Iterable[RunJob]) -> list[RunJob]:
 def _working(run: Path, job: RunJob, now: float) -> Working | None:
     """The job's state, if its log shows that it has started and not ended."""
     try:
-        with (run / job.log).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LAST_LINES))
-            lines = list(LINE.finditer(file.read().decode("utf-8", errors="replace")))
+        lines = list(LINE.finditer(tail_of(run / job.log, LAST_LINES)))
         changed = (run / job.log).stat().st_mtime
     except OSError:
         return None

@@ -57,7 +57,7 @@ class Run:
     @property
     def rounds(self) -> list[int]:
         """Numbers of the finished rounds, from 1 without gaps."""
-        return list(range(1, len(run_files.metrics_until(self.folder, self.config.rounds)) + 1))
+        return list(range(1, len(run_files.read(self.folder, self.config).rounds) + 1))
 
     def metrics(self) -> pd.DataFrame:
         """metrics.json of all finished rounds: one row per round, indexed by its number, with NaN for null. The column

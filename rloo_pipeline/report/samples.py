@@ -191,19 +191,14 @@ def turns_of(row: Mapping[str, Any]) -> list[ShownTurn]:
     if row.get("messages") is None:
         return [ShownTurn("assistant", _shortened(row["completion"], MAX_CHARACTERS))]
     messages = json.loads(row["messages"])
-    most = MAX_CHARACTERS // len(messages)
-    return [
-        ShownTurn(
-            " ".join(filter(None, (message["role"], message.get("name")))),
-            _shortened(_shown_text(message), most),
-        )
-        for message in messages
-    ]
+    roles = (" ".join(filter(None, (message["role"], message.get("name")))) for message in messages)
+    return [*map(ShownTurn, roles, _shown_texts(messages))]
 
 
-def _shown_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, and its tool calls."""
-    return "\n".join(filter(None, (content_text(message["content"]), *_calls(message))))
+def _shown_texts(messages: Messages) -> list[str]:
+    """The text of each message with its tool calls; together they get MAX_CHARACTERS."""
+    texts = ("\n".join(filter(None, (content_text(message["content"]), *_calls(message)))) for message in messages)
+    return [_shortened(text, MAX_CHARACTERS // len(messages)) for text in texts]
 
 
 def _calls(message: Mapping[str, Any]) -> Iterator[str]:
@@ -224,10 +219,9 @@ def _shortened(text: str, most: int) -> str:
 
 
 def _messages(row: Mapping[str, Any]) -> Messages:
-    """The messages of a prompt as the page shows them; together they get MAX_CHARACTERS."""
+    """The messages of a prompt as the page shows them."""
     messages = _whole_messages(row)
-    most = MAX_CHARACTERS // max(1, len(messages))
-    return [message | {"content": _shortened(_shown_text(message), most)} for message in messages]
+    return [message | {"content": text} for message, text in zip(messages, _shown_texts(messages), strict=True)]
 
 
 def _whole_messages(row: Mapping[str, Any]) -> Messages:

@@ -58,7 +58,7 @@ def require(distribution: str) -> None:
             same.
     """
     pin = PINS[distribution]
-    installed = _installed(distribution, pin.alternative).partition("+")[0]
+    installed = _installed(distribution).partition("+")[0]
     if installed == pin.version:
         return
     is_patch = installed.split(".")[:2] == pin.version.split(".")[:2]
@@ -74,19 +74,17 @@ def require(distribution: str) -> None:
 def is_installed(distribution: str) -> bool:
     """True if a library in PINS is installed; Liger's kernels, for example, are installed only for GPUs."""
     try:
-        _installed(distribution, PINS[distribution].alternative)
+        _installed(distribution)
     except PackageNotFoundError:
         return False
     return True
 
 
-def _installed(distribution: str, alternative: str | None) -> str:
+def _installed(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        if alternative is None:
-            raise
-        return version(alternative)
+        return version(PINS[distribution].alternative or distribution)
 
 
 @cache
@@ -126,17 +124,12 @@ def _signature(module: object, path: str) -> str | None:
 
 def main() -> None:
     """Prints what the installed versions have changed; exits with an error if there is anything."""
-    changed = False
-    for distribution, pin in PINS.items():
-        if not is_installed(distribution):
-            continue
-        found = changes(distribution)
-        changed = changed or bool(found)
-        installed = _installed(distribution, pin.alternative)
-        print(f"{distribution} {installed}, pinned {pin.version}: {len(found)} changes")
-        for change in found:
+    installed = [*filter(is_installed, PINS)]
+    for name in installed:
+        print(f"{name} {_installed(name)}, pinned {PINS[name].version}: {len(changes(name))} changes")
+        for change in changes(name):
             print(f"  {change}")
-    raise SystemExit(changed)
+    raise SystemExit(any(map(changes, installed)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 
 def prepare_arrow() -> None:
@@ -35,10 +34,8 @@ def prepare_arrow() -> None:
 @contextmanager
 def hidden_packages(*names: str) -> Iterator[None]:
     """Hides these packages from imports inside the block, unless they are imported already."""
-    hidden: dict[str, ModuleType] = {}
-    for name in names:
-        if name not in sys.modules:
-            sys.modules[name] = hidden[name] = None  # type: ignore[assignment]  # makes an import of it fail
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import of it fail
     try:
         yield
     finally:

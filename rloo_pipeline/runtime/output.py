@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -61,7 +62,7 @@ def route_output(log: Path | None) -> None:
         progress.console = Console(file=terminal)
         _redirect(log)
     elif rank == "0" and progress.TERMINAL in os.environ:
-        progress.console = Console(file=open(os.environ[progress.TERMINAL], "a", buffering=1))  # noqa: SIM115
+        progress.console = Console(file=_opened(Path(os.environ[progress.TERMINAL])))
     logger.propagate = log is not None or rank is not None
     if logger.propagate:
         to_log = logging.StreamHandler(sys.stderr)
@@ -69,6 +70,16 @@ def route_output(log: Path | None) -> None:
         root.addHandler(to_log)
     if rank in (None, "0"):
         logger.addHandler(_terminal_handler())
+
+
+def _opened(terminal: Path) -> IO[str]:
+    """The terminal of another process. Progress only goes to the log if that is a socket, which cannot be opened: the
+    output of services of systemd and of programs that Node.js starts.
+    """
+    try:
+        return terminal.open("a", buffering=1)
+    except OSError:
+        return Path(os.devnull).open("a")
 
 
 def _redirect(log: Path) -> None:

@@ -34,7 +34,8 @@ def use(folder: Path | None = None) -> None:
         folder: a new folder in TMPDIR; None makes one.
     """
     if around := _folder_around(Path(tempfile.gettempdir())):
-        _share_lock(around)
+        if not _locks:
+            _lock(os.open(_lock_of(around), os.O_RDONLY))
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
@@ -55,7 +56,6 @@ def claim(folder: Path) -> None:
     os.write(lock, socket.gethostname().encode())
     _lock(lock)
     temporary.rename(_lock_of(folder))  # the lock exists before anyone can see the file
-    _locks.append(lock)
     _own.append((os.getpid(), folder))
     atexit.register(remove)
 
@@ -103,15 +103,9 @@ def _folder_around(folder: Path) -> Path | None:
     return next((parent for parent in (folder, *folder.parents) if _lock_of(parent).exists()), None)
 
 
-def _share_lock(folder: Path) -> None:
-    if not _locks:
-        lock = os.open(_lock_of(folder), os.O_RDONLY)
-        _lock(lock)
-        _locks.append(lock)
-
-
 def _lock(handle: int) -> None:
-    """Takes a shared lock on a file, if the file system has locks."""
+    """Takes a shared lock on a file, if the file system has locks. This process keeps it until `leave`."""
+    _locks.append(handle)
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_SH)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,18 +53,6 @@ def _file_errors_explained() -> Iterator[None]:
         # otherwise each line that does not fit into Snakemake's log on a full disk is a traceback
         logging.raiseExceptions = False
         raise UserError(explain(error)) from None
-
-
-def restore_values(workflow: Any, config: MutableMapping[str, Any]) -> None:
-    """Gives values from `--config` the types that they would have in a file.
-
-    Raises:
-        UserError: a value is not YAML.
-    """
-    from rloo_pipeline.snakemake_ext import configfiles
-
-    settings = workflow.config_settings
-    configfiles.restore_values(config, settings.config, settings.config_args or ())
 
 
 def start() -> None:

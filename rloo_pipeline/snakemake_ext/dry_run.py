@@ -76,10 +76,8 @@ def explain(jobs: Iterable[PlannedJob]) -> list[str]:
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs:
         rules["; ".join(_reasons(job.reason)) or FOLLOWS][job.rule] += 1
-    last = rules.pop(FOLLOWS, None)
-    if last:
-        rules[FOLLOWS] = last
-    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in rules.items()]
+    in_order = sorted(rules.items(), key=lambda jobs: jobs[0] == FOLLOWS)
+    return [f"{why}: {_count(count.total())} ({_names(count)})" for why, count in in_order]
 
 
 def _count(jobs: int) -> str:
@@ -167,18 +165,12 @@ def planned_time(logs: Iterable[tuple[Path, str]]) -> str:
     Args:
         logs: for each job, the run's folder and the job's log, whose name tells the kind of job.
     """
-    seconds = gpu_seconds = 0.0
-    unknown, known = 0, 0
-    measured: dict[Path, dict[str, list[JobRecord]]] = {}
-    for run, log in logs:
-        if run not in measured:
-            measured[run] = _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS))
-        if alike := _similar_jobs(measured[run], run, log):
-            known += 1
-            seconds += fmean(job.seconds for job in alike)
-            gpu_seconds += fmean(job.seconds * job.gpus for job in alike)
-        else:
-            unknown += 1
+    logs = list(logs)
+    measured = {run: _by_kind(report_jobs.jobs_of(run, ALL_ROUNDS)) for run in {run for run, _ in logs}}
+    known = [alike for run, log in logs if (alike := _similar_jobs(measured[run], run, log))]
+    unknown = len(logs) - len(known)
+    seconds = sum(fmean(job.seconds for job in alike) for alike in known)
+    gpu_seconds = sum(fmean(job.seconds * job.gpus for job in alike) for alike in known)
     if not known:
         return "The time is unknown, since the run has not finished a similar job yet; `rloo plan` estimates it."
     gpus = f", {gpu_seconds / 3600:.2f} GPU-hours" if gpu_seconds else ""

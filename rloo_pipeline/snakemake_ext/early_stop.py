@@ -23,7 +23,7 @@ from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.judging.run_files import is_finished, stopped_after
 from rloo_pipeline.snakemake_ext import configfiles, failures, run_folders
 from rloo_pipeline.snakemake_ext.logger import displays
-from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+from rloo_pipeline.snakemake_ext.snakemake_call import FINISHES, SnakemakeCall
 
 
 def sampled_ahead(run: Path, round_: int) -> int:
@@ -133,9 +133,7 @@ def finish(call: SnakemakeCall) -> None:
     ended = {run: stop for run, stop in stops.items() if stop < configs[run].rounds}
     if not ended or not call.alone or call.workflow.dag_settings.targets:
         return
-    # in an experiment, `shortened` ends the runs
-    change = f"experiment={call.runs.name}" if call.runs.experiment else f"rounds={next(iter(ended.values()))}"
-    again = command(change, call.config_copy)
+    again = command(call.config_copy)
     if again is None:
         return
     for run, stopped in ended.items():
@@ -144,7 +142,8 @@ def finish(call: SnakemakeCall) -> None:
         run_folders.write_config(call.run_folder(run), configs[run], rounds=stopped)
     for display in displays(call):
         display.give_terminal_back()
-    if subprocess.run(again, env=os.environ | {failures.COMMAND: failures.typed()}, check=False).returncode:
+    environment = os.environ | {FINISHES: "1", failures.COMMAND: failures.typed()}
+    if subprocess.run(again, env=environment, check=False).returncode:
         return
     for run, stopped in ended.items():
         folder, planned = call.run_folder(run), configs[run].rounds
@@ -155,16 +154,17 @@ def finish(call: SnakemakeCall) -> None:
     raise SystemExit(0)
 
 
-def command(change: str, configfile: Path | None, argv: Sequence[str] | None = None) -> list[str] | None:
-    """The command line of this Snakemake process with another configuration; None if Snakemake was called from Python.
+def command(configfile: Path | None, argv: Sequence[str] | None = None) -> list[str] | None:
+    """The command line of this Snakemake process with its copied configuration; None if Snakemake was called from
+    Python.
 
     Args:
-        change: value for `--config`. Since only one `--config` counts, it replaces the one on the command line.
         configfile: file with the configuration of this process, including `--config`; None if there is no such file.
         argv: the command line; None for that of this process.
     """
     command_line = list(sys.argv if argv is None else argv)
     if not configfiles.is_snakemake(command_line[0]):
         return None
-    config = ["--configfile", str(configfile), "--config", change] if configfile else []
+    # only the last `--config` counts
+    config = ["--configfile", str(configfile), "--config", "functions=keep"] if configfile else []
     return [sys.executable, "-m", "snakemake", *command_line[1:], "--nolock", *config]

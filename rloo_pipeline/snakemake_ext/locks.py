@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from snakemake.logging import logger
 
 from rloo_pipeline.cluster import slurm
+from rloo_pipeline.config.run_set import RESULTS
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report import origin
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
@@ -45,7 +46,7 @@ def hold_run(call: SnakemakeCall) -> None:
     if call.dry_run or not call.main:
         return
     origin.note_commit()
-    call.alone, call.owner = held = hold(Path.cwd(), call.runs.name)
+    call.alone, call.owner = held = hold(Path.cwd(), call.runs.name, call.results)
     if held.alone and held.message:
         logger.info(held.message)
 
@@ -59,19 +60,20 @@ def refuse_second_process(call: SnakemakeCall) -> None:
         raise UserError(call.owner)
 
 
-def hold(folder: Path, run: str) -> Hold:
+def hold(folder: Path, run: str, results: Path = Path(RESULTS)) -> Hold:
     """Takes a run's lock for the lifetime of this process, and removes provably stale markers.
 
     Args:
         folder: Snakemake's working folder, which several runs may use at once.
         run: name of the run.
+        results: folder of the runs' folders, relative to `folder`; a module's `prefix:` changes it.
 
     Raises:
         UserError: the folder is not writable, its name has a line break, or the lock belongs to another user.
     """
     if "\n" in str(folder):
         raise UserError(f"{str(folder)!r}: a folder with a line break in its name; SLURM and Snakemake misread it")
-    hidden = folder / ".snakemake"
+    hidden, place = folder / ".snakemake", results / run
     own = hidden / f"rloo-{run}.lock"
     try:
         hidden.mkdir(exist_ok=True)
@@ -79,7 +81,7 @@ def hold(folder: Path, run: str) -> Hold:
     except OSError as error:
         if isinstance(error, PermissionError) and own.exists():
             raise UserError(
-                f"results/{run}: started by {_user_of(own)}, whose lock {own} this user cannot write; if that run has "
+                f"{place}: started by {_user_of(own)}, whose lock {own} this user cannot write; if that run has "
                 "ended, have it deleted and repeat the command"
             ) from None
         raise UserError(f"{folder}: a run needs a folder in which it can write ({error.strerror})") from None
@@ -88,15 +90,15 @@ def hold(folder: Path, run: str) -> Hold:
     if not locked and owner and owner == os.environ.get(OWNER):
         return Hold(True)  # the call with which the owner finishes the run
     if locked is False:
-        return Hold(False, f"results/{run}: {owner or 'another process'} is at work on it, or suspended; end it first")
+        return Hold(False, f"{place}: {owner or 'another process'} is at work on it, or suspended; end it first")
     _held.append(handle)
     markers = [marker for marker in (hidden / "locks").glob("*") if marker.is_file()]
     # any Snakemake process that ends removes the markers of all runs, and some file systems lock per host only
     if owner and not _has_ended(owner, locked):
         remedy = f"if it has ended, delete {own} and repeat the command"
-        return Hold(False, f"results/{run}: locked by a process that may be alive ({owner}); {remedy}")
-    if not _lock_results(folder / "results" / run):
-        return Hold(False, f"results/{run}: a process in another working folder is at work on it; end it first")
+        return Hold(False, f"{place}: locked by a process that may be alive ({owner}); {remedy}")
+    if not _lock_results(folder / place):
+        return Hold(False, f"{place}: a process in another working folder is at work on it; end it first")
     os.environ[OWNER] = _this_process()
     os.ftruncate(handle, 0)
     os.pwrite(handle, os.environ[OWNER].encode(), 0)

@@ -107,7 +107,7 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.RUN_INFO:
             display.planned(record.stats["total"])
         elif event == LogEvent.JOB_INFO:
-            display.job(record.jobid, record.rule_name, record.wildcards, record.log, record.reason, record.output)
+            display.job(record)
         elif event == LogEvent.JOB_FINISHED:
             display.finished(record.job_id)
         elif event == LogEvent.PROGRESS:
@@ -121,14 +121,14 @@ class LogHandler(LogHandlerBase):
         if text.startswith("Trying to restart job "):
             display.restarted(int(text.rstrip(".").rpartition(" ")[2]))
         if text.startswith("Terminating processes on user request"):
-            display.interrupted()
+            display.interrupted = True
         if text.startswith("Will exit after finishing currently running jobs"):
-            display.stopping()
+            display.stopping = True
         if status := failures.exit_status(text):
             display.exit_status(*status)
             return
         hidden = NOISE.match(text) if level < logging.ERROR else text.startswith(ENDS) and display.explains_failure
-        hidden = hidden or (display.is_interrupted and text.startswith("RuleException:\nCalledProcessError"))
+        hidden = hidden or (display.interrupted and text.startswith("RuleException:\nCalledProcessError"))
         if not hidden:
             error = ERROR.match(text)
             ours = error and RAISES.search(error["frames"])

@@ -30,10 +30,20 @@ from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
 
 
 def refuse_jobs(call: SnakemakeCall) -> None:
-    """Refuses `exchange` on nodes' own disks if stages run as SLURM jobs, where it cannot work."""
-    if not call.workflow.local_exec:
-        on_nodes = lost(call.workflow.dag.needrun_jobs())
-        refuse(call.runs.configs.values(), (policy for policy in on_nodes if not node_files.fill(policy)))
+    """Refuses `exchange` on nodes' own disks if stages run as SLURM jobs, where it cannot work.
+
+    Raises:
+        UserError: a run uses nodes' own disks, or needs a policy from them.
+    """
+    if call.workflow.local_exec:
+        return
+    for config in call.runs.configs.values():
+        exchange.refuse(config, 1, as_jobs=True)
+    for policy in lost(call.workflow.dag.needrun_jobs()):
+        if not node_files.fill(policy):
+            raise UserError(
+                f"{policy}: its weights were on a node's own disk; continue with `rloo submit` or `rloo run`"
+            )
 
 
 def prepare(call: SnakemakeCall, program: Sequence[str]) -> None:
@@ -52,7 +62,9 @@ def lost(jobs: Iterable[Any]) -> list[Path]:
     jobs = list(jobs)
     made = {str(file) for job in jobs for file in job.output}
     read = {Path(file) for file in {str(file) for job in jobs for file in job.input} - made}
-    return sorted(path for path in read if path.parent.name == POLICIES and int(path.name) and node_files.links(path))
+    return sorted(
+        path for path in read if path.parent.name == POLICIES and path.name != "00000" and node_files.links(path)
+    )
 
 
 def restore(policies: Iterable[Path], nodes: int, program: Sequence[str]) -> None:
@@ -86,18 +98,6 @@ def _in_state(policy: Path, state: Path) -> list[Path]:
     written, held = (manifest.read_manifest(folder).digests for folder in (policy, state))
     names = [link.name for link in node_files.links(policy)]
     return [state / STATE_POLICY] if all(held.get(f"{STATE_POLICY}/{name}") == written[name] for name in names) else []
-
-
-def refuse(configs: Iterable[Config], policies: Iterable[Path]) -> None:
-    """Refuses `exchange` on nodes' own disks if stages run as SLURM jobs, where it cannot work.
-
-    Raises:
-        UserError: a run uses nodes' own disks, or needs a policy from them.
-    """
-    for config in configs:
-        exchange.refuse(config, 1, as_jobs=True)
-    for folder in policies:
-        raise UserError(f"{folder}: its weights were on a node's own disk; continue with `rloo submit` or `rloo run`")
 
 
 def start(configs: dict[Path, Config], nodes: int) -> None:

@@ -123,6 +123,7 @@ def report_briefly() -> None:
             report_fully(job, *options, **named)
             return
         shown = {
+            "event": LogEvent.JOB_INFO,
             "jobid": job.jobid,
             "rule_name": job.rule.name,
             "wildcards": job.wildcards_dict,
@@ -130,6 +131,6 @@ def report_briefly() -> None:
             "reason": str(job.dag.reason(job)),
             "output": job.output,
         }
-        logger.info(None, extra={"event": LogEvent.JOB_INFO, **shown})
+        logger.info(None, extra=shown)
 
     Job.log_info = log_info

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import RenderableType
 from rich.live import Live
@@ -52,11 +52,6 @@ class RunningJob(NamedTuple):
     """Start of the job in seconds since 1970."""
     outputs: Sequence[str] = ()
 
-    @property
-    def measured(self) -> str | None:
-        """The file with the job's measurements of a policy or a round, if it makes any."""
-        return next((file for file in self.outputs if file.endswith(MEASURED)), None)
-
 
 class RunDisplay:
     """Everything that is shown about one Snakemake call."""
@@ -82,7 +77,11 @@ class RunDisplay:
         self._last_job: RunningJob | None = None
         self._done = self._total = 0
         self._began = time.time()
-        self._interrupted = self._stopping = self._closed = False
+        self.interrupted = False
+        """True once the user has interrupted the run. Errors of jobs are not shown after that."""
+        self.stopping = False
+        """True once SIGTERM has told Snakemake to start no more jobs."""
+        self._closed = False
         self._live: Live | None = None
         self._stage_lines: StageLines | None = None
         self._lock = threading.RLock()
@@ -90,12 +89,7 @@ class RunDisplay:
     @property
     def explains_failure(self) -> bool:
         """True if the last lines explain why the call failed."""
-        return bool(self._failures) or self._interrupted or self._stopping
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True once the user has interrupted the run. Errors of jobs are not shown after that."""
-        return self._interrupted
+        return bool(self._failures) or self.interrupted or self.stopping
 
     def add_run(self, config: Config, run: Path, logs: list[str]) -> None:
         """Adds a run that Snakemake works on: its configuration, its folder, Snakemake's log files."""
@@ -142,27 +136,24 @@ class RunDisplay:
         )
         self._live.start()
 
-    def job(
-        self,
-        number: int,
-        rule: str,
-        wildcards: Mapping[str, str],
-        logs: Sequence[str],
-        reason: str,
-        outputs: Sequence[str],
-    ) -> None:
+    def job(self, info: Any) -> None:
         """Records that a job begins, or would begin in a dry run. A job without outputs only groups the outputs of
         others.
+
+        Args:
+            info: Snakemake's event JOB_INFO.
         """
+        rule, log = info.rule_name, next(iter(info.log), None)
         if self._is_dry_run:
-            if outputs:
-                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), reason, logs[0] if logs else None))
+            if info.output:
+                self._planned.append(PlannedJob(failures.RULES.get(rule, rule), info.reason, log))
             return
-        title = failures.title(rule, {name: self._users.get(value, value) for name, value in (wildcards or {}).items()})
+        wildcards = info.wildcards or {}
+        title = failures.title(rule, {name: self._users.get(value, value) for name, value in wildcards.items()})
         with self._lock:
-            self._running[number] = RunningJob(title, time.time(), outputs)
-        if not self._live and outputs:
-            self._line(f"begins: {title}" + (f" (log: {logs[0]})" if logs else ""))
+            self._running[info.jobid] = RunningJob(title, time.time(), info.output)
+        if not self._live and info.output:
+            self._line(f"begins: {title}" + (f" (log: {log})" if log else ""))
 
     def finished(self, number: int) -> None:
         """Records that a job succeeded."""
@@ -179,10 +170,10 @@ class RunDisplay:
         if not self._live:
             seconds = f" ({time.time() - job.began:.0f} s)" if job.outputs else ""
             self._line(f"{done} of {total} jobs done: {job.title}{seconds}")
-        file = Path(job.measured) if job.measured else None
+        measured = next((Path(file) for file in job.outputs if file.endswith(MEASURED)), None)
         for run in self._live_runs:
-            if file and file.is_relative_to(run.run.folder):
-                self._measured(run, file)
+            if measured and measured.is_relative_to(run.run.folder):
+                self._measured(run, measured)
 
     def _measured(self, run: LiveRun, file: Path) -> None:
         """Reads a job's measurements of a round or a policy."""
@@ -208,7 +199,7 @@ class RunDisplay:
         with self._lock:
             job = self._running.pop(number, None) or RunningJob(rule, 0.0)
         status = next((self._exit_status.pop(log) for log in logs if log in self._exit_status), 0)
-        if self._interrupted:
+        if self.interrupted:
             return
         message = failures.message_of(logs, reported, status, job.began)
         self._failures[number] = Failure(job.title, message, logs)
@@ -223,14 +214,6 @@ class RunDisplay:
     def restarted(self, number: int) -> None:
         """Records that a failed job begins again."""
         self._failures.pop(number, None)
-
-    def interrupted(self) -> None:
-        """Records that the user interrupted the call."""
-        self._interrupted = True
-
-    def stopping(self) -> None:
-        """Records that SIGTERM told Snakemake to start no more jobs."""
-        self._stopping = True
 
     def message(self, text: str, level: int = logging.INFO) -> None:
         """Shows another message of Snakemake."""
@@ -252,7 +235,7 @@ class RunDisplay:
         if self._is_dry_run:
             for line in dry_run.lines(self._planned, [run for _, run in self._runs]):
                 self._line(line)
-        elif self._interrupted:
+        elif self.interrupted:
             self._line(f"Interrupted; {failures.go_on()}", "yellow")
         elif self._failures and self._console.is_terminal:
             self._console.print(failures.box(list(self._failures.values())))
@@ -263,7 +246,7 @@ class RunDisplay:
             pages = [self._page] if self._page else [run / "report.html" for _, run in self._runs]
             written = ", ".join(str(page) for page in pages if page.exists())
             self._line(f"finished in {live_run.clock(time.time() - self._began)}" + (f": {written}" if written else ""))
-        elif self._stopping:
+        elif self.stopping:
             self._line(f"Stopped before all jobs were done; {failures.go_on()}", "yellow")
 
     def _stop_live(self) -> None:

@@ -139,8 +139,9 @@ def freeze_config(raw: Mapping[str, Any], runs: RunSet, file: Path | None, folde
         copy = base.name if base.is_absolute() or ".." in base.parts else str(base)
         _write_copy(folder / copy, read_mapping((file.parent if file else Path()) / base))
         raw = {**raw, "experiment": runs.name, "base": copy}
-    _write_copy(folder / "jobs.yaml", raw)
-    return (folder / "jobs.yaml").absolute()
+    own = folder / "rloo-jobs.yaml"  # a base keeps its name, such as jobs.yaml
+    _write_copy(own, raw)
+    return own.absolute()
 
 
 def held_out_rounds(config: Config, run: Path, in_job: bool = False) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
 from rloo_pipeline.before_run import dataset_inputs
-from rloo_pipeline.config import Config
+from rloo_pipeline.config import Config, ModelSource, Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -35,6 +35,16 @@ def local_files(config: Config) -> list[Path]:
             files += _files_in(Path(config.data_dir or ".") / source.name)
     files += [Path(model.name_or_path) / "config.json" for model in config.model_sources if model.name_or_path]
     return [file for file in files if file.is_file()]
+
+
+def _by_name(config: Config) -> Iterator[tuple[ModelSource | Source, Path]]:
+    """Yields models and datasets that are folders or on the Hub, each with the folder."""
+    for model in config.model_sources:
+        if model.name_or_path:
+            yield model, Path(model.name_or_path)
+    for source in dataset_inputs.sources(config).values():
+        if source.name:
+            yield source, Path(config.data_dir or ".") / source.name
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -125,15 +135,9 @@ def lost(config: Config, folder: Path) -> str | None:
         paths = {source["path"] for source in recorded(folder).values()}
     except (OSError, ValueError, KeyError):
         return None
-    models = (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
-    data = (
-        Path(config.data_dir or ".") / name
-        for source in dataset_inputs.sources(config).values()
-        if (name := source.name)
-    )
-    for path in (*models, *data):
-        if str(path) in paths and not path.exists():
-            return f"{path} is missing, and the run began with this folder; put it back, or give the run another name"
+    for _, folder in _by_name(config):
+        if str(folder) in paths and not folder.exists():
+            return f"{folder} is missing, and the run began with this folder; put it back, or give the run another name"
     return None
 
 
@@ -146,14 +150,5 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 def are_pinned(config: Config) -> bool:
     """True if the run names the commit of everything that it fetches from the Hub, so that it always gets the same."""
-    return all(COMMIT.fullmatch(revision or "") for revision in _revisions(config))
-
-
-def _revisions(config: Config) -> Iterator[str | None]:
-    """Configured revisions of everything that is fetched from the Hub."""
-    for source in dataset_inputs.sources(config).values():
-        if source.name and not (Path(config.data_dir or ".") / source.name).is_dir():
-            yield source.revision
-    for model in config.model_sources:
-        if model.name_or_path and not Path(model.name_or_path).is_dir():
-            yield model.revision
+    fetched = (source for source, folder in _by_name(config) if not folder.is_dir())
+    return all(COMMIT.fullmatch(source.revision or "") for source in fetched)

@@ -18,6 +18,9 @@ from rloo_pipeline.judging.run_files import stopped_after
 from rloo_pipeline.runtime import installation
 from rloo_pipeline.snakemake_ext.edited_functions import EditedFunctions
 
+FINISHES = "RLOO_FINISHES"
+"""Environment variable of the call that finishes a run which a gate has ended (`early_stop.finish`)."""
+
 
 class SnakemakeCall:
     """One Snakemake process and its runs: a single run, or the runs of an experiment."""
@@ -29,7 +32,9 @@ class SnakemakeCall:
         self.results = Path(workflow.modifier.path_modifier.modify(RESULTS))
         self.configured = runs
         self.runs = shortened(runs, self.results)
-        """The runs. In an experiment, runs that a gate has ended have only the rounds up to there."""
+        """The runs. In an experiment, and in a call with FINISHES, runs that a gate has ended have only the rounds up
+        to there.
+        """
         self.folder = self.results / runs.name
         """Folder of the run or experiment."""
         stops = {run: stopped_after(self.run_folder(run)) for run in self.runs.configs}
@@ -95,13 +100,14 @@ class SnakemakeCall:
 
 
 def shortened(runs: RunSet, results: Path) -> RunSet:
-    """The runs of an experiment, with those that a gate has ended cut to the rounds that they have.
+    """The runs. In an experiment, and in a call with FINISHES, those that a gate has ended are cut to the rounds that
+    they have.
 
     Args:
         runs: the configured runs.
         results: the folder that theirs are in.
     """
-    if not runs.experiment:
+    if not runs.experiment and FINISHES not in os.environ:
         return runs
     ends = {run: stopped_after(results / run) or config.rounds for run, config in runs.configs.items()}
     configs = {

@@ -53,11 +53,11 @@ class StageLines:
 
     def _take(self) -> None:
         """Shows the complete lines that have arrived."""
-        data = os.pread(self._file.fileno(), 1 << 20, self._read_until)
-        self._read_until += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._show(_text(line))
+        while data := os.pread(self._file.fileno(), 1 << 20, self._read_until):
+            self._read_until += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._show(_text(line))
 
 
 def _text(line: bytes) -> str:

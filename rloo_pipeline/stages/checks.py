@@ -75,7 +75,9 @@ def checks(
     verdicts = judge(evidence, config.checks.limits.by_name(config.sampler_format), config.checks.accept)
     say_checks(verdicts)
     failed = [check for check in verdicts if check["verdict"] == "fail" and not check["accepted"]]
-    path = output.with_suffix(".failed.json") if failed else output
+    refused = output.with_suffix(".failed.json")
+    refused.unlink(missing_ok=True)
+    path = refused if failed else output
     write_json(
         path,
         {
@@ -210,7 +212,9 @@ def say_checks(verdicts: Verdicts) -> None:
 
 
 def _mean_size(differences: Array | None) -> float | None:
-    return None if differences is None or not len(differences) else float(np.abs(differences).mean())
+    if differences is None or not len(differences) or not np.isfinite(differences).all():
+        return None
+    return float(np.abs(differences).mean())
 
 
 def _flat(values: Sequence[Sequence[float]]) -> Array:

@@ -29,10 +29,11 @@ def track(run: Path, to: Sequence[str] | None, round_: int | None, earlier: Path
     Raises:
         UserError: the run, a finished round or the tracker is missing, or a library is missing.
     """
-    config = run_files.read(run).config
+    files = run_files.read(run)
+    config = files.config
     names = list(to or config.trackers)
     trackers.require(names)
-    last = run_files.in_order_of_time(run, round_, config.rounds) if round_ else config.rounds
+    last = run_files.in_order_of_time(run, round_, config.rounds) if round_ else len(files.rounds)
     if round_ and config.held_out_each_round:
         last = trackers.with_accuracy(run, round_, last)
     history = trackers.history_of(run, config, last)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ID, ROUNDS, DIGEST, WRITING = "rloo.id", "rloo.rounds", "rloo.digest", "rloo.writing"
-METRICS_PER_CALL, PARAMS_PER_CALL, MAX_VALUE_LENGTH = 1000, 100, 6000
-"""MLflow's limits; the last one is the length of a parameter's value in characters."""
+MAX_VALUE_LENGTH = 6000
+"""MLflow's limit of the length of a parameter's value in characters."""
 
 
 def send(history: History, run: Path) -> str:
@@ -61,9 +61,7 @@ def _experiment(client: MlflowClient, artifacts: str | None) -> str:
     """The experiment's id. Creates the experiment if it does not exist."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        return str(client.create_experiment(name, artifact_location=artifacts))
-    return str(experiment.experiment_id)
+    return str(experiment.experiment_id if experiment else client.create_experiment(name, artifacts))
 
 
 def _find_or_create(client: MlflowClient, experiment: str, history: History) -> tuple[str, int]:
@@ -91,8 +89,7 @@ def _log(client: MlflowClient, run_id: str, points: Sequence[Point]) -> None:
         for step, values in ((point.step, point.values), (point.held_out_step, point.held_out))
         for name, value in values.items()
     ]
-    for place in range(0, len(metrics), METRICS_PER_CALL):
-        client.log_batch(run_id, metrics=metrics[place : place + METRICS_PER_CALL])
+    client.log_batch(run_id, metrics)
 
 
 def _log_config(client: MlflowClient, run_id: str, config: Mapping[str, Any]) -> None:
@@ -100,8 +97,7 @@ def _log_config(client: MlflowClient, run_id: str, config: Mapping[str, Any]) ->
     from mlflow.entities import Param
 
     params = [Param(_name(name), str(value)[:MAX_VALUE_LENGTH]) for name, value in flatten(config).items()]
-    for place in range(0, len(params), PARAMS_PER_CALL):
-        client.log_batch(run_id, params=params[place : place + PARAMS_PER_CALL])
+    client.log_batch(run_id, params=params)
 
 
 def _name(name: str) -> str:

@@ -28,8 +28,6 @@ from rloo_pipeline.trackers.names import STEP, eval_metrics, named
 
 PROJECT = "rloo_pipeline"
 """W&B project and MLflow experiment, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME is set."""
-DECIDING = [row.stage for row in ROWS if row.identifies]
-"""Stages whose results determine the metrics."""
 
 
 class Point(NamedTuple):
@@ -120,5 +118,6 @@ def identity(config: Config) -> str:
     """The run's name, and a digest of everything that decides its numbers."""
     rollout = config.rollout
     by_rules = {key: value for key, value in (("lag", rollout.lag), ("refill", rollout.refill)) if value}
-    decides = json.dumps({stage: config.params(stage) for stage in DECIDING} | by_rules, sort_keys=True)
+    by_stages = {row.stage: config.params(row.stage) for row in ROWS if row.identifies}
+    decides = json.dumps(by_stages | by_rules, sort_keys=True)
     return f"{config.run}-{hashlib.sha256(decides.encode()).hexdigest()[:8]}"

@@ -19,7 +19,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from rloo_pipeline.stages.table import ROWS
 
@@ -140,17 +139,11 @@ def _request(path: str, argv: Sequence[str], terminal: int) -> socket.socket:
     return connection
 
 
-class Peer(NamedTuple):
-    """The process at the other end of a connection."""
-
-    process: int
-    user: int
-
-
-def peer(connection: socket.socket) -> Peer:
-    """Asks the kernel for the process at the other end."""
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Asks the kernel for the ids of the process at the other end and of its user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return Peer(*struct.unpack("3i", credentials)[:2])
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -45,8 +45,9 @@ def serve(
             none.
         after: role whose first stage starts before that import, so that it finds its cores free.
     """
-    _end_with(controller, path.parent)
     environment_at_start = dict(os.environ)  # without what stages set, such as the GPUs that they take
+    scratch.use()  # before an import of torch, which would make a removed TMPDIR anew
+    _end_with(controller, path.parent)
     engine_cache.enable()
     path.unlink(missing_ok=True)
     temporary = path.with_suffix(".new")
@@ -64,7 +65,7 @@ def serve(
         while True:
             connection, _ = listener.accept()
             with connection:
-                if client.peer(connection).user != os.getuid():  # the folder keeps others out, too
+                if client.peer(connection)[1] != os.getuid():  # the folder keeps others out, too
                     continue
                 if not _answer(connection, run):
                     break
@@ -129,6 +130,8 @@ def _end_with(controller: int, folder: Path) -> None:
     """Removes the sockets and the temporary files and ends this process when `controller` has ended."""
 
     def end() -> None:
+        # the main thread may be importing torch, which makes this folder: one that exists and stays
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch.user_folder())
         try:
             kept_ranks.close()
             engine_cache.abandon()

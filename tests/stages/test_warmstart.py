@@ -102,6 +102,8 @@ def test_a_policy_that_rloo_could_not_teach_stops_the_run_with_the_reason(tmp_pa
     assert checked(run, tiny_model).returncode == 0
     [accepted] = [check for check in json.loads(output.read_text())["checks"] if check["accepted"]]
     assert (accepted["name"], accepted["verdict"]) == ("teaching", "fail")
+    assert not output.with_suffix(".failed.json").exists()
+    assert "no round is done yet" in done("diagnose", run.run).stdout, "the checks of an earlier call do not count"
 
 
 def test_a_misspelt_layer_of_the_adapter_is_refused_before_anything_is_trained_or_sampled(tmp_path, tiny_model) -> None:

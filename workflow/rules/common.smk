@@ -9,11 +9,12 @@ from rloo_pipeline.config.loading import refuse_bad_files
 from rloo_pipeline.config.provenance import source_digest
 from rloo_pipeline.config.run_set import runs_of
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.snakemake_ext import configfiles
 
 try:
     CONFIGFILES = list(map(Path, workflow.overwrite_configfiles))
     refuse_bad_files(map(Path, workflow.configfiles))  # including those that a Snakefile names
-    snakemake_ext.restore_values(workflow, config)
+    configfiles.restore_values(config, workflow.config_settings.config, workflow.config_settings.config_args or ())
     RUNS, CONTROLLER = snakemake_ext.install(
         workflow,
         runs_of(

@@ -116,16 +116,19 @@ def test_policies_on_the_node_are_copied_at_the_controllers_end_and_others_of_it
     update = SimpleNamespace(input=[policies / "00001"], output=[policies / "00002"])
     assert node_exchange.lost([job]) == [policies / "00001", policies / "00002"]
     assert node_exchange.lost([job, update]) == [policies / "00001"]
-    with pytest.raises(UserError, match="continue with `rloo submit` or `rloo run`"):
-        node_exchange.refuse([], node_exchange.lost([job]))
+    assert node_exchange.lost([SimpleNamespace(input=[policies / "merged"], output=[])]) == [], "of a rule of the user"
     (policies / "00003").mkdir()
     (policies / "00003" / "model.safetensors").symlink_to(node / ".2.tmp" / "model")
     manifest.write_manifest(policies / "00003", policy="00003")
-    dag = SimpleNamespace(needrun_jobs=lambda: [SimpleNamespace(input=[policies / "00003"], output=[])])
-    workflow = SimpleNamespace(local_exec=False, dag=dag)
-    node_exchange.refuse_jobs(SimpleNamespace(workflow=workflow, runs=SimpleNamespace(configs={})))
+    jobs = [SimpleNamespace(input=[policies / "00003"], output=[])]
+    workflow = SimpleNamespace(local_exec=False, dag=SimpleNamespace(needrun_jobs=lambda: jobs))
+    call = SimpleNamespace(workflow=workflow, runs=SimpleNamespace(configs={}))
+    node_exchange.refuse_jobs(call)
     assert node_files.links(policies / "00003") == [], "its weights are on this machine, so jobs get them"
     (node / ".2.tmp" / "model").unlink()
+    jobs[0].input = [policies / "00002"]
+    with pytest.raises(UserError, match=r"00002: .* continue with `rloo submit` or `rloo run`"):
+        node_exchange.refuse_jobs(call)
     monkeypatch.setenv(scratch.EXCHANGE, str(node))
     node_exchange._end(os.getpid(), [tmp_path])
     assert [len(node_files.links(policies / f"{number:05d}")) for number in (1, 2)] == [0, 1]

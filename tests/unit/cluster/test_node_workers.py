@@ -15,7 +15,7 @@ import yaml
 from helpers import executable, has_ended, mini, wait_until
 
 from rloo_pipeline.cluster import node_workers, step_client
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, scratch
 from rloo_pipeline.workers import client
 
 SRUN = """
@@ -224,6 +224,18 @@ def test_a_stage_whose_router_is_gone_ends_without_a_traceback(tmp_path) -> None
         connection.close()  # with the rest of the request unread, which resets the connection
         assert stage.communicate(timeout=60)[1] == ""
     assert stage.returncode == 1
+
+
+def test_the_next_controller_removes_the_folder_of_a_killed_ones_router(tmp_path) -> None:
+    code = (
+        "import os; from rloo_pipeline.cluster import node_workers; "
+        "node_workers._start_router(1, 1); os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False)
+    assert list(tmp_path.glob("rloo-router-*"))
+    scratch.remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stage_finds_the_workers_of_its_node_and_they_end_with_snakemake(job) -> None:

@@ -86,6 +86,24 @@ def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, 
     assert (slurm.job("7") is not None) == waits
 
 
+def test_a_run_in_one_job_goes_on_while_the_disk_with_its_log_is_full() -> None:
+    """A reader that ended would leave Snakemake waiting at a full pipe, and no finished stage would be counted."""
+    code = (
+        "import os, sys; from rloo_pipeline.cluster.allocation import _say, _Watch\n"
+        "_say('allocation 1')\n"
+        "read, write = os.pipe()\n"
+        "watch = _Watch(os.fdopen(read))\n"
+        "os.write(write, b'1 of 2 jobs done: score\\n2 of 2 jobs done: update\\n')\n"
+        "os.close(write); watch.close()\n"
+        "print(watch.finished, watch.complete, file=sys.stderr)"
+    )
+    with open("/dev/full", "w") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert outcome.stderr.startswith("2 True\n")
+
+
 def test_a_job_is_put_back_into_the_queue_when_slurms_controller_answers_again(tmp_path, monkeypatch, capsys) -> None:
     """A run whose job ends while it is restarted would stop there."""
     calls = tmp_path / "calls"

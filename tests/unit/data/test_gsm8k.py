@@ -79,7 +79,7 @@ def test_the_text_model_loads_with_transformers_and_its_tokenizer_is_lossless(tm
     [
         (None, {}, "train.jsonl: the corpus .* cannot be read"),
         ('{"question": "q", "answr": "a"}', {}, "line 1 has no column 'answer'.*did you mean 'answr'"),
-        ('{"question": "q", "answer": "a"}\n\nnot json', {}, "line 3 is not a JSON object"),
+        ('{"question": "q", "answer": "a"}\n\nnot json', {}, "line 3: not JSON: Expecting value"),
         ('{"question": "q", "answer": "a"}', {"vocab_size": 200}, "vocab_size 200 is below the 261"),
     ],
 )

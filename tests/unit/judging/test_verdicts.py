@@ -9,6 +9,7 @@ from rloo_pipeline.checks.evidence import Evidence, TokenFacts
 from rloo_pipeline.checks.group_stats import SuccessDistribution, fit
 from rloo_pipeline.checks.registry import CHECKS, judge, verdict_of
 from rloo_pipeline.config import CheckLimits
+from rloo_pipeline.stages.checks import _mean_size
 
 PROMPTS, SAMPLES = 40, 8
 LIMITS = CheckLimits().by_name("float32")
@@ -112,6 +113,15 @@ def test_a_check_without_limits_always_passes() -> None:
     assert CHECKS.keys() - SICK.keys() == {"mean_reward", "pass_at_1"}
     assert verdict_of(0.0, None, None, "below") == "pass"
     assert verdict_of(0.0, 0.1, None, "below") == "warn"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_log_probs_that_are_not_finite_do_not_pass_and_can_be_written(bad: float) -> None:
+    results = verdicts(healthy(differences=np.array([bad] * 2), entropies=np.array([0.5, np.nan])))
+    names = ("logprob_difference", "logprob_difference_q95", "entropy")
+    assert [results[name]["verdict"] for name in names] == ["fail", "fail", "warn"]
+    assert [results[name]["value"] for name in names] == [None] * 3
+    assert _mean_size(np.array([bad, 0.0])) is None
 
 
 def test_a_check_that_does_not_apply_is_left_out() -> None:

@@ -1,6 +1,7 @@
 """A run in Python: read as it lies, by a notebook too, and started from there."""
 
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from helpers import ROOT, Project, mini
 from nbclient import NotebookClient
-from synthetic_runs import PROMPTS, ROUNDS, configuration, finish_run
+from synthetic_runs import PROMPTS, ROUNDS, configuration, finish_run, train_again
 
 import rloo_pipeline
 from rloo_pipeline.commands import launch
@@ -30,6 +31,13 @@ def test_metrics_are_a_frame_with_a_row_a_round(folder: Path) -> None:
     assert run.config.rounds == ROUNDS
     assert run.summary["gain"] > 0
     assert run.evaluation("final")["distance"]["kl/sequence_mean"] == 3.25
+
+
+def test_rounds_of_an_earlier_training_are_not_finished(folder: Path, tmp_path: Path) -> None:
+    run = rloo_pipeline.open_run(shutil.copytree(folder, tmp_path / "again"))
+    train_again(run.folder, 5)
+    assert run.rounds == list(run.metrics().index) == [1, 2, 3, 4, 5]
+    assert "rounds done: 5 of" in repr(run)
 
 
 def test_held_out_accuracy_is_a_metric_and_a_curve(folder: Path) -> None:

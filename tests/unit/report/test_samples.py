@@ -39,9 +39,10 @@ def test_an_episode_is_shown_turn_by_turn() -> None:
     ]
 
 
-def test_a_prompt_shows_the_calls_of_its_history() -> None:
+@pytest.mark.parametrize("content", ["", None])
+def test_a_prompt_shows_the_calls_of_its_history(content: str | None) -> None:
     calls = [{"function": {"name": "add", "arguments": {"a": 1}}}, {"name": "stop", "arguments": '{"b": 2}'}]
-    [shown] = _messages({"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]})
+    [shown] = _messages({"prompt": [{"role": "assistant", "content": content, "tool_calls": calls}]})
     assert shown["content"] == '→ add(a=1)\n→ stop({"b": 2})'
 
 

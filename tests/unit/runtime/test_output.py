@@ -1,5 +1,6 @@
 """The output of a stage."""
 
+import socket
 import subprocess
 import sys
 
@@ -15,3 +16,22 @@ def test_when_a_stage_in_a_worker_has_ended_nobody_has_its_terminal_open(tmp_pat
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert outcome.stdout == "b'a line\\n' b''\n", outcome.stderr
+
+
+def test_a_rank_of_a_stage_whose_terminal_is_a_socket_writes_its_progress_to_the_log() -> None:
+    """A service of systemd has one, and so have programs that Node.js starts."""
+    code = (
+        "import os, sys\n"
+        "os.environ |= {'RANK': '0', 'RLOO_TERMINAL': f'/proc/self/fd/{sys.argv[1]}'}\n"
+        "from rloo_pipeline.runtime import output, progress\n"
+        "output.route_output(None); progress.say('a line')"
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        argv, terminal = [sys.executable, "-c", code], theirs.fileno()
+        outcome = subprocess.run(
+            [*argv, str(terminal)], pass_fds=[terminal], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr.endswith("INFO rloo: a line\n")
+    assert outcome.stderr.count("a line") == 1

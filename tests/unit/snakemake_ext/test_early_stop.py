@@ -4,21 +4,35 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import mini
 
 from rloo_pipeline.artifacts.files import write_json
+from rloo_pipeline.config import Config
+from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.snakemake_ext import early_stop
+from rloo_pipeline.snakemake_ext.snakemake_call import FINISHES, shortened
 
 
-def test_a_stopped_run_is_finished_by_the_same_call_with_fewer_rounds_of_the_configuration_that_it_began_with() -> None:
+def test_a_stopped_run_is_finished_by_the_same_call_with_the_configuration_that_it_began_with() -> None:
     argv = ["/bin/snakemake", "--profile", "slurm", "--configfile", "mine.yaml", "--config", "run=x", "rounds=50"]
-    again = early_stop.command("rounds=7", Path("copy.yaml"), argv)
+    again = early_stop.command(Path("copy.yaml"), argv)
     assert again is not None
     assert again[1:] == [
         *("-m", "snakemake", *argv[1:], "--nolock"),
-        *("--configfile", "copy.yaml", "--config", "rounds=7"),
+        *("--configfile", "copy.yaml", "--config", "functions=keep"),
     ]
-    assert early_stop.command("rounds=7", None, ["/lib/snakemake/__main__.py"]) is not None
-    assert early_stop.command("rounds=7", None, ["/bin/jupyter"]) is None, "called from Python, the caller decides"
+    assert early_stop.command(None, ["/lib/snakemake/__main__.py"]) is not None
+    assert early_stop.command(None, ["/bin/jupyter"]) is None, "called from Python, the caller decides"
+
+
+def test_the_call_that_finishes_a_run_ends_it_where_the_gate_did(tmp_path, monkeypatch) -> None:
+    """Not by a key on its command line: a module may take its keys from elsewhere, and another module's run goes on."""
+    runs = RunSet({"mini": Config(**mini(rounds=4))})
+    write_json(tmp_path / "mini" / "stopped.json", {"round": 3})
+    assert shortened(runs, tmp_path).first.rounds == 4, "of a call that the user starts, with more rounds"
+    monkeypatch.setenv(FINISHES, "1")
+    assert shortened(runs, tmp_path).first.rounds == 3
+    assert shortened(runs, tmp_path / "another").first.rounds == 4
 
 
 @pytest.fixture

@@ -1,11 +1,16 @@
-"""For which rounds Snakemake asks for held-out accuracy and pages: never for rounds that a finished run lacks."""
+"""For which rounds Snakemake asks for held-out accuracy and pages: never for rounds that a finished run lacks; the copy
+of the configuration that jobs read.
+"""
 
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import mini
 
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import read_mapping
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.judging.run_files import held_out_of, metrics_of
 from rloo_pipeline.snakemake_ext import run_folders
 
@@ -56,3 +61,16 @@ def test_a_killed_run_makes_what_it_lacks_and_a_finished_one_does_not(tmp_path: 
     longer = Config(**mini(rounds=5))
     assert run_folders.held_out_rounds(longer, tmp_path) == [1, 2, 3, 4, 5]
     assert run_folders.page_rounds(longer, tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize("base", ["jobs.yaml", "of/mine.yaml"])
+def test_jobs_read_the_same_experiment_from_the_copy_whatever_the_name_of_its_base(tmp_path: Path, base: str) -> None:
+    (tmp_path / base).parent.mkdir(exist_ok=True)
+    (tmp_path / base).write_text(yaml.safe_dump(mini()))
+    file = tmp_path / "mine.yaml"
+    experiment = {"experiment": "e", "base": base, "vary": {"algorithm.beta": [0, 0.1]}, "seeds": [1]}
+    file.write_text(yaml.safe_dump(experiment))
+    runs = read_runs(file)
+    copy = run_folders.freeze_config(read_mapping(file), runs, file, tmp_path / "copy")
+    kept = {run: config.model_copy(update={"functions": "keep"}) for run, config in runs.configs.items()}
+    assert read_runs(copy).configs == kept

@@ -15,12 +15,12 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import locks
 
 HOLD = "import sys, time; from pathlib import Path; from rloo_pipeline.snakemake_ext.locks import hold; "
-HOLD += "print(hold(Path(sys.argv[1]), sys.argv[2]).alone, flush=True); time.sleep(int(sys.argv[3]))"
+HOLD += "print(hold(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[4])).alone, flush=True); time.sleep(int(sys.argv[3]))"
 
 
-def process(folder: Path, run: str, seconds: int) -> tuple[subprocess.Popen, bool]:
+def process(folder: Path, run: str, seconds: int, results: str = "results") -> tuple[subprocess.Popen, bool]:
     """A process that takes a run's lock and lives for a while, and whether it got it."""
-    command = [sys.executable, "-c", HOLD, folder, run, str(seconds)]
+    command = [sys.executable, "-c", HOLD, folder, run, str(seconds), results]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return started, started.stdout.readline() == "True\n"
 
@@ -109,22 +109,23 @@ def test_a_run_that_another_process_works_on_is_left_to_it_and_to_what_it_starts
     living.wait()
 
 
-def test_a_run_that_is_linked_into_two_working_folders_has_one_process_at_a_time(tmp_path) -> None:
+@pytest.mark.parametrize("results", ["results", "study/results"])
+def test_a_run_that_is_linked_into_two_working_folders_has_one_process_at_a_time(tmp_path, results) -> None:
     """Each would remove what the other's failed jobs leave, and wait for files that the other made."""
     (tmp_path / "shared" / "a").mkdir(parents=True)
     for name in ("one", "two", "three"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "results").symlink_to(tmp_path / "shared")
-    living, acquired = process(tmp_path / "one", "a", 600)
+        (tmp_path / name / results).parent.mkdir(parents=True)
+        (tmp_path / name / results).symlink_to(tmp_path / "shared")
+    living, acquired = process(tmp_path / "one", "a", 600, results)
     assert acquired
-    lock = locks.hold(tmp_path / "two", "a")
+    lock = locks.hold(tmp_path / "two", "a", Path(results))
     assert (lock.alone, lock.message.partition(";")[0]) == (
         False,
-        "results/a: a process in another working folder is at work on it",
+        f"{results}/a: a process in another working folder is at work on it",
     )
     living.kill()
     living.wait()
-    assert process(tmp_path / "three", "a", 0)[1]
+    assert process(tmp_path / "three", "a", 0, results)[1]
 
 
 @pytest.mark.parametrize("run", ["a", "b"])

@@ -428,3 +428,13 @@ def test_lines_of_jobs_are_taken_while_a_display_is_on(capfd, monkeypatch) -> No
     os.write(2, b"afterwards")
     assert lines == ["a bar 99%", "halfof a child", "the end"]
     assert capfd.readouterr() == ("", "afterwards")
+
+
+def test_no_line_is_lost_when_a_job_has_written_much_just_before_a_display_ends(capfd, monkeypatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    lines = list[str]()
+    stage_lines = StageLines(lines.append)
+    os.write(1, b"".join(b"%0999d\n" % number for number in range(5000)))
+    stage_lines.stop()
+    assert len(lines) == 5000
+    assert capfd.readouterr() == ("", "")

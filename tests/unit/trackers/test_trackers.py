@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import mini, rloo
-from synthetic_runs import metrics_of, write_config
+from synthetic_runs import metrics_of, train_again, write_config
 
 from rloo_pipeline.artifacts.files import read_json, write_json
 from rloo_pipeline.config import Config
@@ -248,3 +248,18 @@ def test_a_tracker_is_its_name_among_the_keys_and_its_module() -> None:
     assert trackers.TRACKERS == ["wandb", "mlflow"]
     for name in trackers.TRACKERS:
         assert trackers.sender(name).__doc__
+
+
+def test_rounds_of_an_earlier_training_are_not_sent(tmp_path, monkeypatch) -> None:
+    histories = list[History]()
+
+    def send(history: History, _: Path) -> str:
+        histories.append(history)
+        return "sent"
+
+    monkeypatch.setattr(trackers, "sender", lambda _: send)
+    write_run(tmp_path / "run", 8)
+    train_again(tmp_path / "run", 5)
+    track(tmp_path / "run", ["wandb"], None, None, None)
+    assert [point.round for point in histories[0].points] == [1, 2, 3, 4, 5]
+    assert not histories[0].finished

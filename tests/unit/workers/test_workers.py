@@ -18,7 +18,7 @@ from helpers import wait_until
 
 from rloo_pipeline.config.loading import validate
 from rloo_pipeline.errors import IncompatibleEngine
-from rloo_pipeline.runtime import devices
+from rloo_pipeline.runtime import devices, scratch
 from rloo_pipeline.workers import client, engine_cache, manager, server
 
 HELP = ["rollout", "--help"]
@@ -81,6 +81,7 @@ def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, m
             client.with_short_path(connection.connect, str(path))
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(scratch, "use", lambda: None)
     for name, function in (("_answer", answer), ("_end_with", lambda *_: None)):
         monkeypatch.setattr(server, name, function)
     monkeypatch.setattr(engine_cache, "enable", lambda: None)
@@ -178,6 +179,46 @@ def test_a_worker_that_starts_after_its_controller_has_ended_leaves_nothing(tmp_
     outcome = subprocess.run([sys.executable, "-m", "rloo_pipeline", *argv], timeout=300, check=False)
     assert outcome.returncode == 0
     assert not folder.exists()
+
+
+def test_temporary_files_stay_while_a_worker_imports_its_engine_and_go_when_it_ends(tmp_path, controller) -> None:
+    """vLLM's import of torch makes `torchinductor_USER` in TMPDIR. If another worker had removed the folder of the
+    killed Snakemake by then, torch would make it anew, without a lock, and it would stay forever.
+    """
+    folder = tmp_path / "tmp" / "snakemake-killed"
+    folder.mkdir(parents=True)
+    (folder.parent / f"{scratch.LOCK}{folder.name}").write_text(socket.gethostname())
+    path = tmp_path / "workers" / "scorer-0.sock"
+    path.parent.mkdir()
+    command = [sys.executable, "-m", "rloo_pipeline", "worker", "--socket", path, "--controller", str(controller.pid)]
+    with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folder)}) as process:
+        wait_until(path.exists)
+        scratch.remove_abandoned(folder.parent)
+        stayed = folder.exists()
+        controller.kill()
+        controller.wait()
+        assert process.wait(timeout=300) == 0
+    assert stayed
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_what_torch_makes_while_it_is_imported_in_a_worker_that_ends_is_not_in_the_folder_that_goes(
+    tmp_path, monkeypatch
+) -> None:
+    """The worker ends in a thread, beside the import."""
+    folder = tmp_path / "snakemake"
+    folder.mkdir()
+    (tmp_path / f"{scratch.LOCK}{folder.name}").write_text(socket.gethostname())
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "unset")
+    made = list[str]()
+    monkeypatch.setattr(server.kept_ranks, "close", lambda: made.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    monkeypatch.setattr(scratch, "leave", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda _: None)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    server._end_with(ended.pid, tmp_path / "workers")
+    assert made == [str(tmp_path)]
 
 
 def test_a_client_imports_nothing_heavy(worker) -> None:
