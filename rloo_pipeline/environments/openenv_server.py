@@ -38,8 +38,6 @@ MOST_BYTES = 100 << 20
 """Maximum size of a message in bytes, as in OpenEnv's own client."""
 MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of the action's schema in environments whose actions are MCP tool calls."""
-STEP = "step"
-"""Name of the only tool of an environment whose actions are not tool calls."""
 OF_MODEL = ("EXECUTION_ERROR", "VALIDATION_ERROR")
 """Errors that are passed to the model as the answer to its call: the environment raised, or the arguments are wrong."""
 _claims: list[socket.socket] = []
@@ -128,7 +126,7 @@ def environment(argument: str) -> type:
     else:
         about = _get(url, "/metadata").get("description") or "Takes a step."
         fields = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
-        schemas = [{"name": STEP, "description": about, "parameters": {**schema, "properties": fields}}]
+        schemas = [{"name": "step", "description": about, "parameters": {**schema, "properties": fields}}]
     keys = ("name", "description", "parameters")
     methods = {one["name"]: (_method(one["name"]), {key: one[key] for key in keys}) for one in schemas}
     return contract.with_tools(OpenEnvSession, methods, _url=url, _has_tools=schema.get("title") in MCP_ACTIONS)

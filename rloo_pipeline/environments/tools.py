@@ -27,7 +27,7 @@ HARNESS = re.compile(
 OUTPUT_BYTES = 1 << 16
 """Maximum number of bytes that a program may print."""
 MOST_BITS = 4096
-"""Maximum number of bits of a power, so that `9**9**9` fails at once."""
+"""Maximum number of bits of a power of 2, so that `9**9**9` fails at once; other powers have up to twice as many."""
 MOST_CHARACTERS = 1000
 """Maximum length of an expression in characters."""
 OPERATORS: dict[type, Callable[..., Any]] = {
@@ -78,7 +78,7 @@ def _value(node: ast.expr) -> int | float:
 
 
 def _power(base: float, exponent: float) -> int | float:
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MOST_BITS:
+    if isinstance(base, int) and isinstance(exponent, int) and (base.bit_length() - 1) * exponent > MOST_BITS:
         raise OverflowError
     value = base**exponent
     if not isinstance(value, int | float):
@@ -99,7 +99,7 @@ def python(code: str) -> str:
         RunSettings(confinement(), LIMITS, False), START.format(code), most=OUTPUT_BYTES, with_errors=True
     )
     if run.status is None:
-        reason = "printed too much" if len(run.printed) >= OUTPUT_BYTES else f"did not end within {LIMITS.seconds:g} s"
+        reason = "printed too much" if run.flooded else f"did not end within {LIMITS.seconds:g} s"
         return f"{run.printed}\n[the program {reason} and was stopped]".lstrip()
     printed = HARNESS.sub(r"\1", run.printed)
     return printed if printed else f"[nothing was printed; exit status {run.status}]"

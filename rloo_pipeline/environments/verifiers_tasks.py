@@ -19,15 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.user_code import contract
+from rloo_pipeline.user_code.completion_text import THINK_END
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-STATE_CHANNEL = ("_pull_state", "_push_state")
-"""Methods through which a toolset in a process of its own shares the state of the task."""
-
-END_OF_THOUGHTS = "</think>"
-"""Separator: the text before it is a message's `reasoning_content`."""
 
 
 class VerifiersEpisode:
@@ -92,7 +87,8 @@ class VerifiersEpisode:
         async def push(_before: bytes) -> None:
             pass
 
-        for name, method in zip(STATE_CHANNEL, (pull, push), strict=True):
+        # the methods through which a toolset in a process of its own shares the state of the task
+        for name, method in (("_pull_state", pull), ("_push_state", push)):
             if not hasattr(toolset, name):
                 raise UserError(f"rollout.environment: this verifiers has no Toolset.{name}; install verifiers 0.4")
             setattr(toolset, name, method)
@@ -246,7 +242,7 @@ def _add_nodes(trace: Any, prompt: Sequence[dict[str, Any]], completion: Sequenc
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         fields = {"role": message["role"], "content": message["content"]}
         if message["role"] == "assistant":
-            thoughts, end, answer = message["content"].rpartition(END_OF_THOUGHTS)
+            thoughts, end, answer = message["content"].rpartition(THINK_END)
             fields |= {"content": answer.strip(), "reasoning_content": thoughts.strip()} if end else {}
         if calls:
             ids = [f"call-{place}-{number}" for number in range(len(calls))]

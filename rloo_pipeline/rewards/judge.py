@@ -122,13 +122,15 @@ async def judge_reward(
         row_columns: every column of the dataset.
 
     Raises:
-        UserError: template or pattern is malformed, or the endpoint cannot be reached or refuses requests.
+        UserError: template, pattern or a number is invalid, or the endpoint cannot be reached or refuses requests.
     """
     shown_url = http_service.checked_url(REWARD, base_url)
     key = http_service.secret_of(REWARD, "api_key_env", api_key_env)
     compiled = _compiled(pattern)
     if not lowest < highest:
         raise UserError(f"{REWARD}: lowest ({lowest:g}) must be below highest ({highest:g})")
+    if min(attempts, concurrency) < 1:
+        raise UserError(f"{REWARD}: attempts ({attempts}) and concurrency ({concurrency}) must be at least 1")
     if other_completions is not None:
         row_columns[OTHERS] = [_shown(other, show_thinking) for other in other_completions]
     template = template or (TEMPLATE if other_completions is None else PAIR_TEMPLATE)

@@ -77,17 +77,10 @@ class ForkServerCommand(NamedTuple):
 
 
 def reference_inside(confinement: Confinement, reference: str) -> str:
-    """Makes an import string valid inside a sandbox or an image, where the working folder differs.
-
-    Raises:
-        UserError: the file or module does not exist.
-    """
+    """Makes an import string valid inside a sandbox or an image, where the working folder differs."""
     module, _, name = reference.rpartition(":")
-    named = import_string.of_library(reference)[1] is None
-    if not (confinement.has_own_files and named and module.endswith(".py")):
-        return reference
-    file = import_string.source_of(reference)
-    return reference if file is None else f"{file.resolve()}:{name}"
+    of_file = module.endswith(".py") and import_string.of_library(reference)[1] is None
+    return f"{Path(module).resolve()}:{name}" if confinement.has_own_files and of_file else reference
 
 
 def command(confinement: Confinement, references: Sequence[str], file: int, workers: int) -> ForkServerCommand:
@@ -161,9 +154,7 @@ def _in_image(
     files = tuple(sorted({*own, schema_file}))
     if not confinement.sandbox:
         devices = ["--nv"] if confinement.gpus else []
-        binds = [argument for path in files for argument in ("--bind", f"{path}:{path}:ro")]
-        options = ["--quiet", "exec", "--containall", "--cwd", "/tmp", *devices, *binds, str(image), "python3"]
-        argv = [*command_line.dies_with_parent([_apptainer()]), *options, *arguments]
+        argv = command_line.apptainer_argv(_apptainer(), devices, files, str(image)) + arguments
         return ForkServerCommand(argv, os.environ | passed, None, schema_file)
     box = sandbox.search(files, str(image), in_image=True)
     if isinstance(box, str):

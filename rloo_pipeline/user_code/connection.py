@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import pickle
 import time
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.episode import CallTools, RequestDone, ToolText, error_text
@@ -42,8 +40,8 @@ class Answer(NamedTuple):
 class Connection(UserCodeProcess):
     """The pool's handle on an episode's process."""
 
-    def __init__(self, episode: int, serial: int, file: int) -> None:
-        super().__init__(file)
+    def __init__(self, episode: int, serial: int) -> None:
+        super().__init__()
         self.episode, self.serial = episode, serial
         self.request: str | None = None
         """The pending request."""
@@ -61,8 +59,7 @@ class Connection(UserCodeProcess):
         self._began, self._timeout = time.monotonic(), timeout
         if not self.fault:
             self.deadline = self._began + timeout
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died; the pool will notice
-            self.channel.send(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
+        self.ask(request)
 
     def done(self) -> RequestDone | None:
         """Reads the messages that have arrived. Returns the one that completes the request, if it is among them."""

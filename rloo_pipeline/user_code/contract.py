@@ -90,7 +90,8 @@ def tool_sets(code: EnvironmentCode) -> dict[str, ToolSet]:
 def _tool_set(
     reference: str, factory: Callable[..., Any], tools: Mapping[str, object], functions: list[dict[str, Any]]
 ) -> ToolSet:
-    kind = _class_of(reference, factory)
+    check_constructor(reference, factory)
+    kind = factory if isinstance(factory, type) else type(factory())
     methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
     if "reset" not in methods:
         raise UserError(f"'{reference}': {kind.__name__} has no method reset; add `def reset(self, **row)`")
@@ -100,13 +101,6 @@ def _tool_set(
             raise UserError(f"'{reference}': {kind.__name__}.{name} has the name of one of rollout.tools; rename it")
         schemas.append(_schema(methods[name], f"'{reference}': {kind.__name__}.{name}"))
     return ToolSet(schemas, "get_reward" in methods)
-
-
-def _class_of(reference: str, factory: Callable[..., Any]) -> type:
-    if not isinstance(factory, type):
-        return type(create(reference, factory))
-    check_constructor(reference, factory)
-    return factory
 
 
 def check_constructor(reference: str, factory: Callable[..., Any]) -> None:
@@ -128,13 +122,10 @@ def create(reference: str, factory: Callable[..., Any]) -> Any:
     """A new instance of an environment.
 
     Raises:
-        UserError: the constructor needs arguments, or the method reset is missing.
+        UserError: the constructor needs arguments.
     """
     check_constructor(reference, factory)
-    instance = factory()
-    if not callable(getattr(instance, "reset", None)):
-        raise UserError(f"'{reference}': {type(instance).__name__} has no method reset; add `def reset(self, **row)`")
-    return instance
+    return factory()
 
 
 def with_tools(kind: type, tools: Mapping[str, tuple[Callable[..., Any], dict[str, Any]]], **attributes: Any) -> type:

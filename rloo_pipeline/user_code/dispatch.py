@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from multiprocessing.connection import wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -46,26 +47,22 @@ class WorkerPools:
         self.others = adopt_orphans()
         self.limit = limit
         self.rewards = list(rewards)
-        self.started = [[_start_worker(reward)] for reward in self.rewards]
+        self.started = [[WorkerProcess(reward)] for reward in self.rewards]
         """The workers of each function."""
         main = next((index for index, reward in enumerate(self.rewards) if _most_workers(reward, limit) > 1), None)
         if main is not None:
             extra = max(0, (self.limit - len(self.rewards)) // self.rewards[main].threads)
-            self.started[main] += [_start_worker(self.rewards[main]) for _ in range(extra)]
+            self.started[main] += [WorkerProcess(self.rewards[main]) for _ in range(extra)]
         self.workers: dict[ScoringJob, list[WorkerProcess]] = {}
         """The workers of each unfinished job."""
-        self.dismissed: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends all workers and the processes that they started: waits for dismissed workers, kills the others."""
-        for worker in self.dismissed:
+        for worker in chain(*self.started):
             worker.end()
-        for workers in self.started:
-            for worker in workers:
-                worker.kill()
         end_orphans(self.others)
 
     def score(
@@ -106,7 +103,7 @@ class WorkerPools:
         if not pairs:
             return False
         soonest = min(worker.next_end() for _, worker in pairs) - time.monotonic()
-        wait([worker.channel.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
+        wait([worker.reader.file for _, worker in pairs], max(0.0, min(POLL_SECONDS, soonest)))
         for job, worker in pairs:
             self._handle_messages(job, worker)
         return True
@@ -118,14 +115,11 @@ class WorkerPools:
                 if job.waiting and worker.idle and (job.asynchronous or self._has_capacity(job)):
                     worker.assign(job.take(_most_workers(job.reward, self.limit)))
             if self._needs_worker(job, workers):
-                workers.append(_start_worker(job.reward))
+                workers.append(WorkerProcess(job.reward))
             if not job.waiting and not job.under_way:
                 del self.workers[job]
-                if not more:
-                    for worker in workers:
-                        worker.dismiss()
-                    self.dismissed += workers
-                    workers.clear()
+                for worker in () if more else workers:
+                    worker.dismiss()
 
     def _needs_worker(self, job: ScoringJob, workers: list[WorkerProcess]) -> bool:
         without_calls = sum(not worker.calls for worker in workers)
@@ -207,10 +201,6 @@ def score_all(
     for reward, result in zip(rewards, results, strict=True):
         log_summary(reward, result)
     return results
-
-
-def _start_worker(reward: Reward) -> WorkerProcess:
-    return WorkerProcess(reward.function, reward.options, reward.threads)
 
 
 def _most_workers(reward: Reward, limit: int) -> int:

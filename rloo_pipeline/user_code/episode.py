@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import pickle
 import random
 import sys
 import traceback
@@ -24,7 +23,7 @@ from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.transformers_internals import optional_parts
 from rloo_pipeline.user_code import contract
 from rloo_pipeline.user_code.contract import EnvironmentCode, ToolSet
-from rloo_pipeline.user_code.messages import MessageSocket, encode_report
+from rloo_pipeline.user_code.messages import ParentConnection
 from rloo_pipeline.user_code.reward_call import BadOutputError, checked_scores, signature_of
 from rloo_pipeline.user_code.worker import CallerOfUserCode, only_in
 
@@ -35,11 +34,9 @@ STATE_CHARACTERS = 1 << 18
 
 
 class BeginEpisode(NamedTuple):
-    """Request: seed this process, and reset the environment if there is one. Without an environment there is no
-    answer.
-    """
+    """Request: seed this process, and reset the environment."""
 
-    environment: str | None
+    environment: str
     row: Mapping[str, Any]
     seed: int
 
@@ -48,19 +45,21 @@ class CallTools(NamedTuple):
     """Request: call tools in order, each given by name and arguments."""
 
     calls: list[tuple[str, Any]]
+    seed: int | None = None
+    """Seed of this process, without an environment."""
 
 
 class FinishEpisode(NamedTuple):
     """Request: return the reward and the state."""
 
-    completion: list[dict[str, Any]] = []  # noqa: RUF012 - never mutated
+    completion: list[dict[str, Any]]
     """The episode's messages after the prompt."""
 
 
 class DescribeTools(NamedTuple):
     """Request: describe the tools of each environment."""
 
-    schema_file: str = ""
+    schema_file: str
     """Path of the module that makes schemas, for an image that may lack transformers."""
 
 
@@ -92,19 +91,17 @@ def serve(file: int, code: EnvironmentCode) -> None:
         file: file descriptor of the socket.
         code: the environments and tools.
     """
-    channel, episode = MessageSocket(file), Episode(code)
+    parent, episode = ParentConnection(file), Episode(code)
+
+    def send(reply: ToolText | RequestDone) -> None:
+        parent.send([reply])
+
     while True:
-        request = pickle.loads(channel.receive())
-
-        def send(reply: ToolText | RequestDone) -> None:
-            channel.send(encode_report([reply]))
-
+        request = parent.receive()
         try:
-            done = episode.handle(request, send)
+            send(episode.handle(request, send))
         except UserError as error:
-            done = RequestDone(bad=str(error))
-        if done is not None:
-            send(done)
+            send(RequestDone(bad=str(error)))
 
 
 class Episode(CallerOfUserCode):
@@ -117,7 +114,7 @@ class Episode(CallerOfUserCode):
         self.environment: Any = None
         self.tools: dict[str, Callable[..., Any]] = {name: tool for name, (_, tool) in code.tools.items()}
 
-    def handle(self, request: Any, send: Callable[[ToolText], None]) -> RequestDone | None:
+    def handle(self, request: Any, send: Callable[[ToolText], None]) -> RequestDone:
         """Answers one request.
 
         Raises:
@@ -126,6 +123,8 @@ class Episode(CallerOfUserCode):
         if isinstance(request, BeginEpisode):
             return self.begin(request, send)
         if isinstance(request, CallTools):
+            if request.seed is not None:
+                seed_generators(request.seed)
             return self.call(request.calls, send)
         if isinstance(request, FinishEpisode):
             return self.finish(request.completion)
@@ -133,11 +132,9 @@ class Episode(CallerOfUserCode):
             optional_parts.load_schema_maker(request.schema_file or optional_parts.schema_file())
         return RequestDone(tools=contract.tool_sets(self.code))
 
-    def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone | None:
+    def begin(self, request: BeginEpisode, send: Callable[[ToolText], None]) -> RequestDone:
         """Creates the environment and resets it."""
         seed_generators(request.seed)
-        if request.environment is None:
-            return None
         self.reference, factory = self.code.environments[request.environment]
         try:
             self.environment = self._run(contract.create, self.reference, factory)
@@ -290,8 +287,8 @@ def state_of(environment: Any) -> str | None:
     if environment is None:
         return None
     own = getattr(environment, "__dict__", {})
-    of_class = dict(item for kind in reversed(type(environment).__mro__) for item in vars(kind).items())
-    defaults = {name: value for name, value in of_class.items() if isinstance(value, str | int | float | None)}
+    of_class = inspect.getmembers_static(type(environment))
+    defaults = {name: value for name, value in of_class if isinstance(value, str | int | float | None)}
     parts = dict[str, str]()
     for name, value in sorted((defaults | own).items()):
         if not name.startswith("_"):

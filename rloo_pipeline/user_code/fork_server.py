@@ -32,7 +32,7 @@ from rloo_pipeline.user_code.contract import EnvironmentCode
 from rloo_pipeline.user_code.episode import serve
 from rloo_pipeline.user_code.sandbox.inside import limits
 from rloo_pipeline.user_code.worker import die_with
-from rloo_pipeline.user_code.worker_process import adopt_orphans, end_orphans
+from rloo_pipeline.user_code.worker_process import adopt_orphans, end_orphans, reap_group
 
 PACKET_BYTES = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
@@ -157,7 +157,6 @@ class ForkServer:
             self.control.close()
             for _, other in self.processes.values():
                 os.close(other)
-            os.set_inheritable(file, False)
             if self.most is not None:
                 resource.setrlimit(resource.RLIMIT_NPROC, (self.most, self.most))
                 limits.stay_in_group()
@@ -177,6 +176,7 @@ class ForkServer:
         pid, file = self.processes.pop(episode)
         _kill_group(pid)  # processes that it left in its group
         _, status = os.waitpid(pid, 0)
+        reap_group(pid)
         os.close(file)
         self.control.send(json.dumps(["ended", episode, os.waitstatus_to_exitcode(status)]).encode())
 

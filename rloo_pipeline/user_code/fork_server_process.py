@@ -62,7 +62,9 @@ class ForkServerProcess:
         parent = None if where.has_own_files else os.getpid()
         functions = [confinement.reference_inside(where, reference) for reference in tools]
         paths = tuple(confinement.read_only_paths(where))
-        self.control.send(pickle.dumps(fork_server.ForkServerStart(names, functions, parent, command.limits, paths)))
+        start = fork_server.ForkServerStart(names, functions, parent, command.limits, paths)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died; `ended` reports it
+            self.control.send(pickle.dumps(start))
         self.ready = False
         """True if the environments and tools are imported."""
         self._unread: list[tuple[int, int]] = []

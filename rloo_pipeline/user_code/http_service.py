@@ -30,9 +30,6 @@ MOST_BYTES = 4 << 20
 class TooLongError(Exception):
     """A response is longer than `MOST_BYTES`."""
 
-    def __init__(self) -> None:
-        super().__init__(f"an answer of more than {MOST_BYTES >> 20} MiB")
-
 
 class RefusedContentError(Exception):
     """A service refused the content of a request. The message is phrased to follow the function's name."""
@@ -95,7 +92,7 @@ def bounded(client: type[AsyncClient], seconds: float) -> type[AsyncClient]:
                         async for part in response.aiter_bytes(1 << 16):
                             content += part
                             if len(content) > MOST_BYTES:
-                                raise TooLongError
+                                raise TooLongError(f"an answer of more than {MOST_BYTES >> 20} MiB")
             except TimeoutError:
                 raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s", request=request) from None
             headers = [

@@ -115,18 +115,15 @@ class ScoringJob:
 
     def take(self, workers: int) -> CallBatch:
         """Removes the next calls for one of `workers` workers from `waiting`."""
-        at_once = 1
         alone = next((index for index, call in enumerate(self.waiting) if call.alone), None)
-        if alone is not None:
-            first, end = alone, alone + 1
-        elif self.asynchronous:
-            first, end = 0, self._contiguous(len(self.waiting))
-            at_once = max(1, self.reward.concurrency // max(len(call.rows) for call in self.waiting[:end]))
+        if alone is None:
+            most = len(self.waiting) if self.asynchronous else self._batch_size(workers)
+            taken = slice(self._contiguous(most))
         else:
-            first, end = 0, self._contiguous(self._batch_size(workers))
-        calls = self.waiting[first:end]
-        del self.waiting[first:end]
-        return self._batch(calls, at_once)
+            taken = slice(alone, alone + 1)
+        calls = self.waiting[taken]
+        del self.waiting[taken]
+        return self._batch(calls)
 
     def _batch_size(self, workers: int) -> int:
         """Number of calls to send at once: about BATCH_SECONDS of work, less near the end so that workers finish
@@ -146,7 +143,7 @@ class ScoringJob:
                 return count
         return most
 
-    def _batch(self, calls: list[PlannedCall], at_once: int) -> CallBatch:
+    def _batch(self, calls: list[PlannedCall]) -> CallBatch:
         assert self.signature
         first, end = calls[0].rows.start, calls[-1].rows.stop
         numbered = dict(enumerate(calls, self._number))
@@ -155,6 +152,7 @@ class ScoringJob:
         names = [name for name in self.signature.takes(self.offered) if name not in self.reward.options]
         columns = {name: self.offered[name][first:end] for name in names}
         timed = {number: TimedCall(call.rows, self._deadline(len(call.rows))) for number, call in numbered.items()}
+        at_once = max(1, self.reward.concurrency // max(len(call.rows) for call in calls))
         return CallBatch(timed, columns, self.constants, at_once)
 
     def _deadline(self, rows: int) -> float:
@@ -203,9 +201,11 @@ class ScoringJob:
         if self.reward.batch == "rows" and len(call.rows) > 1:
             self._split(call, None if failed.late else SplitCall(call.rows, failure))
         elif failed.late:
-            self._record_late(call, failure)
+            advice = "raise its timeout, or set its on_timeout to none or a score"
+            self._leave_unscored(call, failure, self.reward.on_timeout, advice)
         else:
-            self._record_raised(call, failure, failed.traceback)
+            advice = "fix the function, or set its on_error to none to leave such rows unscored"
+            self._leave_unscored(call, failure, self.reward.on_error, advice, WorkerError(failed.traceback or failure))
 
     def _count_split(self, split: SplitCall) -> None:
         split.remaining -= 1
@@ -215,23 +215,13 @@ class ScoringJob:
                 "fix the function, or set its batch to group if it compares completions"
             )
 
-    def _record_late(self, call: PlannedCall, failure: str) -> None:
-        if self.reward.on_timeout == "fail":
-            raise UserError(
-                f"{self.label} {failure} for {rows_text(call.rows)}; raise its timeout, or set its on_timeout to none "
-                "or a score"
-            )
-        self._leave_unscored(call, failure, None if self.reward.on_timeout == "none" else self.reward.on_timeout)
-
-    def _record_raised(self, call: PlannedCall, failure: str, traceback: str) -> None:
-        if self.reward.on_error == "fail":
-            raise UserError(
-                f"{self.label} {failure} for {rows_text(call.rows)}; fix the function, or set its on_error to none to "
-                "leave such rows unscored"
-            ) from WorkerError(traceback or failure)
-        self._leave_unscored(call, failure, None)
-
-    def _leave_unscored(self, call: PlannedCall, failure: str, score: float | None) -> None:
+    def _leave_unscored(
+        self, call: PlannedCall, failure: str, outcome: str | float, advice: str, cause: WorkerError | None = None
+    ) -> None:
+        """Gives the rows of a failed call the outcome of `on_timeout` or `on_error`."""
+        if outcome == "fail":
+            raise UserError(f"{self.label} {failure} for {rows_text(call.rows)}; {advice}") from cause
+        score = None if isinstance(outcome, str) else outcome
         for row in call.rows:
             self.results.scores[row], self.results.errors[row] = score, f"{self.reward.column} {failure}"
         self.advance(len(call.rows))

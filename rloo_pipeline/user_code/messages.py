@@ -1,22 +1,27 @@
-"""Messages between a worker process and its parent, and the socket that carries them. Episodes use them too.
+"""Messages between a worker process and its parent, and the connection that carries them. Episodes use it too.
 
 Messages carry only import strings, data and plain results. One message covers many calls, in parallel lists, because
 scoring a row may take less time than encoding an object. The worker imports this module, so it imports almost nothing.
 
-A reward function runs in the worker's process, so it can send the parent anything, or half a message. The parent
-therefore accepts only JSON, up to a size limit, and never waits for the rest of a message. Only the worker receives
-pickles.
+A reward function runs in the worker's process, so it can send the parent anything, or half a message, or stop reading.
+The parent therefore accepts only JSON, up to a size limit, and never waits for the rest of a message. It sends its
+requests, which are pickles, in sealed in-memory files: the socket's buffer is small, and the parent would block until
+the worker reads.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
+import pickle
 import select
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from socket import recv_fds, send_fds, socket, socketpair  # user code may replace them in the module
 from typing import Any, NamedTuple
 
 from rloo_pipeline.user_code.reward_call import Scores, Signature
@@ -102,6 +107,8 @@ TRACEBACK_CHARACTERS = 20_000
 NO_MESSAGE = "wrote to a file descriptor that belongs to the process that calls it"
 """How user code broke its connection, in words that follow the name of a function."""
 CLOSED = "closed a file descriptor that belongs to the process that calls it"
+LENGTH = struct.Struct("=Q")
+"""The length of a message, sent before it."""
 READ_SECONDS = 1.0
 """Maximum time that the parent spends reading from one worker."""
 
@@ -141,31 +148,39 @@ def _validator(kind: type) -> Any:
     return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
-class MessageSocket:
-    """One end of a socket for messages, each sent as its length and its bytes."""
+class ParentConnection:
+    """The connection of a process that runs user code to its parent, which it trusts."""
 
-    LENGTH = struct.Struct("=Q")
+    def __init__(self, file: int) -> None:
+        self._socket = socket(fileno=file)
+        self._socket.set_inheritable(False)
+        self._socket.setblocking(True)  # user code may have set another default
+
+    def receive(self) -> Any:
+        """Waits for the next request.
+
+        Raises:
+            EOFError: the parent has closed its end.
+        """
+        data, files, _, _ = recv_fds(self._socket, 1, 1)
+        if not data:
+            raise EOFError
+        with open(files[0], "rb") as file:
+            file.seek(0)
+            return pickle.load(file)
+
+    def send(self, messages: Sequence[NamedTuple]) -> None:
+        """Sends messages; blocks until the parent reads."""
+        report = encode_report(messages)
+        self._socket.sendall(LENGTH.pack(len(report)) + report)
+
+
+class MessageReader:
+    """Reads messages, each sent as its length and its bytes."""
 
     def __init__(self, file: int) -> None:
         self.file = file
         self._unread = bytearray()
-
-    def send(self, data: bytes) -> None:
-        """Sends a message; blocks until the other end reads."""
-        unsent = memoryview(self.LENGTH.pack(len(data)) + data)
-        while unsent:
-            unsent = unsent[os.write(self.file, unsent) :]
-
-    def receive(self) -> bytearray:
-        """Waits for the next message. Only the worker calls this, since it trusts its parent.
-
-        Raises:
-            EOFError: the other end is closed.
-        """
-        while True:
-            for message in self._complete(1 << 40):
-                return message
-            self._read()
 
     def arrived(self, limit: int) -> list[bytearray]:
         """Returns the complete messages that have arrived, without waiting for more.
@@ -203,9 +218,9 @@ class MessageSocket:
 
     def _complete(self, limit: int) -> Iterator[bytearray]:
         """Takes complete messages out of the buffer."""
-        size = self.LENGTH.size
+        size = LENGTH.size
         while len(self._unread) >= size:
-            end = size + self.LENGTH.unpack_from(self._unread)[0]
+            end = size + LENGTH.unpack_from(self._unread)[0]
             if end > size + limit:
                 raise BadMessageError
             if len(self._unread) < end:
@@ -214,20 +229,28 @@ class MessageSocket:
             del self._unread[:end]
             yield message
 
-    def close(self) -> None:
-        """Closes this end; a second call does nothing."""
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-
 
 class UserCodeProcess:
     """A process that runs user code at the other end of a socket. It may close the socket or write anything to it."""
 
-    def __init__(self, file: int) -> None:
-        self.channel = MessageSocket(file)
+    def __init__(self) -> None:
+        self._socket, self.other_end = socketpair()
+        self.reader = MessageReader(self._socket.fileno())
         self.fault: str | None = None
         """How the connection broke: NO_MESSAGE or CLOSED; None while it works."""
+
+    def ask(self, request: NamedTuple) -> None:
+        """Sends a request without waiting until it is read. The process cannot change or enlarge the file with it."""
+        with os.fdopen(os.memfd_create("request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as file:
+            pickle.dump(request, file, pickle.HIGHEST_PROTOCOL)
+            file.flush()
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process died; the pool will notice
+                send_fds(self._socket, [b"\0"], [file.fileno()])
+
+    def close(self) -> None:
+        """Closes this end; a second call does nothing."""
+        self._socket.close()
 
     def read(self, limit: int, kinds: Mapping[str, type], record: Callable[[Any], object]) -> None:
         """Reads the messages that have arrived, unless the connection is broken.
@@ -238,7 +261,7 @@ class UserCodeProcess:
             record: called with each message; raises BadMessageError for one that is impossible at this point.
         """
         try:
-            for report in () if self.fault else self.channel.arrived(limit):
+            for report in () if self.fault else self.reader.arrived(limit):
                 for message in decode_report(report, kinds):
                     record(message)
         except BadMessageError:

@@ -86,8 +86,7 @@ def plain(text: str) -> str:
 
 def numbers(text: str) -> list[Number]:
     """All numbers in a text that can be parsed, in order. Call `plain` on the text first."""
-    matches = (_parse(match) for match in _NUMBER.finditer(text))
-    return [number for number in matches if number is not None]
+    return [number for match in _NUMBER.finditer(text) if (number := _parse(match))]
 
 
 def first(text: str) -> Number | None:

@@ -9,7 +9,7 @@ killed with everything that it started, which does not affect other episodes.
 from __future__ import annotations
 
 import math
-import socket
+import resource
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -34,6 +34,8 @@ from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
 
 IMPORT_SECONDS = 600.0
 """Time limit for importing environments and tools and making their schemas."""
+END_SECONDS = 60.0
+"""Time limit for the fork server to report the end of a process that was told to exit."""
 SCHEMAS = -1
 """Number used in place of an episode's for the process that makes schemas."""
 
@@ -41,8 +43,8 @@ SCHEMAS = -1
 class OpenEpisode:
     """An episode in progress."""
 
-    def __init__(self, environment: str | None, row: Mapping[str, Any], seed: int) -> None:
-        self.environment, self.row, self.seed = environment, row, seed
+    def __init__(self, environment: str | None, seed: int) -> None:
+        self.environment, self.seed = environment, seed
         self.calls = 0
         """Number of calls so far; counted only without an environment."""
         self.lost: str | None = None
@@ -80,19 +82,24 @@ class EnvironmentPool:
         """Processes of the episodes that have one."""
         self._ending: set[int] = set()
         """Processes that were told to exit and have not exited yet."""
+        self._end_by = 0.0
+        """Time by which the next of them must exit."""
         self._queue: deque[tuple[int, str, Any]] = deque()
         self._answers: list[Answer] = []
         self._sets: dict[str, ToolSet] = {}
         self._serial = 0
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # each episode takes an open file here and in the fork server, which inherits the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 1024 + workers), hard), hard))
         self._fork_server = ForkServerProcess(self.names, tools, where, workers)
-        self._fork(SCHEMAS, "schemas", IMPORT_SECONDS, [DescribeTools(self._fork_server.schema_file)])
+        self._fork(SCHEMAS, "schemas", DescribeTools(self._fork_server.schema_file), IMPORT_SECONDS)
 
     def __enter__(self) -> EnvironmentPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         for connection in self._open.values():
-            connection.channel.close()
+            connection.close()
         self._fork_server.end()
 
     def check(self) -> None:
@@ -146,12 +153,12 @@ class EnvironmentPool:
             UserError: the row names no environment of the configuration.
         """
         name = self.environment_of(row)
-        columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
-        self._episodes[episode] = OpenEpisode(name, columns, seed)
+        self._episodes[episode] = OpenEpisode(name, seed)
         if name is None:
             self._answers.append(Answer(episode, "reset"))
         else:
-            self._queue.append((episode, "reset", None))
+            columns = {key: value for key, value in row.items() if not (self._mapping and key == "environment")}
+            self._queue.append((episode, "reset", BeginEpisode(name, columns, seed)))
 
     def call(self, episode: int, calls: Sequence[tuple[str, Any]]) -> None:
         """Calls tools, one after another.
@@ -176,7 +183,9 @@ class EnvironmentPool:
         if episode.lost is None and episode.environment is not None:
             self._open[number].send(kind, request, self.timeout)
         elif episode.lost is None and kind == "call":
-            self._queue.append((number, kind, request))
+            episode.calls += 1
+            seed = seeds.derive(episode.seed, "call", episode.calls)
+            self._queue.append((number, kind, request._replace(seed=seed)))
         else:  # there is no process to ask
             texts = (error_text(f"the environment has ended: {episode.lost}"),) * len(getattr(request, "calls", ()))
             self._answers.append(Answer(number, kind, texts, (True,) * len(texts), lost=episode.lost))
@@ -207,8 +216,9 @@ class EnvironmentPool:
         """Forks processes for waiting requests, waits for messages, and handles messages and missed deadlines."""
         self._fork_waiting()
         ends = [connection.deadline for connection in self._open.values()]
+        ends += [self._end_by] if self._ending else []
         seconds = max(0.0, min(seconds, min(ends, default=math.inf) - time.monotonic()))
-        files: list[Any] = [one.channel.file for one in self._open.values() if not one.fault]
+        files: list[Any] = [one.reader.file for one in self._open.values() if not one.fault]
         files.append(self._fork_server.control)
         wait(files, None if math.isinf(seconds) else seconds)
         for episode, connection in list(self._open.items()):
@@ -219,36 +229,34 @@ class EnvironmentPool:
         for episode, connection in list(self._open.items()):
             if connection.deadline < time.monotonic():
                 self._lose(episode, connection.late())
+        if self._ending and self._end_by < time.monotonic():
+            raise UserError(
+                f"the process from which environments are forked has not ended one within {END_SECONDS:g} s; an "
+                "episode may have stopped it: let no environment send signals to other processes"
+            )
 
     def _fork_waiting(self) -> None:
         for _ in range(len(self._queue) if self._fork_server.ready else 0):
             if len(self._open.keys() - {SCHEMAS}) + len(self._ending) >= self.workers:
                 break
-            number, kind, request = self._queue.popleft()
-            episode = self._episodes[number]
-            requests = [BeginEpisode(episode.environment, episode.row, episode.seed)]
-            if episode.environment is None:
-                episode.calls += 1
-                requests = [BeginEpisode(None, {}, seeds.derive(episode.seed, "call", episode.calls)), request]
-            self._fork(number, kind, self.timeout, requests)
+            self._fork(*self._queue.popleft(), self.timeout)
 
-    def _fork(self, episode: int, kind: str, timeout: float, requests: Sequence[Any]) -> None:
-        parent, child = socket.socketpair()
+    def _fork(self, episode: int, kind: str, request: Any, timeout: float) -> None:
         self._serial += 1
-        connection = self._open[episode] = Connection(episode, self._serial, parent.detach())
-        self._fork_server.tell("open", self._serial, [child.fileno()])
-        child.close()
-        for request in requests:
-            connection.send(kind, request, timeout)
+        connection = self._open[episode] = Connection(episode, self._serial)
+        self._fork_server.tell("open", self._serial, [connection.other_end.fileno()])
+        connection.other_end.close()
+        connection.send(kind, request, timeout)
 
     def _ended(self, serial: int, code: int) -> None:
-        self._ending.discard(serial)
+        self._end_by = time.monotonic() + END_SECONDS
         for episode, connection in list(self._open.items()):
             if connection.serial == serial:
                 if done := connection.done():
                     self._finish_request(episode, connection, done)
-                else:
-                    self._lose(episode, connection.exit(code), ended=True)
+                if episode in self._open:
+                    self._lose(episode, connection.exit(code))
+        self._ending.discard(serial)  # what was lost or finished here is told to exit, too
 
     def _finish_request(self, episode: int, connection: Connection, done: RequestDone) -> None:
         if done.bad:
@@ -259,19 +267,19 @@ class EnvironmentPool:
             self._sets = done.tools
             self._close(episode)
 
-    def _lose(self, number: int, cause: str, ended: bool = False) -> None:
+    def _lose(self, number: int, cause: str) -> None:
         """Answers the request of an episode whose process died or missed its deadline."""
         connection = self._open[number]
         if number == SCHEMAS:
             raise UserError(f"the schemas of rollout.environment and rollout.tools: their process {cause}")
         episode = self._episodes[number]
         if connection.request is not None:
-            self._answer(connection.failed(cause, loses=episode.environment is not None), ended)
+            self._answer(connection.failed(cause, loses=episode.environment is not None))
         else:
-            episode.lost = f"its process {cause} between calls"
-            self._close(number, ended)
+            episode.lost = f"it {cause} between calls"
+            self._close(number)
 
-    def _answer(self, answer: Answer, ended: bool = False) -> None:
+    def _answer(self, answer: Answer) -> None:
         """Queues an answer, and ends the process if its episode no longer needs it."""
         self._answers.append(answer)
         episode = self._episodes[answer.episode]
@@ -279,11 +287,11 @@ class EnvironmentPool:
         if answer.request == "finish":
             del self._episodes[answer.episode]
         if answer.lost or answer.request == "finish" or episode.environment is None:
-            self._close(answer.episode, ended)
+            self._close(answer.episode)
 
-    def _close(self, episode: int, ended: bool = False) -> None:
+    def _close(self, episode: int) -> None:
         connection = self._open.pop(episode)
-        connection.channel.close()
-        if not ended:
-            self._ending.add(connection.serial)
-            self._fork_server.tell("kill", connection.serial)
+        connection.close()
+        self._ending.add(connection.serial)
+        self._end_by = time.monotonic() + END_SECONDS
+        self._fork_server.tell("kill", connection.serial)

@@ -108,10 +108,5 @@ def _seconds() -> int | None:
     return SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
-def _not_of_timeouts(record: logging.LogRecord) -> bool:
-    """Logging filter that drops math-verify's warnings about time limits, one for each expression."""
-    return not record.getMessage().startswith("Timeout")
-
-
-for _name in ("math_verify.parser", "math_verify.grader"):
-    logging.getLogger(_name).addFilter(_not_of_timeouts)
+for _name in ("math_verify.parser", "math_verify.grader"):  # they warn about time limits, once for each expression
+    logging.getLogger(_name).addFilter(lambda record: not record.getMessage().startswith("Timeout"))

@@ -1,10 +1,9 @@
 """The worker process: loads a reward function by its import string and calls it on the main thread.
 
-`worker_process.WorkerProcess` starts it with three file descriptors:
+`worker_process.WorkerProcess` starts it with two file descriptors:
 
-- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each incoming message announces a `CallBatch`, and
-  results go out as JSON, with several short calls per message. At the end of the stream the process exits.
-- an in-memory file with the pickled `CallBatch`;
+- a socket: `Start` comes in, `Ready` or `Broken` goes out. Then each `CallBatch` comes in, and results go out as JSON,
+  with several short calls per message. At the end of the stream the process exits.
 - an in-memory file, the `StatusBoard`, with the current call, which the parent reads when a call hangs.
 
 Only import strings, data and plain results are sent, so functions need not be picklable. Functions run on the main
@@ -20,7 +19,6 @@ import gc
 import inspect
 import mmap
 import os
-import pickle
 import signal
 import struct
 import time
@@ -41,10 +39,9 @@ from rloo_pipeline.user_code.messages import (
     Done,
     Failed,
     Message,
-    MessageSocket,
+    ParentConnection,
     Ready,
     Start,
-    encode_report,
 )
 
 if TYPE_CHECKING:
@@ -84,39 +81,34 @@ class Call(NamedTuple):
     deadline: float
 
 
-def main(socket: int, batch_file: int, board_file: int) -> None:
+def main(socket: int, board_file: int) -> None:
     """Runs a worker.
 
     Args:
         socket: file descriptor of the worker's end of the socket.
-        batch_file: file descriptor of the in-memory file with the calls to make.
         board_file: file descriptor of the status board.
     """
-    for file in (socket, batch_file, board_file):
-        os.set_inheritable(file, False)
-    channel = MessageSocket(socket)
-    start: Start = pickle.loads(channel.receive())
+    os.set_inheritable(board_file, False)
+    parent = ParentConnection(socket)
+    start: Start = parent.receive()
     die_with(start.parent)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent closed its end
-        _serve(channel, batch_file, StatusBoard(board_file), start)
+        _serve(parent, StatusBoard(board_file), start)
 
 
-def _serve(channel: MessageSocket, batch_file: int, board: StatusBoard, start: Start) -> None:
+def _serve(parent: ParentConnection, board: StatusBoard, start: Start) -> None:
     try:
         function = import_string.load(start.function)
         signature = reward_call.signature_of(function)
     except (UserError, ValueError, TypeError) as error:
-        channel.send(encode_report([Broken(str(error))]))
+        parent.send([Broken(str(error))])
         return
-    channel.send(encode_report([Ready(signature)]))
+    parent.send([Ready(signature)])
     gc.collect()
     gc.freeze()  # loaded modules stay, so the garbage collector need not scan them again
-    scorer = _Scorer(function, start, channel, board)
+    scorer = _Scorer(function, start, parent, board)
     while True:
-        channel.receive()
-        with open(batch_file, "rb", closefd=False) as file:
-            file.seek(0)
-            batch: CallBatch = pickle.load(file)
+        batch: CallBatch = parent.receive()
         constants = {name: value for name, value in batch.constants.items() if name in signature.named}
         calls = _calls(batch, constants | start.options)
         if signature.asynchronous:
@@ -194,9 +186,11 @@ class CallerOfUserCode:
 class _Scorer(CallerOfUserCode):
     """Makes the calls of one reward function and sends their results."""
 
-    def __init__(self, function: Callable[..., Any], start: Start, channel: MessageSocket, board: StatusBoard) -> None:
+    def __init__(
+        self, function: Callable[..., Any], start: Start, parent: ParentConnection, board: StatusBoard
+    ) -> None:
         super().__init__()
-        self.function, self.reference, self.channel, self.board = function, start.function, channel, board
+        self.function, self.reference, self.parent, self.board = function, start.function, parent, board
 
     def call_in_turn(self, calls: Iterator[Call]) -> None:
         """Makes one call after another on this thread."""
@@ -252,7 +246,7 @@ class _Scorer(CallerOfUserCode):
 
     def _send(self, messages: list[Message]) -> None:
         try:
-            self.channel.send(encode_report(messages))
+            self.parent.send(messages)
         except OSError as error:
             if error.errno in (errno.EBADF, errno.ENOTSOCK):  # a call closed the socket; which one does not matter
                 self.board.write(0, 0.0)

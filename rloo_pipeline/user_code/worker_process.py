@@ -10,16 +10,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.runtime import process_end
 from rloo_pipeline.user_code.messages import (
@@ -38,6 +36,9 @@ from rloo_pipeline.user_code.messages import (
 )
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.worker import StatusBoard, main
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Reward
 
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; from {} import main; main(*{})"
 """Code that a new process runs. Its arguments are this process's sys.path."""
@@ -65,24 +66,22 @@ EXIT_SECONDS = 5.0
 class WorkerProcess(UserCodeProcess):
     """A process that calls one reward function."""
 
-    def __init__(self, function: str, options: dict[str, Any], threads: int) -> None:
-        parent_end, worker_end = socket.socketpair()
-        super().__init__(parent_end.detach())
-        self.batch_file = os.fdopen(os.memfd_create("batch"), "wb")
+    def __init__(self, reward: Reward) -> None:
+        super().__init__()
         board_file = os.memfd_create("board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(board_file, StatusBoard.FORM.size)
         fcntl.fcntl(board_file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # reading truncated memory would kill us
         self.board = StatusBoard(board_file)
-        files = worker_end.fileno(), self.batch_file.fileno(), board_file
+        files = self.other_end.fileno(), board_file
         self.process = subprocess.Popen(
             [sys.executable, "-c", BOOT.format(main.__module__, files), *sys.path],
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=2,  # output of functions belongs in the log or on the terminal, not in a command's output
             start_new_session=True,
-            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(threads)),
+            env=os.environ | ENVIRONMENT | {MARK: str(os.getpid())} | dict.fromkeys(THREADS, str(reward.threads)),
         )
-        worker_end.close()
+        self.other_end.close()
         os.close(board_file)
         self.signature: Signature | None = None
         """The function's parameters; None until the function is loaded."""
@@ -92,7 +91,7 @@ class WorkerProcess(UserCodeProcess):
         """Start of each async call in progress."""
         self._limit, self._start, self._end = MESSAGE_BYTES, 0.0, float("inf")
         self.since = time.monotonic()
-        self._send(pickle.dumps(Start(function, options, os.getpid())))
+        self.ask(Start(reward.function, reward.options, os.getpid()))
 
     @property
     def idle(self) -> bool:
@@ -100,20 +99,13 @@ class WorkerProcess(UserCodeProcess):
         return self.signature is not None and not self.calls
 
     def assign(self, batch: CallBatch) -> None:
-        """Sends calls to an idle worker.
-
-        They go through an in-memory file, because a socket's buffer is small and the sender would block until the
-        worker reads.
-        """
+        """Sends calls to an idle worker."""
         self.calls = dict(batch.calls)
         self._limit = MESSAGE_BYTES + sum(CALL_BYTES + ROW_BYTES * len(call.rows) for call in self.calls.values())
         self._start = time.monotonic()
         self._end = self._start + sum(call.seconds for call in self.calls.values()) + GRACE
-        self.batch_file.seek(0)
-        pickle.dump(batch, self.batch_file, pickle.HIGHEST_PROTOCOL)
-        self.batch_file.flush()
         self.board.write(0, 0.0)  # it may still show a call for another table, whose number is used again
-        self._send(b"")
+        self.ask(batch)
 
     def began(self) -> dict[int, float]:
         """The start of each call in progress, by number."""
@@ -122,24 +114,16 @@ class WorkerProcess(UserCodeProcess):
         number, began = self.board.read()  # the function can write to it too
         return {number: min(time.monotonic(), max(self._start, began))} if number in self.calls else {}
 
-    def _send(self, data: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; messages() will report it
-            self.channel.send(data)
-
     def messages(self) -> list[Message] | None:
         """New messages from the worker; None if it is dead or its connection is broken (`fault`)."""
         messages: list[Message] = []
         ended = self.process.poll() is not None  # before reading, since messages of a dead worker must still be read
         self.read(self._limit, KINDS, lambda message: messages.append(self._recorded(message)))
-        if self.fault is CLOSED and self._has_exited():
-            ended, self.fault = True, None
+        if self.fault is CLOSED:
+            with suppress(subprocess.TimeoutExpired):  # a process that has exited closes its end, too
+                self.process.wait(EXIT_SECONDS)
+                ended, self.fault = True, None
         return None if (ended or self.fault) and not messages else messages
-
-    def _has_exited(self) -> bool:
-        """True if the process has exited or is about to, now that its end of the connection is closed."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS)
-        return self.process.returncode is not None
 
     def _recorded(self, message: Message) -> Message:
         """Checks that a message is about this worker's calls; raises BadMessageError if not."""
@@ -169,7 +153,7 @@ class WorkerProcess(UserCodeProcess):
     @property
     def disturbed(self) -> bool:
         """True if the function wrote to the connection or closed it, so that results may be lost."""
-        return self.fault is not None or self.channel.in_message
+        return self.fault is not None or self.reader.in_message
 
     def next_end(self) -> float:
         """The next deadline of a call, on the monotonic clock."""
@@ -179,28 +163,23 @@ class WorkerProcess(UserCodeProcess):
 
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
-        self._close()
+        self.close()
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
-        with suppress(ChildProcessError):  # until no process of its group is left; this process has adopted them
-            while True:
-                os.waitpid(-self.process.pid, 0)
+        reap_group(self.process.pid)
         return exit_code
 
     def dismiss(self) -> None:
         """Tells a worker that has no more calls to exit; kills one that is still importing its function."""
         if self.signature is None:
             self.kill()
-        self._close()
-
-    def _close(self) -> None:
-        self.channel.close()
-        self.batch_file.close()
+        self.close()
 
     def end(self) -> None:
-        """Waits for a dismissed worker, then kills the rest of its process group."""
-        if self.process.poll() is None:
+        """Waits for the process if it was dismissed, then kills the rest of its process group."""
+        dismissed = self._socket.fileno() < 0
+        if dismissed and self.process.poll() is None:
             end = process_end.readable_after(self.process.pid)  # Popen.wait with a timeout polls with sleeps
             wait([end], EXIT_SECONDS)
             os.close(end)
@@ -211,6 +190,13 @@ def adopt_orphans() -> frozenset[int]:
     """Makes this process adopt processes that its workers leave behind. Returns its current children."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     return frozenset(_children())
+
+
+def reap_group(leader: int) -> None:
+    """Waits until no process of a killed group is left, if this process adopts orphans."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-leader, 0)
 
 
 def end_orphans(others: frozenset[int]) -> None:

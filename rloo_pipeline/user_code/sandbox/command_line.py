@@ -9,6 +9,7 @@ import math
 import os
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -89,16 +90,19 @@ def interpreter_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:
     if sandbox.kind == "bubblewrap":
         return _bubblewrap_argv(sandbox, limits)
     if sandbox.kind == "apptainer":
-        binds = [argument for path in sandbox.read_only for argument in ("--bind", f"{path}:{path}:ro")]
-        options = ["--quiet", "exec", "--containall", "--no-privs", "--net", "--network", "none", "--cwd", "/tmp"]
-        variables = ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
-        return [*dies_with_parent([sandbox.command]), *options, *variables, *binds, sandbox.image, "python3"]
+        options = ["--no-privs", "--net", "--network", "none"]
+        options += ["--env", "PYTHONHASHSEED=0,OMP_NUM_THREADS=1,OPENBLAS_NUM_THREADS=1"]
+        return apptainer_argv(sandbox.command, options, sandbox.read_only, sandbox.image)
     return [str(_interpreter())]
 
 
-def dies_with_parent(command: list[str]) -> list[str]:
-    """Wraps an Apptainer command so that it and everything it started is killed when this process dies."""
-    return [str(_interpreter()), "-S", "-c", KEEPER, *command]
+def apptainer_argv(program: str, options: Sequence[str], read_only: Sequence[str], image: str) -> list[str]:
+    """Apptainer's command up to and including the Python interpreter, which is killed with everything that it started
+    when this process dies.
+    """
+    keeper = [str(_interpreter()), "-S", "-c", KEEPER, program]
+    binds = [argument for path in read_only for argument in ("--bind", f"{path}:{path}:ro")]
+    return [*keeper, "--quiet", "exec", "--containall", "--cwd", "/tmp", *options, *binds, image, "python3"]
 
 
 def _bubblewrap_argv(sandbox: Sandbox, limits: SandboxLimits) -> list[str]:

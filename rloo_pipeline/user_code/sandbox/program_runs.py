@@ -42,6 +42,8 @@ class ProgramRun(NamedTuple):
     printed: str
     status: int | None
     """Exit status; None if it did not end in time or printed too much."""
+    flooded: bool
+    """True if it printed too much."""
 
 
 def passed_scripts(settings: RunSettings, text: str, cases: list[ScriptCase]) -> int:
@@ -100,9 +102,12 @@ def run_program(
             deadline = min(deadline, time.monotonic() + seconds)
             feeder = _feed(to_program.writer, stdin)
             printed, complete = _read(output.reader, deadline, most)
-            status = _exit_status(process, deadline) if complete else None
+            status = None
+            if complete:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(max(0.0, deadline - time.monotonic()))
         feeder.join()
-    return ProgramRun(printed.decode(errors="replace"), status)
+    return ProgramRun(printed.decode(errors="replace"), status, len(printed) > most)
 
 
 def passed_asserts(settings: RunSettings, text: str, tests: Asserts) -> int:
@@ -162,9 +167,7 @@ def _wait_for_start(reader: IO[bytes], deadline: float) -> None:
     Raises:
         UnusableTestsError: it does not do so before the deadline.
     """
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or os.read(reader.fileno(), 1) != READY:
+    if _next_part(reader, deadline, len(READY)) != READY:
         raise UnusableTestsError("the sandbox did not start")
 
 
@@ -188,23 +191,18 @@ def _feed(writer: IO[bytes], data: bytes) -> threading.Thread:
 def _read(reader: IO[bytes], deadline: float, most: int) -> tuple[bytes, bool]:
     """Reads until the end, the deadline, or `most` bytes. Returns the data and True if the end was reached."""
     data = bytearray()
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    while len(data) <= most:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return bytes(data), False
-        part = os.read(reader.fileno(), 1 << 16)
+    while len(data) <= most and (part := _next_part(reader, deadline, 1 << 16)) is not None:
         if not part:
             return bytes(data), True
         data += part
     return bytes(data), False
 
 
-def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    try:
-        return process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
+def _next_part(reader: IO[bytes], deadline: float, most: int) -> bytes | None:
+    """Waits for up to `most` bytes; empty at the end, None if nothing arrives before the deadline."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    return os.read(reader.fileno(), most) if poll.poll(max(0.0, deadline - time.monotonic()) * 1000) else None
 
 
 def _lines(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from rloo_pipeline.environments.tools import calculator, python
         (" 17/2 ", "8.5"),
         ("-7 // 2", "-4"),
         ("2**10 % 1000", "24"),
+        ("(-1)**9999 + 1**9999 + 0**9999", "0"),
         ("12345678901234567890 * 10", "123456789012345678900"),
     ],
 )
@@ -50,7 +51,9 @@ def test_python_shows_what_is_printed_and_the_error() -> None:
         'before\nTraceback (most recent call last):\n  File "main.py", line 2, in <module>\n'
         "ZeroDivisionError: division by zero\n"
     )
-    assert python("while True: print('x' * 1000)").endswith("[the program printed too much and was stopped]")
+    for character in "xé字":
+        shown = python(f"while True: print('{character}' * 1000)")
+        assert shown.endswith("[the program printed too much and was stopped]")
 
 
 @pytest.mark.usefixtures("machine_sandbox")

@@ -174,6 +174,8 @@ def test_a_reply_without_a_choice_has_no_score() -> None:
         ({"pattern": "("}, "not a regular expression"),
         ({"pattern": "score"}, "must have one group"),
         ({"lowest": 1, "highest": 1}, "must be below"),
+        ({"attempts": 0}, "must be at least 1"),
+        ({"concurrency": 0}, "must be at least 1"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, r"NOT_SET_ANYWHERE \(api_key_env\) is not set"),
     ],
 )

@@ -4,14 +4,26 @@ import json
 import os
 import pickle
 import time
+from functools import partial
 from pathlib import Path
+from socket import recv_fds
 
 import pytest
 
 from rloo_pipeline.config import Reward
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code.dispatch import score_all
-from rloo_pipeline.user_code.messages import BadMessageError, Done, MessageSocket, Ready, decode_report, encode_report
+from rloo_pipeline.user_code.messages import (
+    LENGTH,
+    BadMessageError,
+    Done,
+    MessageReader,
+    Ready,
+    Start,
+    UserCodeProcess,
+    decode_report,
+    encode_report,
+)
 from rloo_pipeline.user_code.reward_call import Signature
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
 
@@ -162,6 +174,18 @@ def test_what_is_no_report_is_refused(report) -> None:
         decode_report(report)
 
 
+def test_a_request_cannot_be_changed_or_enlarged_by_its_receiver() -> None:
+    process = UserCodeProcess()
+    process.ask(Start("mine.py:mine", {}, 1))
+    _, [file], _, _ = recv_fds(process.other_end, 1, 1)
+    for change in (partial(os.pwrite, file, b"x", 0), partial(os.ftruncate, file, 0), partial(os.ftruncate, file, 999)):
+        with pytest.raises(PermissionError):
+            change()
+    os.close(file)
+    process.close()
+    process.other_end.close()
+
+
 def test_reports_keep_every_bit() -> None:
     values = [0.1, 1e-320, -0.0, 2.0**60, None]
     report = [Done([1], [0.5], [values], {3: 'why \ud800 "\n'}), Ready(Signature(("a", "b"), ("a",), False, True))]
@@ -171,13 +195,13 @@ def test_reports_keep_every_bit() -> None:
 
 def test_messages_arrive_whole_in_whatever_pieces_they_are_sent() -> None:
     reader, writer = os.pipe()
-    channel, data = MessageSocket(reader), b"".join(MessageSocket.LENGTH.pack(size) + b"x" * size for size in (3, 0, 5))
+    channel, data = MessageReader(reader), b"".join(LENGTH.pack(size) + b"x" * size for size in (3, 0, 5))
     arrived = []
     for place in range(len(data)):
         os.write(writer, data[place : place + 1])
         arrived += channel.arrived(10)
     assert arrived == [b"xxx", b"", b"xxxxx"]
-    os.write(writer, MessageSocket.LENGTH.pack(11))
+    os.write(writer, LENGTH.pack(11))
     with pytest.raises(BadMessageError):
         channel.arrived(10)
     os.close(writer)

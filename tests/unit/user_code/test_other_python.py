@@ -1,6 +1,7 @@
 """Environments run with the Python of another virtual environment, with its packages and none of ours."""
 
 import json
+import time
 import venv
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from rooms import answers, begun, finished
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import confinement
 from rloo_pipeline.user_code.confinement import Confinement
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
@@ -73,5 +75,14 @@ def test_a_python_that_is_none_or_lacks_a_package_is_a_sentence(python, room, tm
     with (
         EnvironmentPool(room, [], 2, 20.0, Confinement(python=str(python))) as pool,
         pytest.raises(UserError, match=message),
+    ):
+        pool.check()
+
+
+def test_a_python_that_ends_before_it_is_told_anything_is_a_sentence(room, monkeypatch) -> None:
+    monkeypatch.setattr(confinement, "read_only_paths", lambda _: time.sleep(0.5) or [])
+    with (
+        pytest.raises(UserError, match=r"the process that imports .* ended its process with exit code 1"),
+        EnvironmentPool(room, [], 2, 20.0, Confinement(python="/bin/false")) as pool,
     ):
         pool.check()

@@ -2,8 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,9 +16,11 @@ from helpers import has_ended, wait_until
 from rooms import answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.user_code import pool as pool_module
 from rloo_pipeline.user_code.connection import Answer
 from rloo_pipeline.user_code.episode import ANSWER_CHARACTERS
-from rloo_pipeline.user_code.messages import MessageSocket
+from rloo_pipeline.user_code.fork_server_process import ForkServerProcess
+from rloo_pipeline.user_code.messages import LENGTH
 from rloo_pipeline.user_code.pool import EnvironmentPool
 
 
@@ -118,6 +124,85 @@ def test_a_hung_episode_is_killed_and_delays_no_other(shared_pool) -> None:
     assert (hung.reward, hung.lost, quick.reward) == (None, "enter took over 3 s", 0.5)
 
 
+def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_its_request_is(shared_pool) -> None:
+    begun(shared_pool, 1, 2)
+    shared_pool.call(1, [("act", {"code": "answer = os.getpid()"})])
+    os.kill(int(answers(shared_pool)[0].texts[0]), signal.SIGSTOP)
+    shared_pool.finish(1, [{"role": "assistant", "content": "x" * 1_000_000}])
+    shared_pool.call(2, [("enter", {"name": "Ann"})])
+    assert answers(shared_pool)[0].texts == ("Ann is number 1",)
+    assert answers(shared_pool)[0].lost == "get_reward took over 3 s"
+    finished(shared_pool, 2)
+
+
+def test_what_an_episode_leaves_behind_is_not_kept_as_a_zombie(environment_file) -> None:
+    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
+        for episode in range(3):
+            begun(pool, episode)
+            pool.call(episode, [("act", {"code": "subprocess.Popen(['sleep', '1e6'])"})])
+            answers(pool)
+            finished(pool, episode)
+        begun(pool, 3)
+        server = psutil.Process(pool._fork_server.process.pid)
+        assert [child.name() for child in server.children(recursive=True) if child.name() == "sleep"] == []
+
+
+LEAVER = '''
+import os, threading
+
+class Leaver:
+    def reset(self, **row):
+        pass
+
+    def leave(self):
+        """Leave."""
+        threading.Timer(0.1, os._exit, (3,)).start()
+
+    def get_reward(self):
+        self.leave()
+'''
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_process_that_exits_right_after_its_answer_leaves_its_place_to_another(
+    tmp_path, monkeypatch, finishes
+) -> None:
+    (tmp_path / "leaver.py").write_text(LEAVER)
+    with EnvironmentPool(f"{tmp_path}/leaver.py:Leaver", [], 1, 60) as pool:
+        begun(pool, 1)
+        monkeypatch.setattr(pool._fork_server, "ended", once_it_is_told(pool._fork_server))
+        if not finishes:
+            pool.call(1, [("leave", {})])
+            answers(pool)
+        [end] = finished(pool, 1)
+        assert end.lost is None if finishes else str(end.lost).endswith("exit code 3 between calls")
+        pool.reset(2, {"prompt": "x"}, 0)
+        assert pool.ready(120)
+
+
+def once_it_is_told(server: ForkServerProcess) -> Callable[[], list[tuple[int, int]]]:
+    """`ended` of a fork server, which waits for a message at its first call."""
+    waits, ended = iter([60.0]), server.ended
+
+    def later() -> list[tuple[int, int]]:
+        wait([server.control], next(waits, 0.0))
+        return ended()
+
+    return later
+
+
+def test_an_episode_that_stops_the_process_that_forks_does_not_stop_the_stage(environment_file, monkeypatch) -> None:
+    monkeypatch.setattr(pool_module, "END_SECONDS", 1.0)
+    with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
+        begun(pool, 1)
+        pool.call(1, [("act", {"code": "os.kill(os.getppid(), signal.SIGSTOP)"})])
+        answers(pool)
+        finished(pool, 1)
+        pool.reset(2, {"prompt": "x"}, 0)
+        with pytest.raises(UserError, match="an episode may have stopped it"):
+            pool.ready(60)
+
+
 def test_a_killed_episode_leaves_no_process(shared_pool, tmp_path) -> None:
     begun(shared_pool, 1)
     file = tmp_path / "pid"
@@ -150,7 +235,7 @@ def test_a_tool_that_ends_its_process_loses_its_episode(shared_pool, code, lost)
 
 
 def framed(report: bytes) -> bytes:
-    return MessageSocket.LENGTH.pack(len(report)) + report
+    return LENGTH.pack(len(report)) + report
 
 
 @pytest.mark.parametrize(
@@ -229,6 +314,16 @@ def test_resets_wait_for_a_process(shared_pool) -> None:
     rest = answers(shared_pool, 5)
     assert sorted(answer.request for answer in rest) == ["finish"] * 3 + ["reset"] * 2
     finished(shared_pool, *(answer.episode for answer in rest if answer.request == "reset"))
+
+
+def test_more_episodes_than_the_usual_limit_of_open_files_can_be_open(environment_file) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 20, hard))
+    try:
+        with EnvironmentPool(f"{environment_file}:Room", [], 40, 60) as pool:
+            begun(pool, *range(40))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_tools_alone_have_a_process_for_each_call(environment_file) -> None:

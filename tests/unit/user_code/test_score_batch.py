@@ -295,7 +295,7 @@ def test_workers_get_their_threads_and_a_gpu_function_has_one_process(file) -> N
 
 
 def test_a_call_of_the_batch_before_is_not_taken_for_one_of_this_batch(file) -> None:
-    worker = WorkerProcess(f"{file}:number", {}, 1)
+    worker = WorkerProcess(Reward(function=f"{file}:number"))
     batch = CallBatch({1: TimedCall(range(2), 60.0)}, {"completions": ["0", "1"]}, {}, 1)
     try:
         wait_until(worker.messages)

@@ -23,11 +23,8 @@ from rloo_pipeline.user_code.sandbox.inside.wire import Wire
 def main(bounds: dict[str, int]) -> None:
     """Reads the program and the tests, runs the tests in turn, and writes a line of JSON for each."""
     apply(bounds)
-    wire = Wire(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
-    report = os.fdopen(os.dup(2), "w")
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
+    wire, report = Wire(), os.fdopen(os.dup(2), "w")
+    os.dup2(1, 2)  # the null device
     os.write(report.fileno(), READY)
     job = wire.receive()
     begin()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import os
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -67,10 +66,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 def main(bounds: dict[str, int]) -> None:
     """Serves one program until the examiner exits."""
     apply(bounds)
-    wire = Wire(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb"))
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    wire = Wire()
     module = ModuleType("solution")
     sys.modules["solution"] = module
     server = ProgramServer(wire, module.__dict__)
