@@ -315,7 +315,8 @@ class Project:
     def snakemake(self, *arguments: str, plain: bool = True, **changes) -> subprocess.CompletedProcess[str]:
         """Runs snakemake as a user would, with the changed configuration; `plain` asks for Snakemake's own output."""
         self.configure(**changes)
-        options = [*([PLAIN] if plain else []), "--configfile", "config/test.yaml"]
+        file = [] if "--configfile" in arguments else ["--configfile", "config/test.yaml"]
+        options = [*([PLAIN] if plain else []), *file]
         return forks.run("snakemake", [*options, *arguments], self.environment, self.folder)
 
     def start(self, *arguments: str) -> "forks.Fork | subprocess.Popen[bytes]":

@@ -130,7 +130,7 @@ def losses(
     ratio = difference.exp()
     actions = mask if level == "token" else torch.ones_like(ratio, dtype=torch.bool)
     weight = advantages if advantages.dim() == 2 else advantages.unsqueeze(-1)
-    none = torch.zeros_like(actions)
+    low = high = torch.zeros_like(actions)
     if clip in ("ppo", "clip_cov"):
         unclipped = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
         clipped = ratio.clamp(1 - bounds.epsilon, 1 + bounds.epsilon_high)
@@ -141,16 +141,14 @@ def losses(
     elif clip == "kl_cov":
         held = 0.0 if chosen is None else bounds.kl_cov_coef * chosen * difference.abs()
         loss = torch.where(actions, -ratio * weight + held, 0.0)
-        low, high = none, none
     elif clip == "cispo":
         factor = ratio.detach().clamp(max=1 + bounds.epsilon_high)
         loss = torch.where(mask, -factor * weight * logps, 0.0)
-        low, high = none, ratio > 1 + bounds.epsilon_high
+        high = ratio > 1 + bounds.epsilon_high
     elif clip == "sapo":
         temperature = torch.where(weight > 0, bounds.temperature_pos, bounds.temperature_neg)
         gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
         loss = torch.where(actions, -gate * weight, 0.0)
-        low, high = none, none
     elif clip == "dppo_tv":
         moved = logps.detach().exp() - old_logps.exp()
         low, high = (moved < -bounds.epsilon) & (weight <= 0), (moved > bounds.epsilon_high) & (weight > 0)
@@ -158,11 +156,9 @@ def losses(
         loss = torch.where(mask & ~low & ~high, -factor * weight * logps, 0.0)
     elif clip == "vespo":
         loss = torch.where(mask, -_gamma_weight(logps.detach() - old_logps, weight, mask, bounds) * weight * logps, 0.0)
-        low, high = none, none
     else:
         own = clip(logps, old_logps, weight.expand_as(logps), mask) if callable(clip) else -weight * logps
         loss = torch.where(mask, own, 0.0)
-        low, high = none, none
     count = actions.sum(-1).clamp(min=1)
     return Losses(
         loss,

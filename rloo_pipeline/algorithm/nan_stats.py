@@ -103,5 +103,5 @@ def first_teaching(teaches: Bool[Tensor, " prompts"], groups: int) -> list[int]:
     2503.14476, section 3.2) with a fixed surplus instead of resampling.
     """
     flags = teaches.tolist()
-    ranked = sorted(range(len(flags)), key=lambda group: (not flags[group], group))
+    ranked = sorted(range(len(flags)), key=lambda group: not flags[group])
     return sorted(ranked[:groups])

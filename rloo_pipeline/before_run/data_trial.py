@@ -31,7 +31,7 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
     Held-out rows are checked before training rows, as in the stage `prompts`.
     """
     config, parts = inputs.config, _parts(inputs)
-    sources = dataset_inputs.sources(config)
+    sources = config.row_sources
     of_prompts = [key for key in reversed(sources) if key.startswith("dataset.")]
     for key in (*of_prompts, *(key for key in sources if key not in of_prompts)):
         with problems_of(key) as problems:

@@ -14,18 +14,6 @@ PREFERENCES = "reward_model.train"
 HELD_OUT_PREFERENCES = "reward_model.eval"
 
 
-def sources(config: Config) -> dict[str, Source]:
-    """The datasets of a run, by configuration key."""
-    datasets = {f"dataset.{name}": source for name, source in config.dataset.parts.items()}
-    if config.warmstart.sft is not None:
-        datasets[DEMONSTRATIONS] = config.warmstart.sft.demonstrations
-    if config.reward_model is not None:
-        datasets[PREFERENCES] = config.reward_model.train
-        if config.reward_model.eval is not None:
-            datasets[HELD_OUT_PREFERENCES] = config.reward_model.eval
-    return datasets
-
-
 def asset_name(key: str) -> str:
     """The name of a source in assets.json."""
     return key if key in (PREFERENCES, HELD_OUT_PREFERENCES) else key.rpartition(".")[2]
@@ -99,7 +87,7 @@ def training_rows(config: Config, key: str = "dataset.train") -> int | None:
     Raises:
         UserError: they cannot be read.
     """
-    source = sources(config)[key]
+    source = config.row_sources[key]
     place = data_place(config.data_dir, key, source)
     try:
         return None if place is None else len(rows.read_rows(source, place))

@@ -39,7 +39,7 @@ def findings(config: Config) -> Iterator[Finding]:
         yield from problems
     notes = {"sampler": lag.note(config.rollout, config.algorithm), "update": config.update.note(config.rounds)}
     yield from (Finding(subject, True, note, note=True) for subject, note in notes.items() if note)
-    for key, source in dataset_inputs.sources(config).items():
+    for key, source in config.row_sources.items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)
         yield from problems or [Finding(key, True, "")]

@@ -143,7 +143,7 @@ def _number_format(dtype: Dtype) -> Finding:
 
 def datasets(config: Config, fix: str) -> Iterator[Finding]:
     """Checks that the datasets are here and their first rows can be read."""
-    for key, source in dataset_inputs.sources(config).items():
+    for key, source in config.row_sources.items():
         yield _dataset(config, key, source, fix)
 
 

@@ -66,7 +66,7 @@ COMMANDS = (
         "rloo_pipeline.stages.track:track",
         "Send the metrics of a run, finished or running, to W&B or MLflow.",
         RUN,
-        option("--to", nargs="+", choices=TRACKERS, help="trackers (default: those in report_to)"),
+        option("--to", nargs="+", action="extend", choices=TRACKERS, help="trackers (default: those in report_to)"),
         option(
             "--round",
             dest="round_",

@@ -105,7 +105,9 @@ def count(number: str) -> int:
 LOG = option("--log", type=Path, help="file for the complete log, with tracebacks and engine output")
 CONFIGURATION = (
     option("configuration", type=Path, metavar="CONFIG", nargs="?", default=DEFAULT_CONFIG, help="YAML file"),
-    option("--config", nargs="+", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"),
+    option(
+        "--config", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="keys to change, as in Snakemake"
+    ),
 )
 CONFIG = option(
     "--configfile",
@@ -142,7 +144,8 @@ class RlooParser(Parser):
         self.groups = groups
         self.add_argument("--version", action="version", version=__version__)
         self.commands = self.add_subparsers(prog="rloo", metavar="COMMAND", required=True, parser_class=Parser)
-        for command in (command for commands in groups.values() for command in commands):
+        self.by_name = {command.name: command for commands in groups.values() for command in commands}
+        for command in self.by_name.values():
             parser = self.commands.add_parser(
                 command.name,
                 help=command.about,
@@ -155,22 +158,20 @@ class RlooParser(Parser):
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Parses the arguments. The error for an unknown command or option suggests the most similar one."""
-        names = self.commands.choices
-        passes_on = {command.name for commands in self.groups.values() for command in commands if command.passes_on}
-        if argv and not argv[0].startswith("-") and argv[0] not in names:
-            self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], names)}")
-        if argv and argv[0] in passes_on and not {"-h", "--help"} & set(argv[1:2]):
+        command = self.by_name.get(argv[0]) if argv else None
+        if argv and command is None and not argv[0].startswith("-"):
+            self.error(f"no command '{argv[0]}'{did_you_mean(argv[0], self.by_name)}")
+        if command and command.passes_on and not {"-h", "--help"} & set(argv[1:2]):
             arguments = self.parse_args(argv[:1])
             arguments.unparsed = argv[1:]
             return arguments
-        rest = {command.name for commands in self.groups.values() for command in commands if command.passes_rest}
-        end = argv.index("--") if argv and argv[0] in rest and "--" in argv else len(argv)
+        end = argv.index("--") if command and command.passes_rest and "--" in argv else len(argv)
         arguments, unknown = self.parse_known_args(argv[:end])
         arguments.unparsed = argv[end + 1 :]
         if hasattr(arguments, "configuration"):
             unknown = _without_changes(arguments, unknown)
         if unknown:
-            parser = names[argv[0]]
+            parser = self.commands.choices[argv[0]]
             option = unknown[0].partition("=")[0]
             suggestion = did_you_mean(option, parser._option_string_actions) if option.startswith("-") else ""
             parser.error(f"it does not accept '{unknown[0]}'{suggestion}")

@@ -36,7 +36,7 @@ def _submit(arguments: argparse.Namespace) -> None:
 
     project = Path.cwd()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", "-C", nargs="*", default=[])
+    parser.add_argument("--config", "-C", nargs="*", action="extend", default=[])
     named, others = parser.parse_known_args(arguments.unparsed)
     file = arguments.configuration
     raw = read_mapping(file, [*arguments.config, *named.config])

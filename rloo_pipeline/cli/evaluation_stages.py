@@ -10,12 +10,10 @@ from rloo_pipeline.cli.command import command, option
 from rloo_pipeline.cli.stage_options import (
     CHECKS,
     IMAGES,
-    NAME,
     OUTPUT,
     POLICY,
     PROMPTS,
     REWARD_MODEL,
-    SUMMARY,
     card_facts,
     path,
     run_folder,
@@ -54,7 +52,6 @@ def _chosen(arguments: argparse.Namespace, stage: str) -> tuple[Config, Chosen]:
 
 def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     from rloo_pipeline.artifacts import tables
-    from rloo_pipeline.stages.evaluate import EvaluationOutputs
     from rloo_pipeline.stages.evaluate_chosen import evaluate_chosen
 
     config, chosen = _chosen(arguments, "evaluate-chosen")
@@ -63,12 +60,12 @@ def _evaluate_chosen(arguments: argparse.Namespace) -> None:
     if any(reward.uses_own_model for reward in config.rewards):
         config = with_reward_model(config, chosen.run / "reward_model" / "checks.json")
     with tables.common_facts(**lineage.decided(config, "evaluate-chosen"), **card_facts(config, "evaluate-chosen")):
-        evaluate_chosen(config, chosen, EvaluationOutputs(arguments.output, arguments.greedy, arguments.summary))
+        evaluate_chosen(config, chosen, arguments.output, arguments.greedy, arguments.summary)
 
 
 def _prove_chosen(arguments: argparse.Namespace) -> None:
     config, chosen = _chosen(arguments, "prove-chosen")
-    if runs_here(arguments, config.deepspeed, config.deepspeed.forward_processes):
+    if runs_here(arguments, config, "prove-chosen"):
         from rloo_pipeline.stages.prove_chosen import prove_chosen
 
         prove_chosen(config, chosen, arguments.completions, arguments.output)
@@ -84,6 +81,8 @@ def _report(config: Config, arguments: argparse.Namespace) -> None:
     report(config, run, arguments.summary, arguments.output)
 
 
+NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
+SUMMARY = path("summary", "JSON file for the summary")
 SELECTION = path("selection", "file that select wrote")
 SEED = option("--seed", type=int, required=True, help="seed of the chosen run")
 COMMANDS = (
@@ -91,7 +90,6 @@ COMMANDS = (
         "evaluate",
         "Sample and score the held-out prompts.",
         *(PROMPTS, POLICY, path("greedy", "table for the greedy completions"), SUMMARY, NAME, REWARD_MODEL),
-        samples=True,
     ),
     stage(
         "judge-pairs",
@@ -122,9 +120,8 @@ COMMANDS = (
         "Compute the KL of a policy from policy 0 on its held-out completions.",
         *(path("completions", "table of completions that evaluate wrote"), POLICY),
         *(path("reference", "folder of policy 0", dest="start", metavar="REFERENCE"), IMAGES, CHECKS),
-        ranks="forward_processes",
     ),
     stage("stage-harness", "Fetch the data of lm-eval's tasks; may use the network."),
-    stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME, samples=True),
+    stage("harness", "Run lm-eval's tasks on a policy.", POLICY, NAME),
     stage("report", "Write summary.json and report.html of a run.", SUMMARY, run=_report),
 )

@@ -7,26 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from rloo_pipeline.cli.stage_options import (
-    ASSETS,
-    POLICY,
-    PROMPTS,
-    REWARD_MODEL,
-    SHARD,
-    path,
-    runs_here,
-    stage,
-    whole_config,
-)
+from rloo_pipeline.cli.stage_options import ASSETS, POLICY, PROMPTS, REWARD_MODEL, SHARD, path, stage, whole_config
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import RefusedPolicyError
-
-
-def _warmstart(config: Config, arguments: argparse.Namespace) -> None:
-    if runs_here(arguments, config.deepspeed, None if config.warmstart.sft else 1):
-        from rloo_pipeline.stages.warmstart import warmstart
-
-        warmstart(config, arguments.assets, arguments.prompts, arguments.output)
 
 
 def _checks(config: Config, arguments: argparse.Namespace) -> None:
@@ -49,19 +32,16 @@ COMMANDS = (
         "warmstart",
         "Make policy 0: the model itself, or the model after SFT on demonstrations.",
         *(ASSETS, PROMPTS),
-        run=_warmstart,
     ),
     stage(
         "reward-model",
         "Train a reward model from preferences.",
         *(ASSETS, PROMPTS, path("model", "folder of the reward model to write")),
-        ranks="processes",
     ),
     stage(
         "probe",
         "Sample and score probe prompts with policy 0.",
         *(PROMPTS, POLICY, REWARD_MODEL),
-        samples=True,
     ),
     stage(
         "checks",
@@ -69,12 +49,10 @@ COMMANDS = (
         *(ASSETS, PROMPTS, POLICY, path("probe", "table that probe wrote", dest="probed", metavar="PROBE")),
         REWARD_MODEL,
         run=_checks,
-        ranks="forward_processes",
     ),
     stage(
         "difficulty",
         "Measure how often policy 0 solves each training prompt of one shard.",
         *(PROMPTS, POLICY, SHARD, REWARD_MODEL),
-        samples=True,
     ),
 )

@@ -5,48 +5,25 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rloo_pipeline.cli.command import CONFIG, command, option
+from rloo_pipeline.cli.command import CONFIG, Option, command, option
 from rloo_pipeline.cli.stage_options import (
     ASSETS,
     CHECKS,
     IMAGES,
     OUTPUT,
-    PASS_RATES,
     POLICY,
     PROMPTS,
     REWARD_MODEL,
-    ROLLOUTS,
-    ROUND,
     SHARD,
+    optional,
     path,
     run_folder,
     runs_here,
-    shards,
     stage,
     stage_config,
 )
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import load
-from rloo_pipeline.runtime import gpu_claims
-
-
-def _rollout(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.data.prompts_of_round import PassRateFiles
-    from rloo_pipeline.stages.rollout import rollout
-
-    inputs = (arguments.prompts, arguments.policy, arguments.round_, arguments.shard)
-    rates = PassRateFiles(arguments.difficulty, arguments.pass_rates)
-    rollout(config, *inputs, arguments.output, arguments.held_out, rates, arguments.before)
-
-
-def _score(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.stages.score import HeldOutFiles, score
-
-    if gpus := sum(reward.gpus for reward in config.rewards if reward.column == arguments.only):
-        gpu_claims.claim(gpus)
-    paths = (arguments.prompts, arguments.policy, arguments.rollouts, arguments.output)
-    held_out = HeldOutFiles(*arguments.held_out) if arguments.held_out else None
-    score(config, *paths, only=arguments.only, parts=arguments.parts, held_out=held_out)
 
 
 def _update(config: Config, arguments: argparse.Namespace) -> None:
@@ -62,21 +39,13 @@ def _update(config: Config, arguments: argparse.Namespace) -> None:
 
 def _restore_policy(arguments: argparse.Namespace) -> None:
     config, run = stage_config(arguments, "update"), run_folder(arguments)
-    if not runs_here(arguments, config.deepspeed):
+    if not runs_here(arguments, config, "update"):
         return
     from rloo_pipeline.artifacts.policy import Policy
     from rloo_pipeline.stages.update import restore
 
     prompts = run / "prompts" if config.dataset.image_column else None
     restore(config, Policy(arguments.output, config.model.trust_remote_code), run / "trainer", prompts)
-
-
-def _held_out(config: Config, arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.artifacts.round_tables import RoundFiles
-    from rloo_pipeline.stages.held_out import held_out
-
-    files = RoundFiles(arguments.rollouts, arguments.scores)
-    held_out(config, files, arguments.round_, arguments.output, arguments.events, arguments.policy_metrics)
 
 
 def _gate(arguments: argparse.Namespace) -> None:
@@ -93,26 +62,36 @@ def _report_so_far(arguments: argparse.Namespace) -> None:
     report_so_far(load(run / "config.yaml").only("report"), run, arguments.output)
 
 
+def shards(name: str) -> Option:
+    """Makes an option that takes all files of one table of a round."""
+    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
+
+
+def several(name: str, about: str) -> Option:
+    """Makes an option that takes any number of tables, or none."""
+    return option(f"--{name}", type=Path, nargs="*", default=[], help=about)
+
+
+ROLLOUTS = path("rollouts", "table of rollouts")
+ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
+PASS_RATES = (
+    several("difficulty", "all tables that difficulty wrote, in order"),
+    optional("pass-rates", "table that pass-rates wrote for the round that made the policy"),
+)
 COMMANDS = (
     stage(
         "rollout",
         "Sample one shard of a round with vLLM.",
-        *(PROMPTS, POLICY, ROUND),
-        SHARD,
-        *PASS_RATES,
+        *(PROMPTS, POLICY, ROUND, SHARD, *PASS_RATES),
         option("--held-out", type=Path, help="table for some held-out completions of the same policy"),
-        option(
-            "--before", type=Path, nargs="*", default=[], help="rollouts of the previous round (rollout.token_budget)"
-        ),
-        run=_rollout,
-        samples=True,
+        several("before", "rollouts of the previous round (rollout.token_budget)"),
     ),
     stage(
         "score",
         "Score one shard with the reward functions.",
         *(PROMPTS, POLICY, ROLLOUTS, REWARD_MODEL),
         option("--only", metavar="NAME", help="score with this function only; the result is for --parts"),
-        option("--parts", type=Path, nargs="*", default=[], help="tables of functions that were scored with --only"),
+        several("parts", "tables of functions that were scored with --only"),
         option(
             "--held-out",
             type=Path,
@@ -120,27 +99,23 @@ COMMANDS = (
             metavar=("ROLLOUTS", "SCORES"),
             help="table of the shard's held-out completions, and the table to write for their scores",
         ),
-        run=_score,
     ),
     stage(
         "refill",
         "Sample and score more completions if too few groups of a round have a signal.",
         *(PROMPTS, POLICY, ROUND, shards("rollouts"), shards("scores"), *PASS_RATES, REWARD_MODEL),
         path("output-scores", "table for the scores"),
-        samples=True,
     ),
     stage(
         "reference",
         "Compute the log-probs of one shard under the reference policy.",
         *(POLICY, ROLLOUTS, IMAGES),
-        ranks="forward_processes",
     ),
     stage(
         "teacher",
         "Compute the log-probs of one shard under the teacher.",
         *(ASSETS, ROLLOUTS),
-        option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with several teachers"),
-        ranks="forward_processes",
+        optional("prompts", "folder that prompts wrote, in a run with several teachers"),
     ),
     stage(
         "update",
@@ -153,11 +128,10 @@ COMMANDS = (
         option("--sampler", type=Path, help="policy that sampled the rollouts (rollout.lag; default: --policy)"),
         path("trainer", "folder of the run's trainer states, to be read and written"),
         *(shards("rollouts"), shards("scores"), IMAGES),
-        option("--reference", type=Path, nargs="*", default=[], help="all shards of the reference log-probs, in order"),
-        option("--teacher", type=Path, nargs="*", default=[], help="all shards of the teacher's log-probs, in order"),
+        several("reference", "all shards of the reference log-probs, in order"),
+        several("teacher", "all shards of the teacher's log-probs, in order"),
         CHECKS,
         run=_update,
-        ranks="processes",
     ),
     command(
         "restore-policy",
@@ -169,21 +143,14 @@ COMMANDS = (
         "pass-rates",
         "Add a round's scores to the pass rates by which later rounds draw prompts.",
         *(ROUND, shards("scores")),
-        option(
-            "--earlier",
-            type=Path,
-            nargs="*",
-            default=[],
-            help="pass rates of the previous round, or the table that difficulty wrote",
-        ),
+        several("earlier", "pass rates of the previous round, or the table that difficulty wrote"),
     ),
     stage(
         "held-out",
         "Summarize the held-out completions of a round's policy.",
         *(shards("rollouts"), shards("scores"), ROUND),
         path("events", "TensorBoard event file for the accuracy"),
-        option("--policy-metrics", type=Path, nargs="?", help="metrics.json of the round that made the policy"),
-        run=_held_out,
+        optional("policy-metrics", "metrics.json of the round that made the policy"),
     ),
     command("gate", _gate, "Look for symptoms after a round; may end the run.", CONFIG, OUTPUT, ROUND),
     command("report-so-far", _report_so_far, "Write report.html of a run in progress.", OUTPUT),

@@ -12,7 +12,7 @@ from rloo_pipeline.artifacts import assets, fence, function_copies, lineage
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.cli.command import CONFIG, Command, Option, call, command, option
 from rloo_pipeline.cluster import nodes
-from rloo_pipeline.config import Config, Deepspeed, Rollout
+from rloo_pipeline.config import Config, Rollout
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import environment, gpu_claims, ranks, reproducible
@@ -24,10 +24,9 @@ def stage(
     about: str,
     *options: Option,
     run: Callable[[Config, argparse.Namespace], None] | None = None,
-    samples: bool = False,
-    ranks: str | None = None,
 ) -> Command:
-    """Makes a stage command. Its function gets the sections of the configuration that the stage may read.
+    """Makes a stage command. Its function gets the sections of the configuration that the stage may read. Its engine in
+    the table of stages decides which threads, GPUs and ranks it has.
 
     Args:
         name: name of the stage.
@@ -35,10 +34,6 @@ def stage(
         options: options other than `--config` and `--output`.
         run: imports and calls the stage's function. By default, calls the function of the same name in `stages/` with
             the configuration and the options as keyword arguments.
-        samples: True if it has a sampler, whose threads and GPUs are claimed before the function imports torch. A stage
-            with several ranks claims them in `runs_here`.
-        ranks: attribute of the section `deepspeed` with its number of processes: `processes` if it trains,
-            `forward_processes` if it computes log-probs without gradients.
     """
     function = name.replace("-", "_")
     # REWARD_MODEL is not passed on: it changes the configuration
@@ -46,9 +41,7 @@ def stage(
 
     def start(arguments: argparse.Namespace) -> None:
         config = stage_config(arguments, name)
-        if samples:
-            take_sampler(config)
-        if ranks and not runs_here(arguments, config.deepspeed, getattr(config.deepspeed, ranks)):
+        if not runs_here(arguments, config, name):
             return
         _open_policies(config, arguments)
         from rloo_pipeline.artifacts import tables
@@ -66,8 +59,7 @@ def stage(
         except Exception as error:
             from rloo_pipeline.before_run import out_of_memory
 
-            role = gpu_shares.role_of(name)
-            out_of_memory.refuse(error, role, whole_config(arguments), _model_of(arguments))
+            out_of_memory.refuse(error, gpu_shares.role_of(name), whole_config(arguments), _model_of(arguments))
             raise
 
     return command(name, start, about, CONFIG, OUTPUT, *options)
@@ -122,31 +114,19 @@ def path(name: str, about: str, **keywords: Any) -> Option:
     return option(f"--{name}", type=Path, required=True, help=about, **keywords)
 
 
-def shards(name: str) -> Option:
-    """Makes an option that takes all files of one table of a round."""
-    return option(f"--{name}", type=Path, nargs="+", required=True, help=f"all shards of the round's {name}, in order")
+def optional(name: str, about: str) -> Option:
+    """Makes an option whose path a rule leaves empty in runs without such a file."""
+    return option(f"--{name}", type=Path, nargs="?", help=about)
 
 
 OUTPUT = path("output", "file or folder to write")
 ASSETS = path("assets", "folder that stage-assets wrote")
 PROMPTS = path("prompts", "folder that prompts wrote")
 POLICY = path("policy", "folder of a policy, or of `stage-assets` for the base model")
-IMAGES = option("--prompts", type=Path, nargs="?", help="folder that prompts wrote, in a run with images")
-ROLLOUTS = path("rollouts", "table of rollouts")
-CHECKS = option(
-    "--checks", type=Path, nargs="?", help="checks.json of the run, to prove that the sampler had the policy"
-)
-REWARD_MODEL = option("--reward-model", type=Path, nargs="?", help="checks.json of the run's own reward model")
-SUMMARY = path("summary", "JSON file for the summary")
+IMAGES = optional("prompts", "folder that prompts wrote, in a run with images")
+CHECKS = optional("checks", "checks.json of the run, to prove that the sampler had the policy")
+REWARD_MODEL = optional("reward-model", "checks.json of the run's own reward model")
 SHARD = option("--shard", type=int, required=True, help="number of the shard, from 0")
-ROUND = option("--round", dest="round_", metavar="ROUND", type=int, required=True, help="number of the round, from 1")
-PASS_RATES = (
-    option("--difficulty", type=Path, nargs="*", default=[], help="all tables that difficulty wrote, in order"),
-    option("--pass-rates", type=Path, nargs="?", help="table that pass-rates wrote for the round that made the policy"),
-)
-NAME = option("--name", required=True, help="name of the evaluation, such as warmstart or final")
-
-
 INPUTS = (
     *("assets", "prompts", "policy", "sampler", "start", "trainer", "rollouts", "scores", "reference", "teacher"),
     *("before", "after", "parts", "difficulty", "pass_rates", "earlier", "probed", "completions"),
@@ -207,18 +187,21 @@ def run_folder(arguments: argparse.Namespace) -> Path:
     raise UserError(f"{output}: no config.yaml in a folder above it; pass the configuration with --configfile")
 
 
-def runs_here(arguments: argparse.Namespace, section: Deepspeed, processes: int | None = None) -> bool:
-    """True if this process runs the stage, alone or as one of its ranks.
+def runs_here(arguments: argparse.Namespace, config: Config, stage: str) -> bool:
+    """Claims threads and GPUs for a stage, before it imports torch; true if this process runs it, alone or as a rank.
 
     Otherwise, passes the arguments to ranks and waits for them. Starts the ranks unless this worker keeps some.
-
-    Args:
-        arguments: the command's arguments.
-        section: section with the number of processes, nodes and threads.
-        processes: overrides the section's number of processes.
     """
+    role = gpu_shares.role_of(stage)
+    if role == "sampler":
+        take_sampler(config)
+    if role not in ("logprobs", "trainer"):
+        return True
+    section = config.deepspeed
     environment.use_threads(section.threads)
-    processes = processes or section.processes
+    processes = section.processes if role == "trainer" else section.forward_processes
+    if stage == "warmstart" and not config.warmstart.sft:
+        processes = 1
     if section.nodes == 1 and not ranks.is_rank():
         gpu_claims.claim(processes, from_the_end=True)
     argv = without_log(arguments.argv)

@@ -168,12 +168,7 @@ def _with_rows_or_weights(config: Config) -> Iterator[Path]:
     """The data folder, and files and folders of datasets and models that are not on the Hub."""
     data_dir = Path(config.data_dir or ".")
     yield data_dir
-    sources = [*config.dataset.parts.values()]
-    if config.warmstart.sft:
-        sources.append(config.warmstart.sft.demonstrations)
-    if config.reward_model:
-        sources += [source for source in (config.reward_model.train, config.reward_model.eval) if source]
-    yield from (data_dir / place for source in sources if (place := source.path or source.name))
+    yield from (data_dir / place for source in config.row_sources.values() if (place := source.path or source.name))
     yield from (Path(model.name_or_path) for model in config.model_sources if model.name_or_path)
 
 

@@ -12,6 +12,6 @@ from rloo_pipeline.config.run import TABLE_COLUMNS, Config
 from rloo_pipeline.config.run_keys import Container, Report
 from rloo_pipeline.config.sampling import Rollout, Vllm
 from rloo_pipeline.config.section import JSON, Dtype, OptimizerName, Section
-from rloo_pipeline.config.stages import STAGES, Sections
 from rloo_pipeline.config.trained_reward import RewardModel
 from rloo_pipeline.config.training import Deepspeed, Lora, Offload, Update
+from rloo_pipeline.stages.table import STAGES

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rloo_pipeline.config import presets
 from rloo_pipeline.config.corrections import KL, Mismatch, ResponseLength
@@ -14,6 +14,20 @@ from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.estimators import estimators
 from rloo_pipeline.config.section import Section
 from rloo_pipeline.errors import did_you_mean
+
+
+def check_estimator(name: str) -> str:
+    """Returns the name of a built-in estimator, or an import string; otherwise raises ValueError."""
+    if ":" not in name and name not in (names := estimators()):
+        raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
+    return name
+
+
+def check_range(limits: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Returns the range if its first number is the lower one; otherwise raises ValueError."""
+    if limits is not None and limits[0] >= limits[1]:
+        raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
+    return limits
 
 
 class Algorithm(Section):
@@ -26,7 +40,7 @@ class Algorithm(Section):
     `openrlhf`, `verl`, `nemo_rl`, `skyrl`, `tunix`), or with an algorithm (`rloo`, `grpo`, `dr_grpo`, `reinforce_pp`,
     …). docs/algorithms.md lists all presets.
     """
-    advantage: str = "rloo"
+    advantage: Annotated[str, AfterValidator(check_estimator)] = "rloo"
     """Advantage estimator: the name of a function in `rloo_pipeline/algorithm/advantages.py`, or your own as
     `module:function` or `file.py:function`.
     """
@@ -41,7 +55,7 @@ class Algorithm(Section):
     """Standardize rewards after the length penalties: `batch` with the mean and standard deviation of the round,
     `running` with those of all rounds so far. While all these scores are equal, only the mean is subtracted.
     """
-    reward_clip_range: tuple[float, float] | None = None
+    reward_clip_range: Annotated[tuple[float, float] | None, AfterValidator(check_range)] = None
     """Range `[low, high]` to which the weighted sum of a completion's rewards is clipped, before KL and baseline."""
     response_length: ResponseLength = ResponseLength()
     """Length penalties in the reward."""
@@ -150,20 +164,6 @@ class Algorithm(Section):
     def _fill_from_preset(cls, values: Any) -> Any:
         return presets.fill(values) if isinstance(values, dict) else values
 
-    @field_validator("advantage")
-    @classmethod
-    def _known_estimator(cls, name: str) -> str:
-        if ":" not in name and name not in (names := estimators()):
-            raise ValueError(f"no estimator '{name}'{did_you_mean(name, names)}; there are {', '.join(names)}")
-        return name
-
-    @field_validator("reward_clip_range")
-    @classmethod
-    def _check_range(cls, limits: tuple[float, float] | None) -> tuple[float, float] | None:
-        if limits is not None and limits[0] >= limits[1]:
-            raise ValueError(f"[{limits[0]:g}, {limits[1]:g}] is not a range; the first number must be the lower one")
-        return limits
-
     def _problems(self) -> Iterator[str]:
         yield from self._problems_of_estimator()
         if self.filter_zero_variance and self.reward_clip_range is not None and self.reward_normalization != "none":
@@ -219,26 +219,23 @@ class Algorithm(Section):
                 f"advantages; {remedy}use another estimator"
             )
         if name in estimators("of_success"):
-            changes_scores = {
-                "reward_normalization": self.reward_normalization != "none",
-                "reward_clip_range": self.reward_clip_range is not None,
-            }
-            for key in (key for key, changes in changes_scores.items() if changes):
+            for key in self.changed("reward_normalization", "reward_clip_range"):
                 yield f"advantage: {name} {reason}, and {key} changes them; leave it out"
 
     def _problems_of_clip_and_kl(self) -> Iterator[str]:
         high = self.upper_epsilon
         if self.delta is not None and self.delta <= 1 + high:
-            yield (f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies")
+            yield f"delta ({self.delta:g}) must exceed 1 + epsilon_high ({1 + high:g}), or epsilon_high never applies"
         if self.delta is not None and self.clip != "ppo":
             yield f"delta works with clip: ppo only, not with clip: {self.clip}"
         if self.clip not in ("ppo", "cispo", "none") and self.importance_sampling_level != "token":
             yield f"clip: {self.clip} has a term for each token; set importance_sampling_level: token"
         if self.loss is not None and (self.importance_sampling_level != "token" or self.clip != "ppo"):
             yield "loss gives each token its own loss; set importance_sampling_level: token, and leave clip out"
-        for key, field in type(self).model_fields.items():
-            clip = next((name for name in ("sapo", "vespo", "clip_cov", "kl_cov") if key.startswith(f"{name}_")), None)
-            if clip not in (None, self.clip) and getattr(self, key) != field.default:
+        for key in self.changed(*type(self).model_fields):
+            prefixes = ("sapo", "vespo", "clip_cov", "kl_cov")
+            clip = next((name for name in prefixes if key.startswith(f"{name}_")), self.clip)
+            if clip != self.clip:
                 yield f"{key} works with clip: {clip} only, not with clip: {self.clip}"
         if self.clip_cov_lb >= self.clip_cov_ub:
             yield f"clip_cov_lb ({self.clip_cov_lb:g}) must be below clip_cov_ub ({self.clip_cov_ub:g})"
@@ -250,7 +247,8 @@ class Algorithm(Section):
                 "old_logps: trainer"
             )
         key = "teacher" if self.values_by_teacher else "kl.placement: token_reward"
-        if self.values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
+        values_tokens = self.values_by_teacher or self.kl.placement == "token_reward"
+        if values_tokens and self.importance_sampling_level != "token" and self.clip != "none":
             yield (
                 f"{key} gives each token its own advantage, so each token must be an action; "
                 "set importance_sampling_level: token (or clip: none)"
@@ -293,19 +291,14 @@ class Algorithm(Section):
         return in_reward or chooses or (compared and not self.is_one_step)
 
     @property
-    def teacher_sources(self) -> list[ModelSource]:
-        """The teacher models, if any."""
-        return [] if self.teacher is None else [*self.teacher.sources.values()]
+    def teacher_sources(self) -> dict[str, ModelSource]:
+        """The teacher models by name, if any; a single one has an empty name."""
+        return {} if self.teacher is None else self.teacher.sources
 
     @property
     def teacher_top_k(self) -> int:
         """`teacher.top_k`; 0 if there is none."""
         return 0 if self.teacher is None else self.teacher.top_k or 0
-
-    @property
-    def values_tokens(self) -> bool:
-        """True if each token has its own advantage."""
-        return self.kl.placement == "token_reward" or self.values_by_teacher
 
     @property
     def values_by_teacher(self) -> bool:

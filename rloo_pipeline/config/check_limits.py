@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 # isort: off
 # in the order of checks.json
@@ -14,16 +14,7 @@ from rloo_pipeline.checks import special_tokens, engines, pair_checks, probe_sam
 
 # isort: on
 from rloo_pipeline.checks.registry import CHECKS, Check, Limit, summary
-from rloo_pipeline.config.section import Section
-
-
-class LimitsByName(Section):
-    """Limits of the checks of policy 0, as `[warn, fail]`. `null` turns that limit off."""
-
-    def by_name(self, dtype: str) -> dict[str, Limit]:
-        """`(warn, fail)` of every check. A limit that is not set is the check's default for `dtype`."""
-        limits = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: CHECKS[name].limit(dtype) if limit is None else limit for name, limit in limits.items()}
+from rloo_pipeline.config.section import Section, with_fields
 
 
 def _key(check: Check) -> tuple[Any, Any]:
@@ -35,15 +26,14 @@ def _key(check: Check) -> tuple[Any, Any]:
     return Limit | None, Field(None, description=f"{description} Default: {defaults}.")
 
 
-if TYPE_CHECKING:
-    CheckLimits = LimitsByName
-else:
-    CheckLimits = create_model(
-        "CheckLimits",
-        __base__=LimitsByName,
-        __doc__=LimitsByName.__doc__,
-        **{name: _key(check) for name, check in CHECKS.items()},
-    )
+@with_fields({name: _key(check) for name, check in CHECKS.items()})
+class CheckLimits(Section):
+    """Limits of the checks of policy 0, as `[warn, fail]`. `null` turns that limit off."""
+
+    def by_name(self, dtype: str) -> dict[str, Limit]:
+        """`(warn, fail)` of every check. A limit that is not set is the check's default for `dtype`."""
+        limits = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: CHECKS[name].limit(dtype) if limit is None else limit for name, limit in limits.items()}
 
 
 class Checks(Section):

@@ -93,7 +93,7 @@ class Mismatch(Section):
             one_action: True if the loss has one term per completion.
         """
         correction, low, high = self.correction, self.min, self.max
-        if correction == "none" and (low, high) != (Mismatch().min, Mismatch().max):
+        if correction == "none" and self.changed("min", "max"):
             yield (
                 "mismatch.min and mismatch.max are thresholds of a correction, and there is none; set "
                 "mismatch.correction, or leave them out"

@@ -21,10 +21,8 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from lag.problems(config.rollout, config.algorithm)
     yield from _generation(config)
     yield from _algorithm(config)
-    yield from distillation.problems(
-        config.algorithm.teacher, config.rollout, config.rewards, config.dataset.shows_images
-    )
-    yield from trained_reward.problems(config.reward_model, config.rewards, config.dataset, config.deepspeed)
+    yield from distillation.problems(config.algorithm.teacher, config.rollout, config.rewards)
+    yield from trained_reward.problems(config.reward_model, config.rewards, config.deepspeed)
     yield from _optimizers(config)
     yield from _offload(config)
     yield from _images(config)
@@ -214,16 +212,15 @@ def _offload(config: RunKeys) -> Iterator[str]:
     their format.
     """
     offload, dtype = config.deepspeed.offload, config.model.dtype
+    if offload.parameters == "nvme" and dtype != "bfloat16":
+        yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
     in_bfloat16 = {  # in float16 the whole model, with its head, runs as one
         "sequence_parallel": config.deepspeed.sequence_parallel > 1,
         "gradient_checkpointing: offload": config.deepspeed.gradient_checkpointing == "offload",
+        "offload: nvme": offload.on_disk,
     }
     for key in (key for key, is_set in in_bfloat16.items() if is_set and dtype == "float16"):
         yield f"deepspeed.{key} cannot be used with model.dtype: float16; set bfloat16"
-    if offload.parameters == "nvme" and dtype != "bfloat16":
-        yield f"deepspeed.offload.parameters: nvme cannot be used with model.dtype: {dtype}; set bfloat16"
-    if offload.on_disk and dtype == "float16":
-        yield "deepspeed.offload: nvme cannot be used with model.dtype: float16; set bfloat16"
     if offload.on_disk and config.update.lora is not None:
         yield (
             "deepspeed.offload: nvme cannot be used with update.lora, which has little state; use cpu, or leave it out"
@@ -244,6 +241,8 @@ def _images(config: RunKeys) -> Iterator[str]:
             "of the two out"
         )
     refused = {
+        "algorithm.teacher": config.algorithm.teacher,
+        "reward_model": config.reward_model,
         "rollout.tools": config.rollout.tools,
         "rollout.environment": config.rollout.environment,
         "rollout.router_replay": config.rollout.router_replay,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from string import Formatter
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.section import JSON, Beta, Dtype, OptimizerName, Section
 
@@ -28,6 +28,11 @@ class ModelSource(Section):
     def _problems(self) -> Iterator[str]:
         if (self.name_or_path is None) == (self.build is None):
             yield "give exactly one of name_or_path and build"
+
+    def in_place_of(self, model: Model) -> Model:
+        """The section `model` of a run that starts from this source, in the same number format."""
+        source = self.model_dump(include=set(ModelSource.model_fields))
+        return model.model_copy(update={**source, "quantization": None})
 
 
 class Model(ModelSource):
@@ -94,11 +99,6 @@ class PromptSelection(Section):
     the time come most often. `online`: the same, but the scores of earlier rounds count too.
     """
 
-    @property
-    def samples_policy_0(self) -> bool:
-        """True if the pass rates of policy 0 must be measured."""
-        return self.pass_rate is not None or self.weights == "static"
-
     def _problems(self) -> Iterator[str]:
         if self.pass_rate is None and self.weights == "none":
             yield "selects nothing; set pass_rate or weights, or leave the section out"
@@ -114,6 +114,17 @@ class PromptSelection(Section):
                 f"pass_rate: no share of {self.num_generations} completions lies in [{low:g}, {high:g}], so no prompt "
                 "would be left; widen the range or raise num_generations"
             )
+
+
+def check_template(template: str | None) -> str | None:
+    """Returns the template if its braces name columns; otherwise raises ValueError."""
+    try:
+        names = [name for _, name, *_ in Formatter().parse(template or "") if name is not None]
+    except ValueError as error:
+        raise ValueError(f"not a valid template ({error}); write a literal brace twice") from None
+    if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
+        raise ValueError("a pair of braces names no column; write literal braces twice: {{}}")
+    return template
 
 
 class Dataset(Section):
@@ -132,7 +143,7 @@ class Dataset(Section):
     """Column with the prompt: a list of messages, to which the chat template is applied, or a string, which is used
     unchanged.
     """
-    user_prompt: str | None = None
+    user_prompt: Annotated[str | None, AfterValidator(check_template)] = None
     """Template that makes a user message from the columns, for example `"{question}\\nAnswer:"`. Replaces
     `prompt_column`. Write a literal brace twice: `'\\boxed{{}}'`.
     """
@@ -166,17 +177,6 @@ class Dataset(Section):
         """The sources of rows, by key."""
         sources = {"train": self.train, "dev": self.dev, "eval": self.eval}
         return {name: source for name, source in sources.items() if source is not None}
-
-    @field_validator("user_prompt")
-    @classmethod
-    def _check_template(cls, template: str | None) -> str | None:
-        try:
-            names = [name for _, name, *_ in Formatter().parse(template or "") if name is not None]
-        except ValueError as error:
-            raise ValueError(f"not a valid template ({error}); write a literal brace twice") from None
-        if any(not name.isidentifier() and not name[:1].isalpha() for name in names):
-            raise ValueError("a pair of braces names no column; write literal braces twice: {{}}")
-        return template
 
 
 class Sft(Section):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import Field
 
-from rloo_pipeline.config.data import Model, ModelSource
+from rloo_pipeline.config.data import ModelSource
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.sampling import Rollout
 from rloo_pipeline.errors import UserError
@@ -47,7 +47,7 @@ class Teacher(ModelSource):
     def _problems(self) -> Iterator[str]:
         if not self.models:
             yield from super()._problems()
-        elif any(getattr(self, key) != field.default for key, field in ModelSource.model_fields.items()):
+        elif self.changed(*ModelSource.model_fields):
             yield f"models names the teachers; leave out {', '.join(ModelSource.model_fields)} beside it"
         if self.top_k is not None and self.discount:
             yield "discount counts the KL of later tokens in an advantage, and top_k has none; leave one of the two out"
@@ -61,11 +61,6 @@ class Teacher(ModelSource):
     def sources(self) -> dict[str, ModelSource]:
         """The teachers by name; a single one has an empty name."""
         return self.models or {"": self}
-
-
-def as_model(source: ModelSource, student: Model) -> Model:
-    """The section `model` of a run that had this teacher as its model, in the student's number format."""
-    return student.model_copy(update={**source.model_dump(include=set(ModelSource.model_fields)), "quantization": None})
 
 
 def asset_of(name: str) -> str:
@@ -105,7 +100,7 @@ def require_teachers(teacher: Teacher | None, names: Iterable[object], place: st
             )
 
 
-def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward], images: bool) -> Iterator[str]:
+def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward]) -> Iterator[str]:
     """A sentence for each key of other sections that cannot be used with a teacher, or without one."""
     if teacher is None:
         if all(reward.weight == 0 for reward in rewards):
@@ -121,5 +116,3 @@ def problems(teacher: Teacher | None, rollout: Rollout, rewards: list[Reward], i
             f"rollout.oversample: {rollout.oversample:g} leaves out groups of equal scores first, but these learn from "
             "algorithm.teacher too; set rollout.oversample: 1"
         )
-    if images:
-        yield "algorithm.teacher cannot be used with images yet (dataset.image_column); leave one of the two out"

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from rloo_pipeline.config.removed_keys import REMOVED
 from rloo_pipeline.config.run import Config
-from rloo_pipeline.config.section import Section, section_in
+from rloo_pipeline.config.section import S, Section, section_in
 from rloo_pipeline.errors import UserError, did_you_mean
 
-S = TypeVar("S", bound=Section)
 KEYS_OF_OTHER_SYSTEMS = {
     "gpus_per_node": "deepspeed.processes is the number of GPUs of an update, deepspeed.nodes that of its nodes",
     "gpus": "deepspeed.processes is the number of GPUs of an update, vllm.tensor_parallel_size that of a rollout",
     "model_name_or_path": "the model is model.name_or_path",
     "run_name": "the name of a run is `run`",
     "output_dir": "all files of a run are in results/<run>/, where `run` is its name",
-    "max_steps": "the length of a run is `rounds`",
-    "num_train_epochs": "the length of a run is `rounds`",
-    "epochs": "the length of a run is `rounds`",
+    **dict.fromkeys(("max_steps", "num_train_epochs", "epochs"), "the length of a run is `rounds`"),
     "batch_size": "rollout.generation_batch_size is the number of completions of a round",
     "per_device_train_batch_size": "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
     "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch bounds the tokens of one forward pass",
-    "bf16": "the number format is model.dtype",
-    "fp16": "the number format is model.dtype",
+    **dict.fromkeys(("bf16", "fp16"), "the number format is model.dtype"),
     "optim": "the optimizer is update.optimizer",
     "loss_type": "algorithm.preset names an algorithm such as dapo, algorithm.loss_agg_mode how its loss is averaged",
     "scale_rewards": "algorithm.advantage: grpo divides by the standard deviation of the group, dr_grpo does not",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from rloo_pipeline.config.sampling import check_temperature
 from rloo_pipeline.config.section import JSON, Section
@@ -42,6 +43,11 @@ class Harness(Section):
     """Maximum length of prompt and answer together, in tokens. Default: the context length of the model."""
 
 
+def check_evaluation_temperature(temperature: float) -> float:
+    """As `check_temperature`, but 0 decodes greedily."""
+    return temperature if temperature == 0 else check_temperature(temperature)
+
+
 class Evaluation(Section):
     """Evaluation on the held-out prompts. All evaluated policies get the same prompts and seeds."""
 
@@ -49,7 +55,7 @@ class Evaluation(Section):
     """Number of held-out prompts, from the start. Default: all."""
     num_generations: int = Field(1, ge=1)
     """Completions per prompt. pass@k is reported for k = 1, 2, 4, … up to this number."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: Annotated[float, Field(ge=0), AfterValidator(check_evaluation_temperature)] = 1.0
     """Sampling temperature, from 0.01 to 2; 0 decodes greedily."""
     greedy: bool = True
     """Also generate one greedy completion per prompt."""
@@ -66,11 +72,6 @@ class Evaluation(Section):
     """lm-eval benchmarks, in addition to the held-out prompts. Off by default."""
     max_completion_length: int | None = Field(None, ge=1)
     """Maximum completion length in tokens. Default: `rollout.max_completion_length`."""
-
-    @field_validator("temperature")
-    @classmethod
-    def _check_temperature(cls, temperature: float) -> float:
-        return temperature if temperature == 0 else check_temperature(temperature)
 
 
 class Select(Section):
@@ -89,14 +90,11 @@ class Select(Section):
 
     def problems_with(self, evaluation: Evaluation) -> Iterator[str]:
         """A sentence if evaluations do not report this measure."""
-        measures = [f"pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
+        measures = [f"dev.pass@{2**power}" for power in range(evaluation.num_generations.bit_length())]
         if evaluation.greedy and evaluation.temperature > 0:
-            measures.append("greedy")
-        if self.by not in [f"dev.{measure}" for measure in measures]:
-            yield (
-                f"select.by: evaluations on dataset.dev do not report '{self.by}'; set one of "
-                f"{', '.join(f'dev.{measure}' for measure in measures)}"
-            )
+            measures.append("dev.greedy")
+        if self.by not in measures:
+            yield f"select.by: evaluations on dataset.dev do not report '{self.by}'; set one of {', '.join(measures)}"
 
     def value(self, evaluation: JSON) -> float:
         """Reads the measure from an evaluation's summary."""

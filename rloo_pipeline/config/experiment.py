@@ -27,6 +27,13 @@ OWN = {"run": "it follows from the arm and the seed", "seed": "list the seeds un
 """Keys that no arm can change, and why."""
 
 
+KINDS: Mapping[str, tuple[type, str, str]] = {
+    "vary": (list, "keys and a list of values for each", "a list of values"),
+    "arms": (dict, "names and keys of each", "a mapping of keys to values"),
+}
+"""Type of a value, and descriptions of the whole mapping and of a value."""
+
+
 class Experiment(Section):
     """Configuration of an experiment."""
 
@@ -49,17 +56,14 @@ class Experiment(Section):
     @classmethod
     def _check_kinds(cls, named: Any, about: ValidationInfo) -> Any:
         """Checks that each value in `vary` is a list, and each arm a mapping. An arm may be empty."""
+        kind, whole, each = KINDS[str(about.field_name)]
         if not isinstance(named, dict):
-            expected = "keys and a list of values for each" if about.field_name == "vary" else "names and keys of each"
-            raise ValueError(f"must be a mapping, {expected}, got {named!r:.100}")
-        if about.field_name == "arms":
+            raise ValueError(f"must be a mapping, {whole}, got {named!r:.100}")
+        if kind is dict:
             named = {name: {} if changes is None else changes for name, changes in named.items()}
-        kind, expected = (
-            (list, "a list of values") if about.field_name == "vary" else (dict, "a mapping of keys to values")
-        )
         for name, value in named.items():
             if not isinstance(value, kind):
-                raise ValueError(f"{name}: must be {expected}, got {value!r:.100}")
+                raise ValueError(f"{name}: must be {each}, got {value!r:.100}")
         return named
 
     def _problems(self) -> Iterator[str]:
@@ -105,9 +109,8 @@ def _all_keys(changes: JSON) -> list[str]:
 
 def _label(key: str, value: Any) -> str:
     """The part of an arm's name that stands for a value; it includes the key if the value alone says little."""
-    text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value).lower() if value is None or value is True else str(value)).strip(
-        "-"
-    )
+    word = str(value).lower() if value is None or value is True else str(value)
+    text = re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-")
     says_enough = isinstance(value, str) and re.match("[A-Za-z]", value)
     return re.sub(r"[^A-Za-z0-9._-]", "-", str(value)) if says_enough else f"{key.rpartition('.')[2]}-{text}"
 
@@ -146,9 +149,7 @@ def configs_of(experiment: Experiment, folder: Path, origin: str) -> dict[str, C
         base["functions"] = experiment.functions
     configs = {}
     for arm, changes in experiment.arm_changes().items():
-        raw = base
-        for key, value in changes.items():
-            raw = merge(raw, nest({key: value}))
+        raw = merge(base, nest(changes))
         first = validate({**raw, "run": experiment.experiment, "seed": experiment.seeds[0]}, f"{origin}, arm {arm}")
         for seed in experiment.seeds:
             name = f"{experiment.experiment}-{arm}-{seed}"

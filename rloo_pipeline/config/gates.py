@@ -5,13 +5,13 @@ Gates do not change results, so a new limit reruns nothing. It applies to rounds
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model
 
 from rloo_pipeline.checks import symptoms  # noqa: F401, registers them
 from rloo_pipeline.checks.registry import SYMPTOMS, SymptomRule
-from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.section import JSON, Section, with_fields
 
 OFF = BeforeValidator(lambda action: "off" if action is False else action)
 """YAML parses an unquoted `off` as false."""
@@ -35,17 +35,6 @@ class LogGate(Gate):
     """`warn`: `rloo diagnose` and the report show it. `off`: they do not look for it."""
 
 
-class GatesByName(Section):
-    """Symptoms that a gate looks for after each round, and the action for each; `memory` has no `stop`. `rloo diagnose
-    RUN` prints them at any time. docs/monitoring.md lists them.
-    """
-
-    def of(self, name: str) -> Gate:
-        """The gate of a symptom."""
-        gate: Gate = getattr(self, name)
-        return gate
-
-
 def _key(name: str, rule: SymptomRule) -> tuple[Any, Any]:
     """Section and default of a symptom, for pydantic."""
     title = "".join(word.capitalize() for word in name.split("_"))
@@ -55,12 +44,13 @@ def _key(name: str, rule: SymptomRule) -> tuple[Any, Any]:
     return section, Field(section(), description=rule.description)
 
 
-if TYPE_CHECKING:
-    Gates = GatesByName
-else:
-    Gates = create_model(
-        "Gates",
-        __base__=GatesByName,
-        __doc__=GatesByName.__doc__,
-        **{name: _key(name, rule) for name, rule in SYMPTOMS.items()},
-    )
+@with_fields({name: _key(name, rule) for name, rule in SYMPTOMS.items()})
+class Gates(Section):
+    """Symptoms that a gate looks for after each round, and the action for each; `memory` has no `stop`. `rloo diagnose
+    RUN` prints them at any time. docs/monitoring.md lists them.
+    """
+
+    def of(self, name: str) -> Gate:
+        """The gate of a symptom."""
+        gate: Gate = getattr(self, name)
+        return gate

@@ -13,11 +13,11 @@ such bound and are refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from rloo_pipeline.config.section import JSON, Section
+from rloo_pipeline.config.section import JSON, OR_ONE, Section
 
 STRUCTURES = ("json", "regex", "choice", "grammar")
 """Keys of vLLM's `StructuredOutputsParams`; a configuration has one of them."""
@@ -85,7 +85,7 @@ class GenerationKwargs(Section):
     `stop_token_ids` and `repetition_detection` mask tokens and need importance weights. See docs/algorithms.md.
     """
 
-    stop: list[str] = []
+    stop: Annotated[list[str], OR_ONE] = []
     """Strings that end a completion. Rewards see them."""
     stop_token_ids: list[int] = Field([], max_length=64)
     """Further tokens that end a completion, at most 64. Rewards do not see them."""
@@ -109,11 +109,6 @@ class GenerationKwargs(Section):
             if key in REFUSED:
                 raise ValueError(f"{key} {REFUSED[key]}")
         return values
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _as_list(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop
 
     def _problems(self) -> Iterator[str]:
         for key in ("stop", "bad_words"):

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,7 @@ def _unsealed(text: str, path: Path) -> str:
 
 @functools.lru_cache(maxsize=1)  # a worker process loads the same text for every stage
 def _load_text(text: str, origin: str, changes: tuple[str, ...], by_run: bool) -> Config:
-    raw = _parse(text, origin)
+    raw = _parse_file(text, origin)
     require_one_run(raw, origin)
     if by_run:
         removed_keys.forget(raw)
@@ -129,7 +130,7 @@ def read_mapping(path: Path, changes: Sequence[str] = ()) -> JSON:
         UserError: the file is missing, not YAML, or not a mapping.
     """
     changed = read_changes(changes)
-    return merge(_require_mapping(_parse(_read(path), str(path)), str(path)), changed)
+    return merge(_require_mapping(_parse_file(_read(path), str(path)), str(path)), changed)
 
 
 def read_changes(changes: Iterable[str]) -> JSON:
@@ -179,8 +180,7 @@ def refuse_bad_files(files: Iterable[Path]) -> None:
         UserError: a file is missing, not YAML or JSON, not a mapping, or has a key twice in one mapping.
     """
     for file in files:
-        text, origin = _read(file), str(file)
-        _require_mapping(_parse_json(text, origin) if file.suffix == ".json" else _parse(text, origin), origin)
+        _require_mapping(_parse_file(_read(file), str(file)), str(file))
 
 
 def load_rewards(path: Path, run: Config) -> list[Reward]:
@@ -189,7 +189,7 @@ def load_rewards(path: Path, run: Config) -> list[Reward]:
     Raises:
         UserError: the file is missing or not YAML, or a key is unknown, missing or out of range.
     """
-    raw = _parse(_read(path), str(path))
+    raw = _parse_file(_read(path), str(path))
     if not isinstance(raw, Mapping):
         raise UserError(f"{path}: must be a mapping with a list `rewards`")
     rewards = checked(RewardsFile, dict(raw), str(path)).rewards
@@ -242,11 +242,21 @@ def _require_mapping(raw: object, origin: str) -> Mapping[str, Any]:
     return raw
 
 
-def _parse_json(text: str, origin: str) -> Any:
+def _parse_file(text: str, file: str) -> Any:
+    """Parses a file as JSON if it is named so, since YAML lacks some of JSON's escapes and numbers, or else as YAML."""
+    if not file.endswith(".json"):
+        return _parse(text, file)
+
+    def refuse_duplicates(pairs: Sequence[tuple[str, Any]]) -> JSON:
+        for key, times in Counter(key for key, _ in pairs).items():
+            if times > 1:
+                raise UserError(f"{file}: key '{key}' occurs twice; remove one")
+        return dict(pairs)
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=refuse_duplicates)
     except json.JSONDecodeError as error:
-        raise UserError(f"{origin}, line {error.lineno}: not valid JSON: {error.msg}") from None
+        raise UserError(f"{file}, line {error.lineno}: not valid JSON: {error.msg}") from None
 
 
 def _parse(text: str, origin: str) -> Any:
@@ -269,6 +279,8 @@ def _parse(text: str, origin: str) -> Any:
         has_tab = "\t" in lines[min(line, len(lines) - 1)]
         fix = "indent with spaces, not tabs" if has_tab else "check indentation, colons and brackets up to there"
         raise UserError(f"{origin}, line {line + 1}: not valid YAML: {error.problem}; {fix}") from error
+    except ValueError as error:  # PyYAML reads 2026-02-30 as a date
+        raise UserError(f"{origin}: not valid YAML: {error}; put text that looks like a date into quotes") from None
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
 

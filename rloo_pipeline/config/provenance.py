@@ -44,9 +44,10 @@ def source_digest(stage: str, config: Config) -> str:
     Raises:
         UserError: the configuration names a function that does not exist.
     """
-    decides, but = STAGES[stage].decides, STAGES[stage].but
-    # a stage that gets only a few keys of `algorithm`, or only `dataset.select`, gets none that names a function
-    sections = [name for name in decides if not {"advantage", "train"} & set(but.get(name, ()))]
+    # a stage that gets only some keys of `algorithm` or `dataset` gets none that names a function
+    sections = [
+        name for name, keys in STAGES[stage].decides.items() if keys is True or name not in ("algorithm", "dataset")
+    ]
     files = {reference: import_string.check(reference) for reference in functions(config, sections)}
     stage_file = PACKAGE / "stages" / f"{stage.replace('-', '_')}.py"
     closures = [_closure(stage_file.resolve())]
@@ -96,17 +97,13 @@ def functions(config: Config, sections: Iterable[str]) -> Iterator[str]:
         yield config.judge.function
     if "rollout" in sections:
         yield from (*config.rollout.tools, *config.rollout.environments.values())
-    if "dataset" in sections:
-        yield from (source.generator for source in config.dataset.parts.values() if source.generator)
-    if "warmstart" in sections and config.warmstart.sft and config.warmstart.sft.demonstrations.generator:
-        yield config.warmstart.sft.demonstrations.generator
+    for key, rows in config.row_sources.items():
+        if key.partition(".")[0] in sections and rows.generator:
+            yield rows.generator
     if "algorithm" in sections:
         yield estimator(config.algorithm.advantage)
         if config.algorithm.loss is not None:
             yield config.algorithm.loss
-    if "reward_model" in sections and config.reward_model is not None:
-        preferences = (config.reward_model.train, config.reward_model.eval)
-        yield from (source.generator for source in preferences if source is not None and source.generator)
     if "model" in sections:
         yield from (source.build for source in config.model_sources if source.build)
 

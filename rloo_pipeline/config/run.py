@@ -7,19 +7,19 @@ A stage gets only its own sections (`Config.only`), and Snakemake reruns it when
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Self
 
-from rloo_pipeline.config import cross_checks, distillation
-from rloo_pipeline.config.data import ModelSource
+from rloo_pipeline.config import cross_checks
+from rloo_pipeline.config.data import ModelSource, Source
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.run_keys import TENSORBOARD, RunKeys
 from rloo_pipeline.config.sampling import FP8
 from rloo_pipeline.config.section import JSON
-from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.config.training import Deepspeed, Offload
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.stages.table import STAGES
 
 TABLE_COLUMNS = (
     *("prompt_id", "prompt", "prompt_ids", "sample", "completion", "completion_ids", "prompts", "completions"),
@@ -32,40 +32,40 @@ names.
 """
 
 
-LATER: tuple[tuple[str, str, object], ...] = (
-    ("dataset", "select", None),
-    ("algorithm", "teacher", None),
-    ("algorithm", "loss", None),
-    ("algorithm", "multi_objective_aggregation", "sum_then_normalize"),
-    ("algorithm", "sapo_temperature_pos", 1.0),
-    ("algorithm", "sapo_temperature_neg", 1.05),
-    ("algorithm", "vespo_k_pos", 2.0),
-    ("algorithm", "vespo_lambda_pos", 3.0),
-    ("algorithm", "vespo_k_neg", 3.0),
-    ("algorithm", "vespo_lambda_neg", 2.0),
-    ("algorithm", "clip_cov_ratio", 2e-4),
-    ("algorithm", "clip_cov_lb", 1.0),
-    ("algorithm", "clip_cov_ub", 5.0),
-    ("algorithm", "kl_cov_ratio", 2e-4),
-    ("algorithm", "kl_cov_coef", 1.0),
-    ("algorithm", "top_entropy_quantile", 1.0),
-    ("mismatch", "reject", None),
-    ("teacher", "models", {}),
-    ("teacher", "top_k", None),
-    ("teacher", "beta", 1.0),
-    ("dataset", "split_special_tokens", None),
-    ("rollout", "router_replay", False),
-    ("rollout", "quantization", None),
-    ("rollout", "token_budget", None),
-    ("rollout", "environment_python", None),
-    ("rollout", "generation_kwargs", None),
-    ("generation_kwargs", "repetition_detection", None),
-    ("lora", "use_rslora", False),
-    ("limits", "pair_accuracy", [0.55, 0.5]),
-    ("limits", "reward_length", [0.8, None]),
-    ("deepspeed", "offload", Offload().model_dump()),
-)
-"""Keys that were added later, and their defaults."""
+LATER: Mapping[str, object] = {
+    "dataset.select": None,
+    "algorithm.teacher": None,
+    "algorithm.loss": None,
+    "algorithm.multi_objective_aggregation": "sum_then_normalize",
+    "algorithm.sapo_temperature_pos": 1.0,
+    "algorithm.sapo_temperature_neg": 1.05,
+    "algorithm.vespo_k_pos": 2.0,
+    "algorithm.vespo_lambda_pos": 3.0,
+    "algorithm.vespo_k_neg": 3.0,
+    "algorithm.vespo_lambda_neg": 2.0,
+    "algorithm.clip_cov_ratio": 2e-4,
+    "algorithm.clip_cov_lb": 1.0,
+    "algorithm.clip_cov_ub": 5.0,
+    "algorithm.kl_cov_ratio": 2e-4,
+    "algorithm.kl_cov_coef": 1.0,
+    "algorithm.top_entropy_quantile": 1.0,
+    "algorithm.mismatch.reject": None,
+    "algorithm.teacher.models": {},
+    "algorithm.teacher.top_k": None,
+    "algorithm.teacher.beta": 1.0,
+    "dataset.split_special_tokens": None,
+    "rollout.router_replay": False,
+    "rollout.quantization": None,
+    "rollout.token_budget": None,
+    "rollout.environment_python": None,
+    "rollout.generation_kwargs": None,
+    "rollout.generation_kwargs.repetition_detection": None,
+    "update.lora.use_rslora": False,
+    "checks.limits.pair_accuracy": [0.55, 0.5],
+    "checks.limits.reward_length": [0.8, None],
+    "deepspeed.offload": Offload().model_dump(),
+}
+"""Paths of keys that were added later, and their defaults."""
 
 
 class Config(RunKeys):
@@ -151,7 +151,8 @@ class Config(RunKeys):
     @property
     def measures_difficulty(self) -> bool:
         """True if policy 0 samples all training prompts, for their pass rates."""
-        return self.dataset.select is not None and self.dataset.select.samples_policy_0
+        select = self.dataset.select
+        return select is not None and (select.pass_rate is not None or select.weights == "static")
 
     @property
     def updates_pass_rates(self) -> bool:
@@ -168,28 +169,35 @@ class Config(RunKeys):
         """For each teacher, by name, the configuration of a run with it as the model. A single teacher has an empty
         name.
         """
-        section = self.algorithm.teacher
         return {
-            name: self.model_copy(update={"model": distillation.as_model(source, self.model)})
-            for name, source in ({} if section is None else section.sources).items()
+            name: self.model_copy(update={"model": source.in_place_of(self.model)})
+            for name, source in self.algorithm.teacher_sources.items()
         }
+
+    @property
+    def row_sources(self) -> dict[str, Source]:
+        """The datasets of a run, by configuration key: prompts, demonstrations, preferences."""
+        sources = {f"dataset.{name}": source for name, source in self.dataset.parts.items()}
+        if self.warmstart.sft is not None:
+            sources["warmstart.sft.demonstrations"] = self.warmstart.sft.demonstrations
+        if self.reward_model is not None:
+            sources["reward_model.train"] = self.reward_model.train
+            if self.reward_model.eval is not None:
+                sources["reward_model.eval"] = self.reward_model.eval
+        return sources
 
     @property
     def model_sources(self) -> list[ModelSource]:
         """The model, the teachers, and the model that a reward model starts from."""
         reward_models = [] if self.reward_model is None else [self.reward_model]
-        return [self.model, *self.algorithm.teacher_sources, *reward_models]
+        return [self.model, *self.algorithm.teacher_sources.values(), *reward_models]
 
     @property
     def of_reward_model(self) -> Self:
-        """The configuration with the model that the reward model starts from as `model`.
-
-        Raises:
-            UserError: the run trains no reward model.
-        """
-        if self.reward_model is None:
-            raise UserError("reward_model: not set, so there is none to train; set it")
-        return self.model_copy(update={"model": self.reward_model.of(self.model)})
+        """The configuration of a run with a reward model, with the model that it starts from as `model`."""
+        assert self.reward_model
+        source = self.reward_model if self.reward_model.own_source else self.model
+        return self.model_copy(update={"model": source.in_place_of(self.model)})
 
     def with_reward_model(self, folder: str) -> Self:
         """The configuration with the folder of the run's own reward model filled into the options of the rewards that
@@ -217,22 +225,17 @@ class Config(RunKeys):
 
     def params(self, stage: str) -> JSON:
         """Everything that decides the result of `stage`, as plain JSON. Snakemake reruns the stage when it changes."""
-        params: JSON = self.model_dump(mode="json", include=set(STAGES[stage].decides), exclude=dict(STAGES[stage].but))
+        decides, but, _ = STAGES[stage]
+        params: JSON = self.model_dump(mode="json", include=dict(decides), exclude=dict(but))
         if "rewards" in params:
             params["rewards"] = [reward.decides() for reward in self.rewards]
         if params.get("judge") and self.judge:
             params["judge"] = self.judge.decides()
-        nested = {
-            "lora": params.get("update", {}).get("lora") or {},
-            "mismatch": params.get("algorithm", {}).get("mismatch", {}),
-            "teacher": params.get("algorithm", {}).get("teacher") or {},
-            "generation_kwargs": params.get("rollout", {}).get("generation_kwargs") or {},
-            "limits": params.get("checks", {}).get("limits") or {},
-        }
-        for section, key, default in LATER:  # a run without the key keeps its parameters from before the key existed
-            keys = (params | nested).get(section, {})
-            if key in keys and keys[key] == default:
-                del keys[key]
+        for path, default in LATER.items():  # a run without the key keeps its parameters from before the key existed
+            *sections, key = path.split(".")
+            holder = reduce(lambda outer, section: outer.get(section) or {}, sections, params)
+            if key in holder and holder[key] == default:
+                del holder[key]
         for section in ("dataset", "algorithm", "reward_model"):
             if not params.get(section, True):
                 del params[section]

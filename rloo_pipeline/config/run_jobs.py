@@ -62,8 +62,7 @@ def _each(config: Config, row: StageRow, number: int) -> Iterator[tuple[Mapping[
         columns = (reward.column for reward in config.rewards if reward.gpus)
         yield from ((fixed | {"reward": column, "shard": shard}, policy) for column in columns for shard in shards)
     elif row.each in ("evaluation", "trained"):
-        for name, evaluated in config.evaluated.items():
-            if evaluated > 0 or row.each == "evaluation":
-                yield fixed | {"name": name}, evaluated
+        evaluations = config.candidates if row.each == "trained" else config.evaluated
+        yield from ((fixed | {"name": name}, evaluated) for name, evaluated in evaluations.items())
     else:
         yield fixed, policy

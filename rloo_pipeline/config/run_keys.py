@@ -6,7 +6,7 @@ import re
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rloo_pipeline.config import lag
 from rloo_pipeline.config.algorithm import Algorithm
@@ -16,7 +16,7 @@ from rloo_pipeline.config.evaluation import Correct, Evaluation, Select
 from rloo_pipeline.config.gates import Gates
 from rloo_pipeline.config.rewards import Judge, Reward, Scoring
 from rloo_pipeline.config.sampling import Rollout, Vllm
-from rloo_pipeline.config.section import Section
+from rloo_pipeline.config.section import OR_ONE, Section
 from rloo_pipeline.config.trained_reward import RewardModel
 from rloo_pipeline.config.training import Deepspeed, Update
 
@@ -25,8 +25,6 @@ TENSORBOARD: Tracker = "tensorboard"
 """Each update writes its files, so it has no module in trackers/."""
 RUN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 EXCHANGE = re.compile(r"^(shared|node|[/$].+)$")
-ONE_NAME = BeforeValidator(lambda names: [names] if isinstance(names, str) else names)
-"""`report_to: wandb` works too, as in transformers."""
 _SPELLED_OUT = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue", "ß": "ss", "ø": "o"})
 
 
@@ -34,6 +32,25 @@ def valid_run_name(name: str) -> str:
     """Turns `name` into a valid name for a run, with few changes; `my-run` if none of it can be kept."""
     letters = unicodedata.normalize("NFKD", name.translate(_SPELLED_OUT)).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("-._") or "my-run"
+
+
+def check_run_name(name: str) -> str:
+    """Returns the name if it can be that of a run; otherwise raises ValueError."""
+    if not RUN_NAME.fullmatch(name):
+        raise ValueError(
+            f"'{name}' cannot be the name of a run, since it names a folder and jobs: use letters without accents, "
+            f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
+        )
+    return name
+
+
+def check_exchange(place: str) -> str:
+    """Returns the place if policies can be kept there; otherwise raises ValueError."""
+    if not EXCHANGE.fullmatch(place):
+        raise ValueError(
+            f"'{place}' is not a place for policies; write shared, node, or a path that begins with / or $"
+        )
+    return place
 
 
 class Report(Section):
@@ -63,7 +80,7 @@ class Container(Section):
 class RunKeys(Section):
     """The keys of `Config`."""
 
-    run: str = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
+    run: Annotated[str, AfterValidator(check_run_name)] = Field(json_schema_extra={"pattern": RUN_NAME.pattern})
     """Name of the run. Its files are in `results/<run>/`."""
     rounds: int = Field(ge=1, le=99_999)
     """Number of rounds; a round is rollout, score, reference and update. Raise it to continue a finished run."""
@@ -76,7 +93,9 @@ class RunKeys(Section):
     """
     keep_every: int = Field(1, ge=1)
     """Keep the policy of every n-th round, and the last one. Others are deleted once no job needs them."""
-    exchange: str = Field("shared", json_schema_extra={"pattern": EXCHANGE.pattern})
+    exchange: Annotated[str, AfterValidator(check_exchange)] = Field(
+        "shared", json_schema_extra={"pattern": EXCHANGE.pattern}
+    )
     """Storage for policies that are not kept (`keep_every`), on their way from the trainer to the samplers. `shared`:
     the run's folder. `node`: the nodes' memory (/dev/shm). A path: that folder, on a disk of each node. Kept policies
     always go into the run's folder. Policies that are lost in a kill are trained again from the tables of their rounds.
@@ -86,7 +105,7 @@ class RunKeys(Section):
     and wait in host memory; with `auto`, those that do not fit there start in each round. Workers do not change
     results, but they need memory for sampler, reference and trainer at the same time.
     """
-    report_to: Annotated[list[Tracker], ONE_NAME] = [TENSORBOARD]
+    report_to: Annotated[list[Tracker], OR_ONE] = [TENSORBOARD]
     """Trackers that get the metrics of each round, besides metrics.json. TensorBoard files are always written. `wandb`
     writes an offline folder `results/<run>/wandb/` for `wandb sync`. `mlflow` writes to MLFLOW_TRACKING_URI if that is
     set, otherwise to `results/<run>/mlflow/`.
@@ -142,22 +161,3 @@ class RunKeys(Section):
     @classmethod
     def _fill_by_lag(cls, values: Any) -> Any:
         return lag.fill(values) if isinstance(values, dict) else values
-
-    @field_validator("run")
-    @classmethod
-    def _check_run_name(cls, name: str) -> str:
-        if not RUN_NAME.fullmatch(name):
-            raise ValueError(
-                f"'{name}' cannot be the name of a run, since it names a folder and jobs: use letters without accents, "
-                f"digits, '.', '_' and '-', such as '{valid_run_name(name)}'"
-            )
-        return name
-
-    @field_validator("exchange")
-    @classmethod
-    def _check_exchange(cls, place: str) -> str:
-        if not EXCHANGE.fullmatch(place):
-            raise ValueError(
-                f"'{place}' is not a place for policies; write shared, node, or a path that begins with / or $"
-            )
-        return place

@@ -109,7 +109,7 @@ class RunSet:
 
     def of(self, wildcards: Any) -> Config:
         """The configuration that a job runs under."""
-        return self.by_folder[wildcards.run] if self.experiment else self.first
+        return self.by_folder[self.folder_of(wildcards)]
 
     def folder_of(self, wildcards: Any) -> str:
         """The folder below results/ of a job's run, or of shared files."""
@@ -129,10 +129,8 @@ class RunSet:
             wildcards: the job's wildcards.
             file: relative to the folder of the run.
         """
-        if not self.experiment:
-            return f"{RESULTS}/{self.name}/{file}"
-        run = wildcards.run
-        group = _group_of(file)
+        run = self.folder_of(wildcards)
+        group = _group_of(file) if self.experiment else None
         return f"{RESULTS}/{self.homes[run][group] if group else run}/{file}"
 
     def file(self, pattern: str) -> str | Callable[[Any], str]:
@@ -142,17 +140,12 @@ class RunSet:
         return lambda wildcards: self.path(wildcards, pattern.format(**wildcards) if "{" in pattern else pattern)
 
 
-_GROUP_BY_FILE = {file: group for group, (_, _, files) in GROUPS.items() for file in files}
-_DEPTHS = sorted({file.count("/") for file in _GROUP_BY_FILE}, reverse=True)
+_GROUP_BY_FILE = {f"{file}/": group for group, (_, _, files) in GROUPS.items() for file in files}
 
 
 def _group_of(file: str) -> str | None:
-    """The group that a file belongs to, by its longest matching folder; None if it belongs to none."""
-    parts = file.split("/")
-    for depth in _DEPTHS:
-        if group := _GROUP_BY_FILE.get("/".join(parts[: depth + 1])):
-            return group
-    return None
+    """The group that has a file or its folder; None if no group has it."""
+    return next((group for shared, group in _GROUP_BY_FILE.items() if f"{file}/".startswith(shared)), None)
 
 
 def jobs_by_group(config: Config) -> Mapping[str, list[RunJob]]:
@@ -230,13 +223,9 @@ def _require_alike(configs: Mapping[str, Config], origin: str) -> None:
 def _shared_folders(name: str, config: Config) -> dict[str, str]:
     """For one run: group → folder of its files below results/."""
     homes: dict[str, str] = {}
-    is_there = {
-        "difficulty": config.measures_difficulty,
-        "teacher": config.algorithm.teacher is not None,
-        "reward_model": config.reward_model is not None,
-    }
+    jobs = jobs_by_group(config)
     for group, (stages, after, _) in GROUPS.items():
-        if not is_there.get(group, True):
+        if group not in jobs:
             continue
         decides = [[_params(config, stage) for stage in stages], [homes[other] for other in after if other in homes]]
         if group == "rollout":  # its jobs also sample held-out completions, by keys that do not affect the round

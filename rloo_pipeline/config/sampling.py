@@ -150,11 +150,12 @@ class Rollout(Section):
             yield "environment: a mapping without a name; name an environment, or leave the key out"
         if len(set(self.tools)) < len(self.tools):
             yield f"tools: two are the same ({', '.join(self.tools)}); name each once"
-        for key in ("max_turns", "max_tool_calling_iterations"):
-            if getattr(self, key) and not self.uses_tools:
+        if not self.uses_tools:
+            for key in self.changed("max_turns", "max_tool_calling_iterations"):
                 yield f"{key}: completions without tools have one turn; set tools or environment, or drop it"
-        for key in ("environment_sandbox", "environment_image", "environment_python", "environment_gpus"):
-            if getattr(self, key) and not self.uses_tools:
+            for key in self.changed(
+                *("environment_sandbox", "environment_image", "environment_python", "environment_gpus")
+            ):
                 yield f"{key}: there are no processes without tools; set tools or environment, or drop it"
         if self.environment_python and (self.environment_sandbox or self.environment_image):
             yield (
@@ -196,16 +197,10 @@ class Rollout(Section):
                 f"token_budget ({budget}) cuts no completion of at most {self.max_completion_length} tokens "
                 "(max_completion_length); lower it, or leave it out"
             )
-        others = {
-            "lag": self.lag > 0,
-            "refill": self.refill > 0,
-            "oversample": self.oversample > 1,
-            "router_replay": self.router_replay,
-            "tools": bool(self.tools),
-            "environment": self.environment is not None,
-            "generation_kwargs": self.generation_kwargs is not None and bool(self.generation_kwargs.for_vllm),
-        }
-        for key in (key for key, is_set in others.items() if is_set):
+        others = self.changed("lag", "refill", "oversample", "router_replay", "tools", "environment")
+        if self.generation_kwargs is not None and self.generation_kwargs.for_vllm:
+            others.append("generation_kwargs")
+        for key in others:
             yield f"token_budget cannot be used with {key} yet; leave one of the two out"
 
     @property

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -19,6 +21,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "muon"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 JSON = dict[str, Any]
+OR_ONE = BeforeValidator(lambda values: [values] if isinstance(values, str) else values)
+"""A list of strings may also be a single string, as in transformers."""
+S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
@@ -27,6 +32,10 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    def changed(self, *keys: str) -> list[str]:
+        """Those of these keys whose values are not the defaults."""
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
 
     def _problems(self) -> Iterator[str]:
         """Yields a sentence for each conflict between keys; called once each key is valid by itself."""
@@ -47,6 +56,17 @@ class Section(BaseModel):
         for problem in self._problems():
             raise ValueError(problem)
         return self
+
+
+def with_fields(fields: JSON) -> Callable[[type[S]], type[S]]:
+    """Adds fields to a section, by name: type and default. Type checkers see the class as it is written."""
+
+    def add(section: type[S]) -> type[S]:
+        return create_model(
+            section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
+        )
+
+    return add
 
 
 def section_in(annotation: Any) -> type[Section] | None:

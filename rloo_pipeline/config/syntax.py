@@ -105,35 +105,21 @@ def _executed(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _executed(getattr(node, name, ()))
 
 
-def normal_form(tree: ast.AST) -> str:
+def normal_form(node: object) -> str:
     """A syntax tree as text, without positions, empty fields and string statements (docstrings)."""
-    parts: list[str] = []
-    append = parts.append
-
-    def add(node: ast.AST) -> None:
-        append(f"{type(node).__name__}(")
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if value is None or value == [] or name == "kind":
-                continue
-            append(f"{name}=")
-            if isinstance(value, list):
-                for inner in value:
-                    if not _has_no_effect(inner, node):
-                        add_value(inner)
-                        append(",")
-            else:
-                add_value(value)
-        append(")")
-
-    def add_value(value: object) -> None:
-        if isinstance(value, ast.AST):
-            add(value)
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    text = f"{type(node).__name__}("
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is None or value == [] or name == "kind":
+            continue
+        if isinstance(value, list):
+            inner = "".join(f"{normal_form(one)}," for one in value if not _has_no_effect(one, node))
         else:
-            append(repr(value))
-
-    add(tree)
-    return "".join(parts)
+            inner = normal_form(value)
+        text += f"{name}={inner}"
+    return f"{text})"
 
 
 def _has_no_effect(node: object, parent: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from rloo_pipeline.config.data import Dataset, Model, ModelSource, Source
+from rloo_pipeline.config.data import ModelSource, Source
 from rloo_pipeline.config.rewards import Reward
 from rloo_pipeline.config.training import Deepspeed
 
@@ -47,15 +47,8 @@ class RewardModel(ModelSource):
         """True if training starts from a different model than the run's."""
         return self.name_or_path is not None or self.build is not None
 
-    def of(self, model: Model) -> Model:
-        """The run's section `model`, with the model that reward training starts from."""
-        source = self.model_dump(include=set(ModelSource.model_fields)) if self.own_source else {}
-        return model.model_copy(update={**source, "quantization": None})
 
-
-def problems(
-    section: RewardModel | None, rewards: list[Reward], dataset: Dataset, deepspeed: Deepspeed
-) -> Iterator[str]:
+def problems(section: RewardModel | None, rewards: list[Reward], deepspeed: Deepspeed) -> Iterator[str]:
     """A sentence for each key of other sections that conflicts with the section, or needs it."""
     users = [reward for reward in rewards if reward.uses_own_model]
     if section is None:
@@ -73,7 +66,5 @@ def problems(
     for reward in users:
         for option in {"chat_template_kwargs", "output", "revision"} & reward.options.keys():
             yield f"rewards: {reward.column}: reward_model is trained without {option}; leave the option out"
-    if dataset.shows_images:
-        yield "reward_model cannot be used with images yet (dataset.image_column); leave one of the two out"
     if deepspeed.sequence_parallel > 1:
         yield "reward_model cannot be trained with deepspeed.sequence_parallel yet; set it to 1"

@@ -5,55 +5,54 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rloo_pipeline.config.section import JSON, Beta, OptimizerName, Section, flatten, nest
 
-OWNED = {
-    "train_batch_size": "rollout.generation_batch_size and algorithm.steps_per_generation",
-    "train_micro_batch_size_per_gpu": "deepspeed.max_tokens_per_micro_batch",
-    "gradient_accumulation_steps": "deepspeed.max_tokens_per_micro_batch",
-    "managed_gradient_accumulation": "deepspeed.max_tokens_per_micro_batch",
-    "gradient_clipping": "update.max_grad_norm",
-    "optimizer": "update.optimizer",
-    "scheduler": "update.lr_scheduler_type",
-    "bf16": "model.dtype",
-    "fp16": "model.dtype",
-    "torch_autocast": "model.dtype",
-    "data_types": "model.dtype",
-    "communication_data_type": "deepspeed.communication_data_type",
-    "zero_optimization.stage": "deepspeed.zero_stage",
-    "zero_optimization.offload_optimizer": "deepspeed.offload.optimizer",
-    "zero_optimization.offload_param": "deepspeed.offload.parameters",
-    "zero_optimization.overlap_comm": "the order in which gradients are summed",
-    "zero_optimization.elastic_checkpoint": "how a trainer state is saved",
-    "zero_optimization.load_from_fp32_weights": "how a trainer state is loaded",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "how a policy is saved",
-    "zero_allow_untested_optimizer": "update.optimizer",
-    "zero_force_ds_cpu_optimizer": "update.optimizer",
-    "aio": "deepspeed.offload, which does not use libaio",
-    "activation_checkpointing": "deepspeed.gradient_checkpointing",
-    "checkpoint": "how a trainer state is saved",
-    "data_efficiency": "rollout",
-    "curriculum_learning": "rollout",
-    "sparse_gradients": "the model",
-    "prescale_gradients": "how gradients are summed",
-    "gradient_predivide_factor": "how gradients are summed",
-    "gradient_allreduce_op": "how gradients are summed",
-    "sequence_parallel_size": "deepspeed.sequence_parallel",
-    "data_parallel_size": "deepspeed.processes",
-    "compression_training": "the model",
-    "tensor_parallel": "the model",
-    "pipeline": "the model",
+DECIDED_BY = {
+    "rollout.generation_batch_size and algorithm.steps_per_generation": ("train_batch_size",),
+    "deepspeed.max_tokens_per_micro_batch": (
+        *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation"),
+    ),
+    "update.max_grad_norm": ("gradient_clipping",),
+    "update.optimizer": ("optimizer", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    "update.lr_scheduler_type": ("scheduler",),
+    "model.dtype": ("bf16", "fp16", "torch_autocast", "data_types"),
+    "deepspeed.communication_data_type": ("communication_data_type",),
+    "deepspeed.zero_stage": ("zero_optimization.stage",),
+    "deepspeed.offload.optimizer": ("zero_optimization.offload_optimizer",),
+    "deepspeed.offload.parameters": ("zero_optimization.offload_param",),
+    "the order in which gradients are summed": ("zero_optimization.overlap_comm",),
+    "how a trainer state is saved": ("zero_optimization.elastic_checkpoint", "checkpoint"),
+    "how a trainer state is loaded": ("zero_optimization.load_from_fp32_weights",),
+    "how a policy is saved": ("zero_optimization.stage3_gather_16bit_weights_on_model_save",),
+    "deepspeed.offload, which does not use libaio": ("aio",),
+    "deepspeed.gradient_checkpointing": ("activation_checkpointing",),
+    "rollout": ("data_efficiency", "curriculum_learning"),
+    "the model": ("sparse_gradients", "compression_training", "tensor_parallel", "pipeline"),
+    "how gradients are summed": ("prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+    "deepspeed.sequence_parallel": ("sequence_parallel_size",),
+    "deepspeed.processes": ("data_parallel_size",),
 }
-"""DeepSpeed keys that cannot be set in `deepspeed.config`, and what decides them instead."""
+"""Keys here, or other causes → the keys of DeepSpeed that follow from them and cannot be set in `deepspeed.config`."""
 
 
 LORA_LEARNING_RATE = 1e-5
 """Default learning rate of an adapter: ten times that of full training ("LoRA Without Regret")."""
+
+
+def check_pattern(modules: list[str] | str) -> list[str] | str:
+    """Returns a list or a valid regular expression; otherwise raises ValueError."""
+    if isinstance(modules, str):
+        try:
+            re.compile(modules)
+        except re.error as error:
+            raise ValueError(f"{modules}: not a regular expression ({error})") from None
+    return modules
 
 
 class Lora(Section):
@@ -70,7 +69,7 @@ class Lora(Section):
     """Dropout probability at the input of the adapter."""
     use_rslora: bool = False
     """Scale by lora_alpha / √r instead (rsLoRA, arXiv 2312.03732)."""
-    target_modules: list[str] | str = "all-linear"
+    target_modules: Annotated[list[str] | str, AfterValidator(check_pattern)] = "all-linear"
     """Modules that get an adapter: names, a regular expression that matches whole names, or `all-linear`. In
     vision-language models, only modules of the language model get one.
     """
@@ -79,16 +78,6 @@ class Lora(Section):
     def is_pattern(self) -> bool:
         """True if `target_modules` is a regular expression."""
         return isinstance(self.target_modules, str) and self.target_modules != "all-linear"
-
-    @field_validator("target_modules")
-    @classmethod
-    def _check_pattern(cls, value: list[str] | str) -> list[str] | str:
-        if isinstance(value, str):
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{value}: not a regular expression ({error})") from None
-        return value
 
 
 class Update(Section):
@@ -141,9 +130,8 @@ class Update(Section):
     def _problems(self) -> Iterator[str]:
         if self.lr_scheduler_type != "constant" and self.lr_horizon_rounds is None:
             yield f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_horizon_rounds; set it"
-        of_decay = {"lr_horizon_rounds": self.lr_horizon_rounds is not None, "min_lr_ratio": self.min_lr_ratio != 0}
-        for key, is_set in of_decay.items():
-            if is_set and self.lr_scheduler_type == "constant":
+        if self.lr_scheduler_type == "constant":
+            for key in self.changed("lr_horizon_rounds", "min_lr_ratio"):
                 yield f"{key}: a constant rate does not decay; set lr_scheduler_type, or leave this key out"
 
     def note(self, rounds: int) -> str | None:
@@ -267,9 +255,12 @@ class Deepspeed(Section):
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(Path(value).read_text())
+            keys = json.loads(Path(value).read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"{value}: no JSON file that can be read ({error})") from None
+        if not isinstance(keys, dict):
+            raise ValueError(f"{value}: holds no JSON object; write DeepSpeed's keys as one")
+        return keys
 
     @field_validator("config")
     @classmethod
@@ -277,10 +268,9 @@ class Deepspeed(Section):
         if not isinstance(value, dict):
             return None
         keys = {key: content for key, content in flatten(value).items() if content != "auto"}
-        for key in keys:
-            for owned, instead in OWNED.items():
-                if key == owned or key.startswith(f"{owned}."):
-                    raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
+        for key, (instead, owned) in product(keys, DECIDED_BY.items()):
+            if f"{key}.".startswith(tuple(f"{name}." for name in owned)):
+                raise ValueError(f"{key} cannot be set there; it follows from {instead}, so remove it")
         return nest(keys)
 
     def _problems(self) -> Iterator[str]:

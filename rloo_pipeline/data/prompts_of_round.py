@@ -40,9 +40,6 @@ class PassRateFiles(NamedTuple):
     """Pass rates of the round that made the sampling policy; None for policy 0."""
 
 
-NO_PASS_RATES = PassRateFiles()
-
-
 class RoundPrompts(NamedTuple):
     """Rows of the training prompts that a round may use."""
 

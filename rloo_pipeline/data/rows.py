@@ -15,7 +15,7 @@ from rloo_pipeline.data.kinds import Row as Row
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
 
 if TYPE_CHECKING:
-    from datasets import DatasetBuilder
+    from datasets import Dataset, DatasetBuilder
 
 FORMATS = (*json_rows.SUFFIXES, ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -87,14 +87,21 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
     datasets.disable_progress_bars()
     if path.is_file():
-        return _without_fill(datasets.load_dataset("parquet", data_files=str(path), split="train").to_list())
+        return _without_fill(_first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source))
     builder = datasets.load_dataset_builder(str(path), name=source.config_name)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features
     if kind == "json" and builder.config.field is None:
         return _as_declared(_of_json(builder, source.split), declared)
     options = {"features": _text_features(builder), "keep_default_na": False} if kind == "csv" else {}
-    rows: list[Row] = datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options).to_list()
+    rows = _first(datasets.load_dataset(str(path), name=source.config_name, split=source.split, **options), source)
     return _as_declared(rows, declared) if options else _without_fill(rows)
+
+
+def _first(dataset: Dataset, source: Source) -> list[Row]:
+    """The rows that `max_rows` asks for; the others may be more than memory holds as Python's objects."""
+    count = len(dataset) if source.max_rows is None else min(source.max_rows, len(dataset))
+    rows: list[Row] = dataset.select(range(count)).to_list()
+    return rows
 
 
 def _of_json(builder: DatasetBuilder, split: str) -> list[Row]:

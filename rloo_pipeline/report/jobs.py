@@ -25,8 +25,8 @@ TOOK = re.compile(
 USED = re.compile(r" INFO rloo\.time: used (?P<count>\d+) x (?P<name>.+)$", re.MULTILINE)
 
 
-STAGES_OF_ROUND = list(dict.fromkeys(row.log.partition("/")[0] for row in ROWS if row.next_policy_waits))
-"""Stages between one policy and the next, by the names of their logs."""
+STAGES_OF_ROUND = list(dict.fromkeys(row.log.partition("/")[0] for row in ROWS if row.phase == "round" and row.watched))
+"""Stages between one policy and the next that take longer than seconds, by the names of their logs."""
 
 
 class JobRecord(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from itertools import cycle
+from statistics import mean
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -105,13 +106,13 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     """
     size = -(-len(values) // width) if width else 1
     cells = [[v for v in values[i : i + size] if v is not None] for i in range(0, len(values), size)]
-    means = [sum(cell) / len(cell) if cell else None for cell in cells]
-    present = [mean for mean in means if mean is not None]
+    means = [mean(cell) if cell else None for cell in cells]  # exact: rounding would make bars of equal values differ
+    present = [each for each in means if each is not None]
     if not present:
         return ""
     low, span = min(present), max(present) - min(present)
     steps = len(BARS) - 1
-    return "".join(" " if mean is None else BARS[round((mean - low) / span * steps) if span else 0] for mean in means)
+    return "".join(" " if each is None else BARS[round((each - low) / span * steps) if span else 0] for each in means)
 
 
 def _head(live: LiveRun, state: Text | None) -> Text:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from importlib import import_module
 from pathlib import Path
@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 from rloo_pipeline.rollout import vllm_internals
 from rloo_pipeline.rollout.vllm_internals import SWITCH, is_separate
 from rloo_pipeline.runtime import devices, scratch
+from rloo_pipeline.runtime.output import write_as_parent
 
 if TYPE_CHECKING:
+    from vllm import LLM
     from vllm.v1.engine import EngineCoreOutput
 
 SEPARATE_ON_CPUS = False
@@ -35,7 +37,7 @@ SEPARATE_ON_CPUS = False
 _folder: Path | None = None
 """Folder of the sockets to the engine's process, and of LAST_WORDS."""
 LAST_WORDS = "error"
-"""File with the error that ended the engine's process."""
+"""File with the error that ended the engine's process, or that kept one of its workers from starting."""
 LONGEST = 50
 """Longest path, in characters, for the folder of the sockets; Linux allows 107 for the path of a socket."""
 SECONDS = 10.0
@@ -74,11 +76,59 @@ def run(*arguments: Any, **options: Any) -> None:
     process: Any = import_module("vllm.v1.engine.core").EngineCoreProc
     vllm_internals.replace_ranks()
     _accept_scheduler()
-    try:
+    _worker_class().worker_main = staticmethod(run_worker)
+    process.follow_output = _follow_output
+    with _last_words():
         process.run_engine_core(*arguments, **options)
+
+
+def run_worker(*arguments: Any, **options: Any) -> None:
+    """Runs a worker of vLLM, one of several over which an engine is split. vLLM tells the engine that it did not start,
+    but not why.
+    """
+    worker = _worker_class()
+    start = worker.__init__
+
+    def start_or_tell(self: Any, *sizes: Any, **names: Any) -> None:
+        with _last_words():
+            start(self, *sizes, **names)
+
+    worker.__init__ = start_or_tell
+    worker.worker_main(*arguments, **options)
+
+
+def _worker_class() -> Any:
+    return import_module("vllm.v1.executor.multiproc_executor").WorkerProc
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Writes an error that ends the block to LAST_WORDS, unless an earlier one is there, which is the cause."""
+    try:
+        yield
     except Exception as error:
-        Path(os.environ["VLLM_RPC_BASE_PATH"], LAST_WORDS).write_text(f"{type(error).__name__}: {error}")
+        with suppress(FileExistsError), Path(os.environ["VLLM_RPC_BASE_PATH"], LAST_WORDS).open("x") as file:
+            file.write(f"{type(error).__name__}: {error}")
         raise
+
+
+def follow_output(llm: LLM) -> None:
+    """Makes the processes of an engine write where this process writes now: into the log of the stage that they serve
+    next, not of the one that started them.
+    """
+    if is_separate():
+        core: Any = llm.llm_engine.engine_core
+        core.call_utility("follow_output")
+
+
+def _follow_output(core: Any) -> None:
+    """The method of vLLM's engine process that `follow_output` calls."""
+    write_as_parent()
+    core.collective_rpc(_worker_follows_output)  # a worker may be this process, too
+
+
+def _worker_follows_output(_: Any) -> None:
+    write_as_parent()
 
 
 def _accept_scheduler() -> None:

@@ -23,6 +23,7 @@ from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Completion, Request, SingleTurns
 from rloo_pipeline.rollout.sampler import Sampler
 from rloo_pipeline.runtime import devices, progress
+from rloo_pipeline.runtime.output import write_as_parent
 from rloo_pipeline.runtime.progress import announcing, counting
 from rloo_pipeline.workers import engine_cache
 
@@ -187,6 +188,7 @@ def _serve(connection: Connection, gpus: list[str], warm: bool) -> None:
             break
         try:
             answer = None
+            write_as_parent()
             if sampler is None:
                 sampler = Sampler(*arguments)
             elif name == "sample":

@@ -115,6 +115,8 @@ class Sampler:
             raise IncompatibleEngine("another model")
         if max_model_len > (longest := self.settings["max_model_len"]):
             raise IncompatibleEngine(f"a context of {longest} tokens")
+        if self.llm is not None:
+            engine_process.follow_output(self.llm)
         self._wake_up()
         self.policy, self.settings["model"] = policy, str(policy.base)
         if self.llm is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -183,12 +184,13 @@ class PromptParts:
                 counts[f"also in {other}"] += 1
             else:
                 ids.add(row["prompt_id"])
-                kept.append(row)
+                kept.append(row | {"prompt_ids": array("i", row["prompt_ids"])})  # a list has up to 40 bytes a token
         counts["kept"] = len(kept)
         if not kept:
             raise UserError(_nothing_left(name, counts, path, dataset.max_prompt_length, shortest))
         self.rows[name], self.counts[name] = kept, dict(counts)
-        self.held_out |= {identity(row): name for row in kept}
+        if name != "train":
+            self.held_out |= {identity(row): name for row in kept}
 
 
 def shown(counts: Mapping[str, int]) -> str:

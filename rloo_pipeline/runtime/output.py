@@ -49,6 +49,18 @@ def standard_output_to(descriptor: int) -> Iterator[None]:
             progress.console = console
 
 
+def write_as_parent() -> None:
+    """Makes this process write where its parent writes now; the parent may have begun another log since it started
+    this process.
+    """
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        with contextlib.suppress(OSError):  # a socket cannot be opened
+            file = os.open(f"/proc/{os.getppid()}/fd/{number}", os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, number)
+            os.close(file)
+
+
 def route_output(log: Path | None) -> None:
     """Sends messages of this package to the terminal, and everything, including engine output, to the log file."""
     root, logger = logging.getLogger(), logging.getLogger("rloo")

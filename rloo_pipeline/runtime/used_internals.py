@@ -120,7 +120,10 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "Scheduler.update_from_output": "(self, scheduler_output, model_runner_output)"
         },
         "vllm.v1.engine.core": {"EngineCoreProc.run_engine_core": "(*args, dp_rank, local_dp_rank, **kwargs)"},
-        "vllm.v1.engine.core_client": {"EngineCoreClient.shutdown": "(self, timeout)"},
+        "vllm.v1.engine.core_client": {
+            "EngineCoreClient.shutdown": "(self, timeout)",
+            "SyncMPClient.call_utility": "(self, method, *args)",
+        },
         "vllm.v1.engine.detokenizer": {
             "IncrementalDetokenizer.from_new_request": "(tokenizer, request)",
             "IncrementalDetokenizer.update": "(self, new_token_ids, stop_terminated)",
@@ -131,6 +134,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "LLMEngine.reset_encoder_cache": "(self)",
             "LLMEngine.step": "(self)",
         },
+        "vllm.v1.executor.multiproc_executor": {"WorkerProc.worker_main": "(*args, **kwargs)"},
         "vllm.v1.sample.sampler": {"batched_count_greater_than": "(x, values)"},
     },
 }

@@ -7,8 +7,10 @@ without the file's name for a broken file. It passes values inside a section of 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +25,53 @@ def check(argv: Sequence[str] | None = None) -> None:
         argv: the command line; None for that of this process. It is ignored unless it is Snakemake's.
 
     Raises:
-        CliException: a file is missing, not YAML or not a mapping, or a change is not KEY=VALUE. Snakemake prints this
-            error without a traceback.
+        CliException: a file is missing, not YAML or not a mapping, a change is not KEY=VALUE, or an option is given
+            twice. Snakemake prints this error without a traceback.
     """
     program, *options = sys.argv if argv is None else argv
     if not is_snakemake(program):
         return
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--configfile", "--configfiles", nargs="+", type=Path, default=[], dest="files")
-    parser.add_argument("--config", "-C", nargs="*", default=[], dest="changes")
+    parser = _parser()
     parser.add_argument("--directory", "-d", type=Path, default=Path())
     named = parser.parse_known_args(options)[0]
     default = named.directory / DEFAULT_CONFIG
-    files = named.files or ([default] if default.exists() else [])
+    files = named.files[-1] if named.files else [default] if default.exists() else []
     if files or named.changes:
         from snakemake.exceptions import CliException
 
         from rloo_pipeline.config.loading import read_changes, refuse_bad_files
 
         try:
+            _refuse_twice("--configfile", named.files)
+            _refuse_twice("--config", named.changes)
             refuse_bad_files(files)
-            read_changes(named.changes)
+            read_changes(chain.from_iterable(named.changes))
         except UserError as error:
             raise CliException(str(error)) from None
+
+
+def without(options: Sequence[str]) -> list[str]:
+    """The options of Snakemake without `--configfile`, `--config` and their values."""
+    return _parser().parse_known_args(options)[1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Parses `--configfile` and `--config` into a list of values for each time they are given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--configfile", "--configfiles", action="append", nargs="+", type=Path, default=[], dest="files"
+    )
+    parser.add_argument("--config", "-C", action="append", nargs="*", default=[], dest="changes")
+    return parser
+
+
+def _refuse_twice(option: str, given: Sequence[Sequence[object]]) -> None:
+    if len(given) > 1:
+        together = shlex.join(map(str, chain.from_iterable(given)))
+        raise UserError(
+            f"{option} is given {len(given)} times, and Snakemake would use only the last; write it once: {option} "
+            f"{together}"
+        )
 
 
 def is_snakemake(program: str) -> bool:

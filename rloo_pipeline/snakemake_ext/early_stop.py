@@ -165,6 +165,6 @@ def command(configfile: Path | None, argv: Sequence[str] | None = None) -> list[
     command_line = list(sys.argv if argv is None else argv)
     if not configfiles.is_snakemake(command_line[0]):
         return None
-    # only the last `--config` counts
     config = ["--configfile", str(configfile), "--config", "functions=keep"] if configfile else []
-    return [sys.executable, "-m", "snakemake", *command_line[1:], "--nolock", *config]
+    options = configfiles.without(command_line[1:]) if configfile else command_line[1:]
+    return [sys.executable, "-m", "snakemake", *options, "--nolock", *config]

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from rloo_pipeline.artifacts import manifest
 from rloo_pipeline.artifacts.assets import ASSETS
-from rloo_pipeline.before_run import dataset_inputs
 from rloo_pipeline.config import Config, ModelSource, Source
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -28,7 +27,7 @@ def local_files(config: Config) -> list[Path]:
     again.
     """
     files = []
-    for source in dataset_inputs.sources(config).values():
+    for source in config.row_sources.values():
         if source.path:
             files.append(Path(config.data_dir or ".") / source.path)
         elif source.name:
@@ -42,7 +41,7 @@ def _by_name(config: Config) -> Iterator[tuple[ModelSource | Source, Path]]:
     for model in config.model_sources:
         if model.name_or_path:
             yield model, Path(model.name_or_path)
-    for source in dataset_inputs.sources(config).values():
+    for source in config.row_sources.values():
         if source.name:
             yield source, Path(config.data_dir or ".") / source.name
 

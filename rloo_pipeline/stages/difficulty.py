@@ -9,6 +9,8 @@ from math import nan
 from pathlib import Path
 from statistics import fmean
 
+import pyarrow as pa
+
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
@@ -20,6 +22,11 @@ from rloo_pipeline.rollout import groups
 from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.seeds import shard_range
 from rloo_pipeline.user_code.score_table import score_table
+
+TOGETHER = 16_384
+"""Completions that are sampled at a time. Until they are in a table, each token takes about 100 bytes; an engine idles
+only at the end of each piece.
+"""
 
 
 def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output: Path) -> None:
@@ -41,17 +48,20 @@ def difficulty(config: Config, prompts: Path, policy: Policy, shard: int, output
     train = PromptSet(prompts / "train")
     require_enough(config.rollout, len(train), str(prompts))
     share = shard_range(len(train), config.rollout.shards, shard)
-    rows = train.rows(list(share))
     sampling = groups.sampling_config_of(config.rollout)
     sampler = groups.load_sampler(policy, config, train, config.rollout.max_completion_length)
-    draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
-    [completions] = groups.sample_groups(sampler, config.dataset, config.rollout, draw)
+    pieces, size = list[pa.Table](), -(-TOGETHER // select.num_generations)
+    for first in range(0, len(share), size):
+        rows = train.rows(list(share[first : first + size]))
+        draw = groups.Draw(rows, select.num_generations, sampling, config.seed, ("difficulty",))
+        pieces += groups.sample_groups(sampler, config.dataset, config.rollout, draw)
+    completions = pa.concat_tables(pieces)
     scores = score_table(config.rewards, config.scoring, completions, train, policy)
     counts = counts_of(config, scores, select.num_generations)
     about = {"shard": shard, "num_generations": select.num_generations, "policy": sampler.digest}
     prompt_counts.write(output, counts, 0, **about, **groups.sampling_facts(config.model, sampling))
     tokens = sum(tables.sampled_lengths(completions))
     rates = [counted.pass_rate for counted in counts.values() if counted.samples]
-    say(f"{len(rows)} prompts, {tokens} tokens, pass rate {fmean(rates or [nan]):.1%} on average")
-    if without := len(rows) - len(rates):
+    say(f"{len(share)} prompts, {tokens} tokens, pass rate {fmean(rates or [nan]):.1%} on average")
+    if without := len(share) - len(rates):
         say(f"{without} prompts have no pass rate: '{config.correct.reward}' scored none of their completions")

@@ -6,7 +6,7 @@ The seeds of the samples do not depend on the policy, so warm start and final po
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,15 +22,6 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.score_table import join_scores, score_table, scoring_facts
 
 
-class EvaluationOutputs(NamedTuple):
-    """Files that an evaluation writes."""
-
-    sampled: Path
-    greedy: Path
-    """Empty if evaluation.greedy is false, or if the sampled completions are greedy already."""
-    summary: Path
-
-
 def evaluate(
     config: Config, prompts: Path, policy: Policy, name: str, output: Path, greedy: Path, summary: Path
 ) -> None:
@@ -41,13 +32,17 @@ def evaluate(
         prompts: folder that the stage `prompts` wrote.
         policy: the policy.
         name: name of the evaluation, such as `warmstart` or `final`.
-        output, greedy, summary: files to write (see `EvaluationOutputs`).
+        output: table for the sampled completions.
+        greedy: table for the greedy ones; empty if evaluation.greedy is false, or if the sampled ones are greedy.
+        summary: JSON file for the summary.
     """
-    evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, EvaluationOutputs(output, greedy, summary))
+    evaluate_on(config, PromptSet(held_out_part(prompts)), policy, name, output, greedy, summary)
 
 
-def evaluate_on(config: Config, held_out: PromptSet, policy: Policy, name: str, outputs: EvaluationOutputs) -> None:
-    """Evaluates a policy on a set of prompts; writes its completions and their summary."""
+def evaluate_on(
+    config: Config, held_out: PromptSet, policy: Policy, name: str, output: Path, greedy: Path, summary: Path
+) -> None:
+    """Evaluates a policy on a set of prompts; see `evaluate`."""
     settings = config.evaluation
     rows = held_out.rows(list(range(min(len(held_out), settings.num_prompts or len(held_out)))))
     longest = config.longest_evaluated
@@ -67,16 +62,15 @@ def evaluate_on(config: Config, held_out: PromptSet, policy: Policy, name: str, 
         tables.write(path, joined, joined.schema, kind, **about)
         return joined
 
-    sampled = sample(outputs.sampled, "completions", settings.num_generations, sampling, rows)
+    sampled = sample(output, "completions", settings.num_generations, sampling, rows)
     with_greedy = settings.greedy and settings.temperature > 0
-    greedy = sample(outputs.greedy, "greedy", 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
-    summary = summarize_evaluation(config, sampled) | {
-        "greedy": summarize_evaluation(config, greedy, 1, 0.0) if with_greedy else None
-    }
-    write_json(outputs.summary, {"policy": policy.digest, "evaluated": name, **summary})
-    low, high = summary["ci95"]
-    greedy_text = f"; greedy {summary['greedy']['accuracy']:.1%}" if with_greedy else ""
+    likeliest = sample(greedy, "greedy", 1, sampling._replace(temperature=0.0), rows if with_greedy else [])
+    facts = summarize_evaluation(config, sampled)
+    facts["greedy"] = summarize_evaluation(config, likeliest, 1, 0.0) if with_greedy else None
+    write_json(summary, {"policy": policy.digest, "evaluated": name, **facts})
+    low, high = facts["ci95"]
+    greedy_text = f"; greedy {facts['greedy']['accuracy']:.1%}" if with_greedy else ""
     say(
-        f"{name}: pass@1 {summary['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
+        f"{name}: pass@1 {facts['accuracy']:.1%} (95% interval {low:.1%} to {high:.1%}){greedy_text}, "
         f"on {len(rows)} held-out prompts"
     )

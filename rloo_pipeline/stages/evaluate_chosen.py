@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet
 from rloo_pipeline.config import Config
 from rloo_pipeline.errors import UserError
-from rloo_pipeline.stages.evaluate import EvaluationOutputs, evaluate_on
+from rloo_pipeline.stages.evaluate import evaluate_on
 
 
 class Chosen(NamedTuple):
@@ -35,7 +35,7 @@ def chosen_of(selection: Path, seed: int) -> Chosen:
     raise UserError(f"{selection}: no policy was chosen for seed {seed}; delete it and run again")
 
 
-def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) -> None:
+def evaluate_chosen(config: Config, chosen: Chosen, output: Path, greedy: Path, summary: Path) -> None:
     """Evaluates a chosen policy on the test rows.
 
     Raises:
@@ -47,4 +47,4 @@ def evaluate_chosen(config: Config, chosen: Chosen, outputs: EvaluationOutputs) 
             f"{policy}: not the policy that was evaluated on dataset.dev; delete the evaluations of "
             f"{chosen.run} and run again"
         )
-    evaluate_on(config, PromptSet(chosen.run / "prompts" / "eval"), policy, "test", outputs)
+    evaluate_on(config, PromptSet(chosen.run / "prompts" / "eval"), policy, "test", output, greedy, summary)

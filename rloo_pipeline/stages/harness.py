@@ -36,11 +36,10 @@ def harness(config: Config, policy: Policy, name: str, output: Path) -> None:
     plain_model.check_tensors(policy)
     digest = policy.digest
     lm_eval_model.prepare(config.vllm)
-    load_tasks(section)
+    manager, _ = load_tasks(section)
     import lm_eval
 
-    manager, seed = _manager(section), config.seed & 0x7FFFFFFF  # NumPy takes at most 32 bits
-
+    seed = config.seed & 0x7FFFFFFF  # NumPy takes at most 32 bits
     evaluation: Any = lm_eval.simple_evaluate(
         model="vllm",
         model_args=lm_eval_model.arguments(config, section, policy),
@@ -85,12 +84,6 @@ def section_of(config: Config) -> Harness:
     return config.evaluation.harness
 
 
-def _manager(section: Harness) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=section.include_path)
-
-
 def _specs(section: Harness, manager: Any) -> list[str | JSON]:
     """The tasks in lm-eval's form; if lm-eval has a task of the same name, a mapping overrides its keys."""
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -102,20 +95,18 @@ def _specs(section: Harness, manager: Any) -> list[str | JSON]:
     return [task if isinstance(task, str) else override(task) for task in section.tasks]
 
 
-def load_tasks(section: Harness) -> set[str]:
-    """Loads the tasks and their data; returns the names of the tasks.
-
-    Returns:
-        Their names.
+def load_tasks(section: Harness) -> tuple[Any, dict[str, Any]]:
+    """Loads the tasks and their data; returns lm-eval's manager of tasks, and the tasks by name.
 
     Raises:
         UserError: lm-eval does not know a task, or its data is missing.
     """
-    from lm_eval.tasks import get_task_dict
+    from lm_eval.tasks import TaskManager, get_task_dict
 
     try:
-        manager = _manager(section)
-        return {str(name) for name in get_task_dict(_specs(section, manager), manager)}
+        manager = TaskManager(include_path=section.include_path)
+        tasks = get_task_dict(_specs(section, manager), manager)
+        return manager, {str(name): task for name, task in tasks.items()}
     except Exception as error:
         names = ", ".join(task if isinstance(task, str) else str(task.get("task")) for task in section.tasks)
         reason = one_line(error)

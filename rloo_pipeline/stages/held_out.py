@@ -8,6 +8,7 @@ that had made the policy, as in TRL.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rloo_pipeline.artifacts import round_tables
@@ -23,14 +24,20 @@ from rloo_pipeline.user_code.score_table import join_scores
 
 
 def held_out(
-    config: Config, files: RoundFiles, round_: int, output: Path, events: Path, policy_metrics: Path | None = None
+    config: Config,
+    rollouts: Sequence[Path],
+    scores: Sequence[Path],
+    round_: int,
+    output: Path,
+    events: Path,
+    policy_metrics: Path | None = None,
 ) -> None:
     """Summarizes a round's held-out completions, by the reward functions that need no GPU. If a weighted function needs
     one, the mean of the weighted sum is left out.
 
     Args:
         config: the stage's configuration.
-        files: tables that the round's rollout and score jobs wrote.
+        rollouts, scores: tables that the round's rollout and score jobs wrote.
         round_: number of the round, from 1.
         output: JSON file with the number of the policy and the fields of an evaluation's summary.
         events: TensorBoard file for the same numbers.
@@ -43,7 +50,7 @@ def held_out(
     whole = all(reward.weight == 0 for reward in config.rewards if reward.gpus)
     correct = config.correct.model_copy(update={"reward": config.deciding_reward.column})
     config = config.model_copy(update={"rewards": rewards, "correct": correct})
-    tables = round_tables.read_held_out(files, round_, config.evaluation.temperature)
+    tables = round_tables.read_held_out(RoundFiles(rollouts, scores), round_, config.evaluation.temperature)
     policy = config.rollout.policy_of(round_)
     # evaluation.each_round was 0 when the round was sampled, or evaluation.temperature was different
     if not len(tables.rollouts):

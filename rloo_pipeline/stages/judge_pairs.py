@@ -7,7 +7,7 @@ both orders, and the share of pairs with the same verdict in both tells how far 
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from rloo_pipeline.runtime.progress import say
 from rloo_pipeline.user_code.dispatch import WorkerPools
 from rloo_pipeline.user_code.reward_call import OTHERS
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.score_table import batch_of, require_scores, scoring_facts
+from rloo_pipeline.user_code.score_table import as_table, batch_of, require_scores, scoring_facts
 
 JUDGEMENTS = pa.schema(
     [
@@ -49,32 +49,24 @@ def judge_pairs(config: Config, prompts: Path, before: Path, after: Path, output
             number outside 0 to 1.
     """
     assert config.judge
-    names = ("warmstart", "final")
-    old, new = (
-        tables.read(path, "completions", evaluated=name) for path, name in zip((before, after), names, strict=True)
-    )
+    old = tables.read(before, "completions", evaluated="warmstart")
+    new = tables.read(after, "completions", evaluated="final")
     tables.check_aligned(old, new, after, str(before), "delete both and run again")
     held_out = PromptSet(held_out_part(prompts))
     first, second = batch_of(new, held_out), batch_of(old, held_out)
-    samples = [sum(1 for _ in rows) for _, rows in groupby(new["prompt_id"].to_pylist())]
+    samples = list(Counter(new["prompt_id"].to_pylist()).values())
     with WorkerPools([config.judge], config.scoring.workers) as pools:
         [of_new] = pools.score(_with_opponents(first, second), samples, {}, more=True)
         [of_old] = pools.score(_with_opponents(second, first), samples, {})
     for result in (of_new, of_old):
         require_scores(config.judge, result)
     verdicts = [_checked(config.judge, result) for result in (of_new, of_old)]
-    rows = {
-        "prompt_id": new["prompt_id"],
-        "sample": new["sample"],
-        "final_first": verdicts[0],
-        "warmstart_first": [None if verdict is None else 1 - verdict for verdict in verdicts[1]],
-        "error": [
-            "; ".join(filter(None, texts)) or None for texts in zip(*map(_reasons, (of_new, of_old)), strict=True)
-        ],
-    }
-    about = {name: tables.footer(table)[tables.DIGEST] for name, table in zip(names, (old, new), strict=True)}
+    reversed_ = [None if verdict is None else 1 - verdict for verdict in verdicts[1]]
+    scores = {"final_first": verdicts[0], "warmstart_first": reversed_}
+    about = {"warmstart": tables.footer(old)[tables.DIGEST], "final": tables.footer(new)[tables.DIGEST]}
     facts = {key: value for key, value in scoring_facts([config.judge]).items() if key != tables.WEIGHTS}
-    tables.write(output, pa.table(rows, schema=JUDGEMENTS), JUDGEMENTS, "judgements", **about, **facts)
+    judgements = as_table(new, JUDGEMENTS, scores, [of_new, of_old])
+    tables.write(output, judgements, JUDGEMENTS, "judgements", **about, **facts)
     judged = sum(None not in pair for pair in zip(*verdicts, strict=True))
     say(f"{config.judge.column} judged {judged} of {len(new)} pairs in both orders")
 
@@ -91,7 +83,3 @@ def _checked(judge: Judge, result: FunctionScores) -> list[float | None]:
                 "worse than that of `other_completions`) to 1 (better), or None"
             )
     return result.scores
-
-
-def _reasons(result: FunctionScores) -> list[str | None]:
-    return [error or note for error, note in zip(result.errors, result.notes, strict=True)]

@@ -10,7 +10,7 @@ from rloo_pipeline.artifacts import tables
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_set import PromptSet, held_out_part, tool_names
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.prompts_of_round import NO_PASS_RATES, PassRateFiles, expected_lengths, prompts_of_round
+from rloo_pipeline.data.prompts_of_round import PassRateFiles, expected_lengths, prompts_of_round
 from rloo_pipeline.rollout import groups, partial
 from rloo_pipeline.rollout.groups import Draw
 from rloo_pipeline.runtime.progress import say
@@ -25,7 +25,8 @@ def rollout(
     shard: int,
     output: Path,
     held_out: Path | None,
-    rates: PassRateFiles = NO_PASS_RATES,
+    difficulty: Sequence[Path] = (),
+    pass_rates: Path | None = None,
     before: Sequence[Path] = (),
 ) -> None:
     """Samples the completions of one shard, and its share of the held-out completions of the round.
@@ -38,7 +39,7 @@ def rollout(
         shard: number of the shard, from 0.
         output: the table.
         held_out: table for the held-out completions; None samples none.
-        rates: pass rates, if `dataset.select` needs them.
+        difficulty, pass_rates: tables of pass rates (see `PassRateFiles`), if `dataset.select` needs them.
         before: all shards of the round before, with `rollout.token_budget`.
 
     Raises:
@@ -48,7 +49,7 @@ def rollout(
     """
     settings = config.rollout
     train = PromptSet(prompts / "train")
-    indices = prompts_of_round(config, train, round_, rates).sampled
+    indices = prompts_of_round(config, train, round_, PassRateFiles(difficulty, pass_rates)).sampled
     if settings.token_budget is None:
         share, sampling = shard_range(len(indices), settings.shards, shard), groups.sampling_config_of(settings)
         own, expected = indices[share.start : share.stop], {}

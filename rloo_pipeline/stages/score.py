@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -25,13 +24,6 @@ from rloo_pipeline.user_code.score_batch import FunctionScores
 from rloo_pipeline.user_code.score_table import as_table, join, score_columns, scoring_facts
 
 
-class HeldOutFiles(NamedTuple):
-    """Held-out completions of a shard, and the table of their scores to write."""
-
-    rollouts: Path
-    scores: Path
-
-
 def score(
     config: Config,
     prompts: Path,
@@ -40,7 +32,7 @@ def score(
     output: Path,
     only: str | None = None,
     parts: Sequence[Path] = (),
-    held_out: HeldOutFiles | None = None,
+    held_out: Sequence[Path] | None = None,
 ) -> None:
     """Scores one shard of a round.
 
@@ -52,7 +44,7 @@ def score(
         output: the table of scores; with `only`, the table of one function.
         only: name of the one function to run.
         parts: tables that this stage wrote with `only`.
-        held_out: held-out completions of the shard, if any.
+        held_out: table of the shard's held-out completions, if any, and the table to write for their scores.
 
     Raises:
         UserError: a reward function fails or does not return one finite number or None per completion; the
@@ -63,17 +55,20 @@ def score(
     if only is not None and not rewards:
         suggestion = did_you_mean(only, [reward.column for reward in config.rewards])
         raise UserError(f"--only {only}: no reward of the configuration has this name{suggestion}")
-    gpu_claims.note_subprocess_gpus(sum(reward.gpus for reward in rewards))
+    gpus = sum(reward.gpus for reward in rewards)
+    gpu_claims.claim(gpus)
+    gpu_claims.note_subprocess_gpus(gpus)
+    held_out_rollouts, held_out_scores = held_out or (None, None)
     with WorkerPools(rewards, config.scoring.workers) as pools:  # the workers start while tables are read
         shard = tables.read(rollouts, "rollouts")
         about = {**tables.facts_about(shard), "policy": tables.footer(shard)["policy"]}
         for file, part in zip(parts, separate.values(), strict=True):
             check_facts(file, tables.footer(part), {"rollouts": about["rollouts"]})
             tables.check_aligned(shard, part, file)
-        held_out_shard = round_tables.read_held_out_shard(held_out.rollouts, shard) if held_out else shard.slice(0, 0)
-        columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy, more=len(held_out_shard) > 0)
-        if held_out:
-            _score_held_out(pools, held_out_shard, prompts, policy, held_out.scores)
+        others = round_tables.read_held_out_shard(held_out_rollouts, shard) if held_out_rollouts else shard.slice(0, 0)
+        columns = score_columns(pools, shard, PromptSet(prompts / "train"), policy, more=len(others) > 0)
+        if held_out_scores:
+            _score_held_out(pools, others, prompts, policy, held_out_scores)
     if only is not None:
         scores = as_table(
             shard, tables.part_schema(only), {tables.score_column(only): columns[only].scores}, [columns[only]]

@@ -32,7 +32,7 @@ def stage_assets(config: Config, output: Path) -> None:
     Raises:
         UserError: a model or dataset does not exist, cannot be fetched, or does not fit the configuration.
     """
-    sources = dataset_inputs.sources(config)
+    sources = config.row_sources
     for key, source in sources.items():
         dataset_inputs.columns(config, key, source)
     with atomic_folder(output) as temporary:

@@ -19,6 +19,6 @@ def stage_harness(config: Config, output: Path) -> None:
     """
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # the libraries read them on import
         os.environ[name] = os.environ.get("RLOO_ASSETS_OFFLINE", "0")
-    tasks = sorted(load_tasks(section_of(config)))
+    tasks = sorted(load_tasks(section_of(config))[1])
     write_json(output, {"tasks": tasks})
     say(f"the data of {', '.join(tasks)} has been downloaded")

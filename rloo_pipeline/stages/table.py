@@ -8,28 +8,33 @@ Every command of a run imports this module before anything else, so it imports n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-Keys = tuple[str, frozenset[str]] | None
-"""Keys of a section that decide a result: None for all, ("but", keys) or ("only", keys)."""
-ALL: Keys = None
+
+class Keys(NamedTuple):
+    """The keys of a section that decide a result."""
+
+    only: frozenset[str] | Literal[True] = True
+    """True for all keys."""
+    but: frozenset[str] = frozenset()
+    """Keys that do not count."""
 
 
-def _whole(*sections: str) -> dict[str, Keys]:
-    """Sections whose every key counts."""
-    return dict.fromkeys(sections, ALL)
+def _whole(*sections: str, **others: Keys) -> dict[str, Keys]:
+    """Sections whose every key counts, and others of which only some do."""
+    return dict.fromkeys(sections, Keys()) | others
 
 
 def but(*keys: str) -> Keys:
     """All keys of a section but these."""
-    return "but", frozenset(keys)
+    return Keys(but=frozenset(keys))
 
 
 def only(*keys: str) -> Keys:
     """Only these keys of a section."""
-    return "only", frozenset(keys)
+    return Keys(frozenset(keys))
 
 
 class StageRow(NamedTuple):
@@ -67,8 +72,6 @@ class StageRow(NamedTuple):
     """
     engine: Literal["sampler", "trainer"] | None = None
     """Role of the worker that has such an engine, if the stage starts one that no worker keeps."""
-    next_policy_waits: bool = False
-    """True if the next policy waits for this stage."""
     watched: bool = True
     """True if the live view shows it; stages that take only seconds are left out."""
     box: tuple[int, int] | None = None
@@ -92,19 +95,22 @@ def _row(rule: str, output: str, phase: str = "round", **other: Any) -> StageRow
     fields = [f"{{{part.partition('}')[0]}}}" for part in output.split("{")[1:]]
     log = "/".join([rule, "-".join(fields)]) if fields else rule
     each = next((jobs for field, jobs in EACH.items() if field in fields), "")
-    return StageRow(
-        rule, output, **({"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each} | other)
-    )
+    own = {"stage": rule.replace("_", "-"), "log": log, "phase": phase, "each": each}
+    return StageRow(rule, output, **(own | other))
 
 
 _before, _after = partial(_row, phase="before", policy="none"), partial(_row, phase="after")
 
 
+_MODEL = ("reproducible", "seed", "model")
+"""Sections that decide what any computation with the model gives."""
 _WHERE = ("environment_workers", "environment_gpus")
 """Keys of `rollout` for processes and GPUs of environments, which do not change results."""
 _SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
 """Keys of `rollout` that decide samples. The lag only selects the policy, a rule's input; a refill is a stage; a
 budget decides in which round completions end."""
+_COMPLETIONS = but("num_generations", "generation_batch_size", "oversample", "lag", "refill", "token_budget", *_WHERE)
+"""Keys of `rollout` that decide what a prompt's completions are."""
 _OF_ROUND = but("lag", "refill", *_WHERE)
 """Keys of `rollout` that decide the rollouts of a round."""
 _ENVIRONMENTS = (
@@ -115,16 +121,24 @@ _RANKS = only("processes", "zero_stage", "communication_data_type", "offload", "
 """Keys of `deepspeed` that change a result; the others decide memory and speed."""
 _ALL_PROMPTS = but("select")
 """Keys of `dataset` except `select`, which changes neither the prompts themselves nor policy 0."""
+_SIGNAL = only(
+    *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
+    *("reward_clip_range", "reward_normalization"),
+)
+"""Keys of `algorithm` that decide which groups have a signal."""
 _TEACHER = but("weight", "discount", "beta", "top_k")
 """Keys of `algorithm.teacher` that identify the model."""
 _STARTING_POINT = only("name_or_path", "revision", "build", "build_options", "train", "eval")
 """Keys of `reward_model` that say which model and data its training starts with."""
 _EVALUATED = but("every", "each_round", "harness")
 """Keys of `evaluation` that decide an evaluation's result."""
-_EVALUATE: Mapping[str, Keys] = _whole("reproducible", "seed", "model", "rewards", "correct") | {
-    "rollout": but("lag", "refill", "token_budget", "quantization", *_WHERE),
-    "evaluation": _EVALUATED,
-}
+_EVALUATE = _whole(
+    *_MODEL,
+    "rewards",
+    "correct",
+    rollout=but("lag", "refill", "token_budget", "quantization", *_WHERE),
+    evaluation=_EVALUATED,
+)
 _SAMPLER_READS = ("run", "scoring", "vllm", "dataset")
 _LENGTHS = ("rollout", "evaluation")
 """Sections whose completion lengths are checked against the model's context."""
@@ -133,8 +147,8 @@ ROWS = (
     _before(
         "stage_assets",
         "assets/assets.json",
-        decides=_whole("seed", "data_dir", "model", "warmstart")
-        | {"dataset": _ALL_PROMPTS, "algorithm.teacher": _TEACHER, "reward_model": _STARTING_POINT},
+        decides=_whole("seed", "data_dir", "model", "warmstart", dataset=_ALL_PROMPTS, reward_model=_STARTING_POINT)
+        | {"algorithm.teacher": _TEACHER},
         reads=(*_LENGTHS, "update", "deepspeed"),
         box=(0, 90),
         local=True,
@@ -144,7 +158,7 @@ ROWS = (
         "prompts",
         "prompts/counts.json",
         # prompts contain tool schemas, and end with the text that an environment's `reset` returns
-        decides=_whole("model") | {"dataset": _ALL_PROMPTS, "rollout": only("tools", *_ENVIRONMENTS)},
+        decides=_whole("model", dataset=_ALL_PROMPTS, rollout=only("tools", *_ENVIRONMENTS)),
         reads=("evaluation",),
         box=(1, 90),
         after=("stage_assets",),
@@ -154,8 +168,7 @@ ROWS = (
         "reward_model",
         "reward_model/checks.json",
         when=lambda config, _: config.reward_model is not None,
-        decides=_whole("reproducible", "seed", "model", "reward_model")
-        | {"dataset": only("system_prompt"), "deepspeed": _RANKS},
+        decides=_whole(*_MODEL, "reward_model", dataset=only("system_prompt"), deepspeed=_RANKS),
         reads=(*_LENGTHS, "update"),
         engine="trainer",
         box=(1, -15),
@@ -165,7 +178,7 @@ ROWS = (
     _before(
         "warmstart",
         "policies/00000",
-        decides=_whole("reproducible", "seed", "model", "warmstart") | {"dataset": _ALL_PROMPTS, "deepspeed": _RANKS},
+        decides=_whole(*_MODEL, "warmstart", dataset=_ALL_PROMPTS, deepspeed=_RANKS),
         reads=(*_LENGTHS, "update"),
         engine="trainer",
         box=(2, 90),
@@ -176,8 +189,7 @@ ROWS = (
         "probe",
         "warmstart/probe.parquet",
         policy="first",
-        decides=_whole("reproducible", "seed", "model", "rewards")
-        | {"rollout": _SAMPLED, "checks": only("probe_prompts")},
+        decides=_whole(*_MODEL, "rewards", rollout=_SAMPLED, checks=only("probe_prompts")),
         reads=_SAMPLER_READS,
         worker="sampler",
         box=(2, 215),
@@ -187,8 +199,7 @@ ROWS = (
         "checks",
         "warmstart/checks.json",
         policy="first",
-        decides=_whole("reproducible", "seed", "model", "warmstart", "rewards", "checks", "correct")
-        | {"dataset": _ALL_PROMPTS, "rollout": _SAMPLED},
+        decides=_whole(*_MODEL, "warmstart", "rewards", "checks", "correct", dataset=_ALL_PROMPTS, rollout=_SAMPLED),
         reads=("deepspeed",),
         worker="logprobs",
         box=(3, 215),
@@ -199,14 +210,8 @@ ROWS = (
         "warmstart/difficulty/{shard}.parquet",
         when=lambda config, _: config.measures_difficulty,
         policy="first",
-        decides=_whole("reproducible", "seed", "model", "rewards", "correct")
-        | {
-            # these keys do not change completions
-            "rollout": but(
-                *("num_generations", "generation_batch_size", "oversample", "refill", "lag", "token_budget", *_WHERE)
-            ),
-            "dataset.select": but("pass_rate", "weights"),
-        },
+        decides=_whole(*_MODEL, "rewards", "correct", rollout=_COMPLETIONS)
+        | {"dataset.select": but("pass_rate", "weights")},
         reads=("run", "scoring", "vllm"),
         worker="sampler",
         box=(2, 10),
@@ -215,11 +220,9 @@ ROWS = (
     _row(
         "rollout",
         "rounds/{round}/rollouts/{shard}.parquet",
-        decides=_whole("reproducible", "seed", "model")
-        | {"rollout": _OF_ROUND, "dataset.select": but("num_generations")},
+        decides=_whole(*_MODEL, rollout=_OF_ROUND) | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "evaluation", "rewards", "correct"),
         worker="sampler",
-        next_policy_waits=True,
         box=(3, 90),
         after=("warmstart", "difficulty"),
         identifies=True,
@@ -230,7 +233,6 @@ ROWS = (
         when=lambda config, _: any(reward.gpus for reward in config.rewards),
         stage="score",
         log="score/{round}-{shard}-{reward}",
-        next_policy_waits=True,
     ),
     _row(
         "score",
@@ -238,7 +240,6 @@ ROWS = (
         decides=_whole("rewards"),
         reads=("scoring",),
         worker="scorer",
-        next_policy_waits=True,
         box=(4, 55),
         after=("rollout", "reward_model"),
         identifies=True,
@@ -247,19 +248,10 @@ ROWS = (
         "refill",
         "rounds/{round}/refill/scores.parquet",
         when=lambda config, _: config.rollout.refill > 0,
-        decides=_whole("reproducible", "seed", "model", "rewards")
-        | {
-            "rollout": but("lag", "token_budget", *_WHERE),
-            # these keys decide which groups have a signal
-            "algorithm": only(
-                *("mask_truncated_completions", "keep_truncated_in_baseline", "filter_zero_variance"),
-                *("reward_clip_range", "reward_normalization"),
-            ),
-            "dataset.select": but("num_generations"),
-        },
+        decides=_whole(*_MODEL, "rewards", rollout=but("lag", "token_budget", *_WHERE), algorithm=_SIGNAL)
+        | {"dataset.select": but("num_generations")},
         reads=("run", "vllm", "scoring"),
         worker="sampler",
-        next_policy_waits=True,
         box=(5, -15),
         after=("score",),
     ),
@@ -267,10 +259,9 @@ ROWS = (
         "reference",
         "rounds/{round}/reference/{shard}.parquet",
         when=lambda config, _: config.uses_reference,
-        decides=_whole("reproducible", "model") | {"rollout": _SAMPLED},
+        decides=_whole("reproducible", "model", rollout=_SAMPLED),
         reads=("deepspeed",),
         worker="logprobs",
-        next_policy_waits=True,
         box=(4, 125),
         after=("rollout",),
         identifies=True,
@@ -280,7 +271,6 @@ ROWS = (
         "rounds/{round}/refill/reference.parquet",
         when=lambda config, _: config.rollout.refill > 0 and config.uses_reference,
         stage="reference",
-        next_policy_waits=True,
         box=(5, 55),
         after=("refill",),
     ),
@@ -288,11 +278,10 @@ ROWS = (
         "teacher",
         "rounds/{round}/teacher/{shard}.parquet",
         when=lambda config, _: config.algorithm.teacher is not None,
-        decides=_whole("reproducible", "model")
-        | {"algorithm.teacher": but("weight", "discount", "beta"), "rollout": _SAMPLED},
+        decides=_whole("reproducible", "model", rollout=_SAMPLED)
+        | {"algorithm.teacher": but("weight", "discount", "beta")},
         reads=("deepspeed",),
         worker="logprobs",
-        next_policy_waits=True,
         box=(5, 125),
         after=("rollout",),
         identifies=True,
@@ -301,11 +290,9 @@ ROWS = (
         "update",
         "rounds/{round}/metrics.json",
         policy="previous",
-        decides=_whole("reproducible", "seed", "model", "algorithm", "update")
-        | {"rollout": _OF_ROUND, "deepspeed": _RANKS},
+        decides=_whole(*_MODEL, "algorithm", "update", rollout=_OF_ROUND, deepspeed=_RANKS),
         reads=("run", "rounds", "dataset", "keep_every", "exchange"),
         worker="trainer",
-        next_policy_waits=True,
         box=(6, 90),
         after=("score", "reference", "teacher", "checks", "refill", "refill_reference"),
         identifies=True,
@@ -337,7 +324,7 @@ ROWS = (
         "held_out",
         "rounds/{round}/held_out.json",
         when=lambda config, _: config.held_out_each_round > 0,
-        decides=_whole("seed", "rewards", "correct") | {"evaluation": _EVALUATED},
+        decides=_whole("seed", "rewards", "correct", evaluation=_EVALUATED),
         reads=("run", "rollout"),
         worker="observer",
         watched=False,
@@ -365,7 +352,7 @@ ROWS = (
         "harness/tasks.json",
         when=lambda config, _: config.evaluation.harness is not None,
         policy="none",
-        decides={"evaluation": only("harness")},
+        decides=_whole(evaluation=only("harness")),
         watched=False,
         box=(7, 315),
         local=True,
@@ -383,7 +370,7 @@ ROWS = (
         "distance",
         "evaluation/{name}/distance.json",
         each="trained",
-        decides=_whole("reproducible", "seed", "model") | {"evaluation": _EVALUATED},
+        decides=_whole(*_MODEL, evaluation=_EVALUATED),
         reads=("deepspeed", "rollout"),
         worker="logprobs",
         box=(7, 165),
@@ -393,7 +380,7 @@ ROWS = (
         "harness",
         "evaluation/{name}/harness.json",
         when=lambda config, _: config.evaluation.harness is not None,
-        decides=_whole("reproducible", "seed", "model") | {"evaluation": only("harness")},
+        decides=_whole(*_MODEL, evaluation=only("harness")),
         reads=("vllm",),
         engine="sampler",
         box=(7, 240),
@@ -437,7 +424,7 @@ ROWS = (
         "test/{seed}/proof.json",
         when=lambda config, _: config.select is not None,
         policy="last",
-        decides=_whole("reproducible", "seed", "model") | {"evaluation": only("temperature")},
+        decides=_whole(*_MODEL, evaluation=only("temperature")),
         reads=("deepspeed", "rollout"),
         worker="logprobs",
         box=(8, -50),
@@ -447,8 +434,11 @@ ROWS = (
         "report",
         "summary.json",
         policy="last",
-        decides=_whole("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select")
-        | {"evaluation": but("each_round"), "report": but("every")},
+        decides=_whole(
+            *("run", "rounds", "seed", "rewards", "correct", "gates", "select", "dataset.select"),
+            evaluation=but("each_round"),
+            report=but("every"),
+        ),
         reads=("rollout", "algorithm", "judge"),
         box=(8, 90),
         after=("evaluate", "distance", "harness", "judge_pairs", "evaluate_chosen"),
@@ -457,6 +447,28 @@ ROWS = (
 """All rows, in the order in which a run's jobs start."""
 
 
-def stages() -> Iterator[StageRow]:
-    """One row per stage: the row that lists what decides it."""
-    return (row for row in ROWS if row.decides is not None)
+class Sections(NamedTuple):
+    """Sections of the configuration that a stage gets."""
+
+    decides: Mapping[str, Any]
+    """Sections that its result depends on, with the keys that count; True for all (pydantic's `include`)."""
+    but: Mapping[str, Any]
+    """Keys of these sections that do not count (pydantic's `exclude`)."""
+    reads: tuple[str, ...]
+    """Sections that its result does not depend on."""
+
+
+def _sections(parts: Mapping[str, Keys], reads: tuple[str, ...]) -> Sections:
+    """The sections of a stage, from the deciding keys of a section, or of a part of it as SECTION.KEY."""
+    decides: dict[str, Any] = {}
+    excluded: dict[str, Any] = {}
+    for path, (included, but) in parts.items():
+        section, _, key = path.partition(".")
+        decides[section], excluded[section] = ({key: included}, {key: but}) if key else (included, but)
+    return Sections(decides, excluded, reads)
+
+
+STAGES: Mapping[str, Sections] = {
+    row.stage: _sections(row.decides, row.reads) for row in ROWS if row.decides is not None
+}
+"""The sections that each stage gets."""

@@ -298,6 +298,7 @@ class Engine:
         if isinstance(adapter.target_modules, set):  # the order of a set differs between processes
             adapter.target_modules = sorted(adapter.target_modules)
         self.model.save_pretrained(target, state_dict=weights)
+        (target / "README.md").unlink(missing_ok=True)  # PEFT's model card, an empty form
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights under the model's own names. Under ZeRO 3 the ranks gather them on the first, one at a time.

@@ -6,6 +6,7 @@ Loss: mean negative log-prob over the completion tokens of an optimizer step, th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -74,5 +75,10 @@ def rows_of_step(count: int, size: int, step: int, seed: int) -> list[int]:
     """Rows of an optimizer step, taken from one seeded permutation per epoch, end to end."""
     draws = range(step * size, (step + 1) * size)
     epochs = range(draws[0] // count, draws[-1] // count + 1)
-    orders = {epoch: permutation(count, derive(seed, epoch)) for epoch in epochs}
+    orders = {epoch: _order(count, derive(seed, epoch)) for epoch in epochs}
     return [orders[draw // count][draw % count] for draw in draws]
+
+
+@lru_cache(2)  # of a million rows it takes over half a second, and there may be as many steps
+def _order(count: int, seed: int) -> list[int]:
+    return permutation(count, seed)

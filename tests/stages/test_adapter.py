@@ -27,6 +27,7 @@ def test_the_frozen_base_stays_where_it_is_when_an_adapter_is_written(tmp_path, 
     engine.save_policy(tmp_path / "policy")
     monkeypatch.undo()
     assert sum(copied) == 0
+    assert not (tmp_path / "policy" / "README.md").exists(), "PEFT writes an empty form for a model card"
     targets = read_json(tmp_path / "policy" / "adapter_config.json")["target_modules"]
     assert targets == sorted(targets), "in any process"
     again = policy_model.load_trainable(Policy(tmp_path / "policy"), settings)

@@ -2,16 +2,22 @@
 
 import zlib
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from helpers import done, mini, rloo, write_prompts
 
 from rloo_pipeline.artifacts import prompt_counts, tables
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.prompt_counts import Counts
 from rloo_pipeline.config import Config
+from rloo_pipeline.config.loading import load
 from rloo_pipeline.data.prompts_of_round import draw, uncertainty
+from rloo_pipeline.rollout import groups
 from rloo_pipeline.seeds import derive
+from rloo_pipeline.stages import difficulty as stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -76,6 +82,29 @@ def test_pass_rates_are_the_same_in_one_shard_or_two_and_what_rollouts_draw_by(r
     uncertain = {name: uncertainty(one) for name, one in whole.items() if 0.2 <= one.pass_rate <= 0.8}
     assert 8 <= len(uncertain) < len(NAMES)
     assert names == draw(uncertain, 8, derive(derive(1, "prompts"), 3))
+
+
+@pytest.mark.holds_vllm
+def test_however_many_prompts_there_are_only_so_many_completions_are_sampled_at_a_time(
+    run, tiny_model, monkeypatch
+) -> None:
+    """Memory would hold all of them as objects."""
+    folder = run({"pass_rate": [0.2, 0.8]}, shards=1)
+    whole = prompt_counts.read(sampled(folder, "difficulty", tiny_model, 1), 0)
+    sizes, sample_groups = list[int](), groups.sample_groups
+
+    def counted(*arguments: Any) -> list[pa.Table]:
+        tables = sample_groups(*arguments)
+        sizes.append(len(tables[0]))
+        return tables
+
+    monkeypatch.setattr(groups, "sample_groups", counted)
+    monkeypatch.setattr(stage, "TOGETHER", 50)
+    stage.difficulty(
+        load(folder / "config.yaml"), folder / "prompts", Policy(tiny_model), 0, folder / "in-pieces.parquet"
+    )
+    assert sizes == [56, 56, 56, 24]
+    assert prompt_counts.read([folder / "in-pieces.parquet"], 0) == whole
 
 
 def test_rollouts_by_the_scores_of_earlier_rounds(run, tiny_model) -> None:

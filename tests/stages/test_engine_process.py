@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import forks
+import psutil
 import pytest
 from helpers import has_ended, wait_until
 
@@ -15,10 +16,13 @@ from rloo_pipeline.rollout import engine_arguments, engine_process, vllm_interna
 from rloo_pipeline.rollout.engine_arguments import EngineSettings
 from rloo_pipeline.rollout.requests import Request, SamplingConfig
 from rloo_pipeline.rollout.sampler import Sampler
+from rloo_pipeline.runtime import output
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.holds_vllm]
 
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 2, "key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
+NO_BINDING = ("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+"""Lets an engine on CPUs have more ranks than the machine has NUMA nodes."""
 REQUESTS = [
     Request(
         [4 + (place * 7) % 12 for place in range(20 + seed)], seed, SamplingConfig(1.0, 1.0, 0, None, 12 + seed % 5)
@@ -50,6 +54,33 @@ def test_the_bytes_do_not_depend_on_the_process_of_the_engine(tmp_path, monkeypa
     assert sampled(folders, True) == inside
     first, second, again = inside[: len(REQUESTS)], inside[len(REQUESTS) : -len(REQUESTS)], inside[-len(REQUESTS) :]
     assert first == again != second
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_processes_of_an_engine_write_into_the_log_of_the_stage_that_they_serve(
+    tmp_path, monkeypatch, ranks
+) -> None:
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    monkeypatch.setenv(*NO_BINDING)
+    policy = Policy(tmp_path / "model")
+    logs = [tmp_path / name for name in ("first.log", "second.log")]
+    with output.standard_output_to(os.open(logs[0], os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        sampler = Sampler(policy, EngineSettings("float32", 0.5, 1, ranks), 256, 0)
+        [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
+    workers = [
+        one for one in psutil.Process(engine.pid).children() if "resource_tracker" not in " ".join(one.cmdline())
+    ]
+    assert len(workers) in (ranks, ranks - 1), "on a GPU, the engine's process is its only worker"
+    files = [
+        Path(f"/proc/{pid}/fd/{number}") for pid in (engine.pid, *(one.pid for one in workers)) for number in (1, 2)
+    ]
+    assert {file.readlink() for file in files} == {logs[0]}
+    with output.standard_output_to(os.open(logs[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        sampler.swap(policy, 256)
+        places = {file.readlink() for file in files}
+    sampler.leave_gpu()
+    assert places == {logs[1]}
 
 
 START = """
@@ -90,3 +121,16 @@ def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="vLLM's engine failed: ValueError: No available memory") as caught:
         Sampler(Policy(tmp_path / "model"), EngineSettings("float32", 0.5, 1, 1), 256, 0)
     assert out_of_memory.is_out_of_memory(caught.value)
+
+
+def test_what_kept_a_worker_of_a_split_engine_from_starting_is_the_error(tmp_path, monkeypatch) -> None:
+    """Other than "WorkerProc initialization failed", which is all that vLLM tells the engine."""
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    policy = Policy(tmp_path / "model")
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    monkeypatch.setenv(*NO_BINDING)
+    arguments = engine_arguments.arguments
+    broken = {"load_format": "no such format"}
+    monkeypatch.setattr(engine_arguments, "arguments", lambda *given: arguments(*given) | broken)
+    with pytest.raises(RuntimeError, match=r"vLLM's engine failed: ValueError: .*no such format"):
+        Sampler(policy, EngineSettings("float32", 0.5, 1, tensor_parallel_size=2), 256, 0)

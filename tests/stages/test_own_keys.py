@@ -1,19 +1,27 @@
 """DeepSpeed's own keys are merged, or refused by name."""
 
 import json
+from itertools import chain
 
 import pytest
 from helpers import mini
 from test_optimizers import ALL, settings
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.training import OWNED
+from rloo_pipeline.config.training import DECIDED_BY
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"no-such\.json: no JSON file that can be read"):
         Config(**mini(deepspeed={"config": "no-such.json"}))
+
+
+@pytest.mark.parametrize("content", ['"{}"', "null", "[1]"])
+def test_a_file_without_keys_is_not_ignored(content, tmp_path) -> None:
+    (tmp_path / "ds.json").write_text(content)
+    with pytest.raises(ValueError, match=r"ds\.json: holds no JSON object"):
+        Config(**mini(deepspeed={"config": str(tmp_path / "ds.json")}))
 
 
 def test_own_keys_are_merged_and_count_for_reruns(tmp_path) -> None:
@@ -37,7 +45,7 @@ def test_every_key_that_is_set_here_is_refused_there() -> None:
 
     our_keys = flatten(deepspeed_config.configuration(settings("adamw", "bfloat16", 3, ALL)))
     free = {"zero_optimization.reduce_bucket_size", "steps_per_print"}
-    for key in {*our_keys, *OWNED} - free:
+    for key in {*our_keys, *chain(*DECIDED_BY.values())} - free:
         with pytest.raises(ValueError, match="cannot be set there; it follows from"):
             Config(**mini(deepspeed={"config": nest({key: 1})}))
 

@@ -11,7 +11,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.artifacts.round_tables import RoundFiles
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.stages.held_out import held_out
-from rloo_pipeline.stages.score import HeldOutFiles, score
+from rloo_pipeline.stages.score import score
 from rloo_pipeline.trackers.names import eval_metrics
 
 MINE = """
@@ -49,21 +49,21 @@ def test_held_out_completions_are_scored_by_themselves_and_start_no_process(tmp_
     (run.run / "config.yaml").write_text(yaml.safe_dump(config))
     about = {name: tables.footer(rollouts)[name] for name in ("run", "round", "shard", "seed", "policy")}
     tables.write(tmp_path / "held_out.parquet", first, tables.ROLLOUTS, "held_out", **about)
-    files = HeldOutFiles(tmp_path / "held_out.parquet", tmp_path / "held_out_scores.parquet")
+    sampled, scored = tmp_path / "held_out.parquet", tmp_path / "held_out_scores.parquet"
     inputs = (load(run.run / "config.yaml").only("score"), run.run / "prompts", Policy(tiny_model), table)
-    score(*inputs, tmp_path / "beside.parquet", held_out=files)
+    score(*inputs, tmp_path / "beside.parquet", held_out=(sampled, scored))
     assert (tmp_path / "mine.starts").read_text() == "x" * len(REWARDS)
-    scores = tables.read(files.scores, "held_out_scores")
+    scores = tables.read(scored, "held_out_scores")
     assert scores["prompt_id"].to_pylist() == first["prompt_id"].to_pylist()
     assert scores["scores/answered"].to_pylist() == [0.0, 100.0, 200.0]
     assert scores["scores/of_table"].to_pylist() == [300.0] * 3, (
         "a call with the whole table has no rows of another table"
     )
     assert scores["scores/later"].to_pylist() == [0.0, -100.0, -200.0]
-    assert tables.footer(scores)["rollouts"] == tables.footer(tables.read(files.rollouts, "held_out"))[tables.DIGEST]
-    tables.write(files.rollouts, first.slice(0, 0), tables.ROLLOUTS, "held_out", **about)
-    score(*inputs, tmp_path / "alone.parquet", held_out=files)
-    assert not len(tables.read(files.scores, "held_out_scores")), "evaluation.each_round is 0"
+    assert tables.footer(scores)["rollouts"] == tables.footer(tables.read(sampled, "held_out"))[tables.DIGEST]
+    tables.write(sampled, first.slice(0, 0), tables.ROLLOUTS, "held_out", **about)
+    score(*inputs, tmp_path / "alone.parquet", held_out=(sampled, scored))
+    assert not len(tables.read(scored, "held_out_scores")), "evaluation.each_round is 0"
     beside, alone = (
         tables.read(tmp_path / f"{name}.parquet", "scores").drop_columns("seconds").to_pylist()
         for name in ("beside", "alone")
@@ -91,7 +91,7 @@ def summary_of(tmp_path, tiny_model):
         scores = [{**key, "scores/answer": 1.0, "reward": 1.0, "seconds": 0.0, "error": None} for key in keys]
         about = tables.facts_about(held_out_rows)
         tables.write(files.scores[0], scores, tables.scores_schema(["answer"]), "held_out_scores", **about)
-        held_out(config, files, 1, tmp_path / "held_out.json", tmp_path / "events")
+        held_out(config, files.rollouts, files.scores, 1, tmp_path / "held_out.json", tmp_path / "events")
         return read_json(tmp_path / "held_out.json")
 
     return summary

@@ -246,7 +246,7 @@ PARTS: Mapping[str, Callable[[int, Path, argparse.Namespace], Numbers]] = {
 def main() -> None:
     """Measures, prints a table, writes the result, and with --check compares it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="+", action="extend", choices=list(PARTS), help="parts to run (default: all)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl, for scoring; without it that is left out")
     parser.add_argument(
@@ -256,7 +256,7 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only:
+    for name in arguments.only or PARTS:
         print(f"bench: {name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="rloo-bench-") as folder:
             for number, values in PARTS[name](arguments.repeats, Path(folder), arguments).items():

@@ -239,7 +239,9 @@ def _digest() -> str:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], default=[], metavar="ROW")
+    parser.add_argument(
+        "--only", nargs="+", action="extend", choices=[row.name for row in ROWS], default=[], metavar="ROW"
+    )
     parser.add_argument("--minutes", type=float, help="start no row after so many minutes")
     parser.add_argument("--together", type=int, metavar="N", help="rows at once; those that need the machine come last")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on CPUs")

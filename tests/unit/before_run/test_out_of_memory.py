@@ -41,6 +41,7 @@ def test_a_stage_that_samples_is_told_of_the_keys_of_vllm(tmp_path, monkeypatch,
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini()))
     monkeypatch.setattr(out_of_memory, "_gpu", lambda: H200)
     monkeypatch.setattr(devices, "gpu_processes", lambda: [OTHER, OURS])
+    monkeypatch.setattr(stage_options, "runs_here", lambda *_: True)
     arguments = argparse.Namespace(config=tmp_path / "config.yaml", output=tmp_path / "000.parquet")
     with pytest.raises(UserError) as raised:
         stage_options.stage("rollout", "", run=fails).run(arguments)
@@ -56,6 +57,7 @@ def test_the_trainer_of_a_reward_model_is_told_nothing_of_the_policys_memory(tmp
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(mini()))
     monkeypatch.setattr(out_of_memory, "_gpu", lambda: H200)
     monkeypatch.setattr(devices, "gpu_processes", lambda: [OURS])
+    monkeypatch.setattr(stage_options, "runs_here", lambda *_: True)
     files = {"config": tmp_path / "config.yaml", "model": tmp_path / "model", "output": tmp_path / "checks.json"}
     with pytest.raises(UserError, match=r"150\.1 GB; now .*; lower deepspeed\.max_tokens_per_micro_batch"):
         stage_options.stage("reward-model", "", run=fails).run(argparse.Namespace(**files, assets=tmp_path))

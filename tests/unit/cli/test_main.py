@@ -57,6 +57,7 @@ def test_a_wrong_argument_is_one_sentence(argv, message, capsys) -> None:
         ("my.yaml rounds=2 run=x", "my.yaml", ["rounds=2", "run=x"]),
         ("rounds=2", "config/config.yaml", ["rounds=2"]),
         ("lr=1.yaml --gpus 4 rounds=2 --config seed=1", "lr=1.yaml", ["seed=1", "rounds=2"]),
+        ("x.yaml --config seed=1 --config rounds=2", "x.yaml", ["seed=1", "rounds=2"]),
     ],
 )
 def test_keys_are_changed_without_an_option_too_as_by_rloo_run(words, file, changes) -> None:

@@ -4,11 +4,10 @@ import re
 
 from helpers import ROOT, mini
 
-from rloo_pipeline.config import Config, RewardModel
+from rloo_pipeline.config import STAGES, Config, RewardModel
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.config.run_jobs import all_jobs
-from rloo_pipeline.config.stages import STAGES
 from rloo_pipeline.report.run_progress import SHOWN
 from rloo_pipeline.workers import client
 

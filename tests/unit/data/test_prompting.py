@@ -2,14 +2,18 @@
 
 import signal
 import time
+import tracemalloc
 
 import pytest
 
 from rloo_pipeline.artifacts.policy import Policy
+from rloo_pipeline.artifacts.prompt_set import as_dataset
 from rloo_pipeline.config import Dataset
 from rloo_pipeline.data import prompting
 from rloo_pipeline.data.prompting import encode
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.rollout import templating
+from rloo_pipeline.rollout.templating import PromptParts
 
 DATASET = Dataset.model_validate({"train": {"path": "a.jsonl"}, "eval": {"path": "b.jsonl"}})
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
@@ -50,3 +54,19 @@ def test_the_deadline_ends_with_the_template(tiny_model) -> None:
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert encode(MESSAGES, DATASET, Policy(tiny_model).tokenizer, "a row")
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0) == before
+
+
+def test_a_kept_prompt_takes_the_memory_of_its_numbers_and_not_of_objects(tiny_model, monkeypatch) -> None:
+    """A million prompts of 400 tokens would take 20 GB as lists."""
+    monkeypatch.setattr(templating, "encode", lambda prompt, *_: [1000 + ord(letter) for letter in prompt])
+    dataset = Dataset.model_validate({"train": {"path": "x"}, "eval": {"path": "x"}, "max_prompt_length": 1000})
+    parts = PromptParts(templating.Templater(dataset, Policy(tiny_model)))
+    parts.add("eval", [{"prompt": "5" * 500}], "eval")
+    rows = [{"prompt": f"{number}+" * 100} for number in range(100)]
+    tracemalloc.start()
+    parts.add("train", [*rows, {"prompt": "5" * 500}], "train")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert parts.counts["train"] == {"rows": 101, "kept": 100, "also in eval": 1}
+    assert held < 8 * sum(len(row["prompt_ids"]) for row in parts.rows["train"])
+    assert as_dataset(parts.rows["train"])[7]["prompt_ids"] == [1000 + ord(letter) for letter in "7+" * 100]

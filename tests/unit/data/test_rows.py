@@ -9,7 +9,10 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset as HubDataset
 
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts.prompt_set import as_dataset, rows_of
@@ -249,6 +252,18 @@ def test_rows_have_all_columns_and_max_rows_limits_reading(tmp_path) -> None:
     rows = read_rows(Source(path="x", max_rows=2), str(file))
     assert rows == [{"a": 1.0, "b": None}, {"a": 2.5, "b": "\u2028"}]
     assert all(type(row["a"]) is float for row in rows)
+
+
+def test_rows_of_arrow_after_the_first_max_rows_are_never_objects(tmp_path, monkeypatch) -> None:
+    """There may be more than memory holds."""
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), file)
+    made, to_list = list[int](), HubDataset.to_list
+    monkeypatch.setattr(HubDataset, "to_list", lambda self: made.append(len(self)) or to_list(self))
+    for source in (Source(path="x", max_rows=2), Source(name="x", max_rows=2)):
+        assert read_rows(source, str(file if source.path else tmp_path)) == ROWS[:2]
+    assert read_rows(Source(path="x", max_rows=99), str(file)) == ROWS
+    assert made == [2, 2, 60]
 
 
 def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tmp_path) -> None:

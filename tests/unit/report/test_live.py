@@ -86,6 +86,7 @@ def test_the_evaluation_of_what_a_run_chose_is_a_job_of_it(tmp_path) -> None:
         ([3.0, 3.0], 10, "▁▁"),
         ([0.0, 0.0, 1.0, 1.0], 2, "▁█"),
         ([None, None], 10, ""),
+        ([0.05] * 1000, 32, "▁" * 32),
     ],
 )
 def test_a_sparkline_has_a_gap_for_a_missing_value(values, width, line) -> None:

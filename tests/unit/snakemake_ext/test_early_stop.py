@@ -18,7 +18,7 @@ def test_a_stopped_run_is_finished_by_the_same_call_with_the_configuration_that_
     again = early_stop.command(Path("copy.yaml"), argv)
     assert again is not None
     assert again[1:] == [
-        *("-m", "snakemake", *argv[1:], "--nolock"),
+        *("-m", "snakemake", "--profile", "slurm", "--nolock"),
         *("--configfile", "copy.yaml", "--config", "functions=keep"),
     ]
     assert early_stop.command(None, ["/lib/snakemake/__main__.py"]) is not None

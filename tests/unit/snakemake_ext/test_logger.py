@@ -386,6 +386,18 @@ def test_a_key_of_a_section_is_a_sentence_and_not_a_traceback() -> None:
         configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--config", "rounds=2", "-n", "-C", "a={b: 3}"], "write it once: --config rounds=2 'a={b: 3}'"),
+        (["--configfile", "a.yaml", "--configfile", "b.yaml"], "write it once: --configfile a.yaml b.yaml"),
+    ],
+)
+def test_an_option_given_twice_is_refused_where_snakemake_keeps_the_last(options, sentence) -> None:
+    with pytest.raises(CliException, match=sentence):
+        configfiles.check(["snakemake", *options])
+
+
 TYPED = ["seed=1", "section={n: 3, t: true, none: null, text: '3', list: [1, 2.5]}", "name=null", "lr=1e-5"]
 
 

@@ -7,7 +7,7 @@ import yaml
 from helpers import GSM8K, ROOT, gsm8k_rows, merged, needs_gsm8k
 
 from rloo_pipeline.config.loading import validate
-from rloo_pipeline.stages.harness import _manager, _specs, section_of
+from rloo_pipeline.stages.harness import load_tasks, section_of
 
 pytestmark = needs_gsm8k
 
@@ -21,8 +21,6 @@ ANSWER = "The answer is {}."
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The task of the file with the data on this machine, as the comment in the file describes."""
-    from lm_eval.tasks import get_task_dict
-
     files = ("gsm8k-tiny.yaml", "gsm8k-benchmark.yaml")
     laid_over: dict = {}
     for file in files:
@@ -36,8 +34,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Any:
         import datasets
 
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        manager = _manager(section)
-        [task] = get_task_dict(_specs(section, manager), manager).values()
+        [task] = load_tasks(section)[1].values()
     return task
 
 

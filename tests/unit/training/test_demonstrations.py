@@ -1,6 +1,7 @@
 """A demonstration that calls a tool is one demonstration for each turn, in the tokens that an episode has."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 from helpers import mini, write_prompts
@@ -13,6 +14,7 @@ from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.demo.calculation import demonstrations
 from rloo_pipeline.demo.character_model import tool_qwen3
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.training import sft
 from rloo_pipeline.training.demonstrations import Demonstrations, _check_turns, _turns
 from rloo_pipeline.training.demonstrations import demonstrations as tokenized
 
@@ -106,3 +108,11 @@ def test_a_message_with_calls_may_lack_a_text() -> None:
 def test_calls_without_answers_are_refused(messages) -> None:
     with pytest.raises(UserError, match="column 'completion'"):
         completion_messages({"completion": messages}, "completion", "x.jsonl")
+
+
+def test_the_order_of_an_epoch_is_drawn_once_and_not_for_each_of_its_steps(monkeypatch) -> None:
+    drawn = Mock(side_effect=sft.permutation)
+    monkeypatch.setattr(sft, "permutation", drawn)
+    rows = [row for step in range(50) for row in sft.rows_of_step(1003, 41, step, 7)]
+    assert drawn.call_count == 3
+    assert [sorted(rows[first : first + 1003]) for first in (0, 1003)] == 2 * [[*range(1003)]]
