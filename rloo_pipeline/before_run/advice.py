@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
-from rloo_pipeline.before_run import memory
-from rloo_pipeline.before_run.memory import GB, RunMemory
+from rloo_pipeline.before_run.memory import GB, RunMemory, total
 from rloo_pipeline.config import Config, Offload
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
 
@@ -40,7 +39,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
             changed = override(config, changes)
             if shape.query_heads % changed.deepspeed.sequence_parallel:
                 continue
-            if is_allowed(changed) and memory.total(RunMemory(changed, shape).update()) <= room:
+            if is_allowed(changed) and total(RunMemory(changed, shape).update()) <= room:
                 return changes
         return None
 
@@ -51,7 +50,7 @@ def nearest_update(config: Config, shape: ModelDims, room: float) -> str:
         return "no setting that was tried would fit: use cards with more memory, LoRA (update.lora), or a smaller model"
     advice = [] if nearest is None else [_as_yaml(nearest)]
     if offload is not None:
-        host = memory.total(RunMemory(override(config, offload), shape).offloaded()) / GB
+        host = total(RunMemory(override(config, offload), shape).offloaded()) / GB
         advice.append(f"{_as_yaml(offload)}, which takes {host:,.1f} GB of the node's memory for each process")
     return "would fit with " + "; or, without more GPUs, with ".join(advice)
 
@@ -107,6 +106,11 @@ def _with_fewer_activations(changes: dict[str, Any], longest: int) -> Iterator[d
     yield changes
     yield changes | CHECKPOINTING
     yield changes | CHECKPOINTING | {MICRO_BATCH: longest}
+
+
+def nearest_forward() -> str:
+    """Suggests settings with which log-probs without gradients would fit."""
+    return "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
 
 
 def nearest_rollout(config: Config, shape: ModelDims, card: VisibleGpu) -> str:

@@ -15,7 +15,6 @@ from rloo_pipeline.data import prompts_of_round
 from rloo_pipeline.data.preferences import preferences
 from rloo_pipeline.data.prompting import completion_messages, prompt_of
 from rloo_pipeline.data.rows import Row, read_rows
-from rloo_pipeline.data.tool_template import ToolTemplate
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging.template_lint import TemplateLint
 from rloo_pipeline.rollout.templating import PromptParts, Templater, identity, shown
@@ -33,9 +32,8 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
     """
     config, parts = inputs.config, _parts(inputs)
     sources = config.row_sources
-    pairs = (dataset_inputs.PREFERENCES, dataset_inputs.HELD_OUT_PREFERENCES)
-    names = [*(f"dataset.{name}" for name in reversed(config.dataset.parts)), dataset_inputs.DEMONSTRATIONS, *pairs]
-    for key in (name for name in names if name in sources):
+    of_prompts = [key for key in reversed(sources) if key.startswith("dataset.")]
+    for key in (*of_prompts, *(key for key in sources if key not in of_prompts)):
         with problems_of(key) as problems:
             place = dataset_inputs.data_place(config.data_dir, key, sources[key])
             if place is None:
@@ -50,11 +48,11 @@ def datasets(inputs: RunInputs) -> Iterator[Finding]:
             if key == dataset_inputs.DEMONSTRATIONS:
                 _check_demonstrations(inputs, parts, rows, place)
                 yield Finding(key, True, _columns(rows))
-            elif key in pairs:
+            elif key in of_prompts:
+                yield from _part(inputs, parts, key, rows, place)
+            else:
                 deque(preferences(rows, place, config.dataset.system_prompt), maxlen=0)
                 yield Finding(key, True, _columns(rows))
-            else:
-                yield from _part(inputs, parts, key, rows, place)
         yield from problems
     inputs.datasets = {key: inputs.datasets[key] for key in sources if key in inputs.datasets}
 
@@ -195,7 +193,6 @@ def _check_demonstrations(inputs: RunInputs, parts: PromptParts | None, rows: li
     def tools(row: Row) -> list[JSON]:
         return templater.tools.get("") or templater.tools.get(str(row.get("environment")), [])
 
-    template: ToolTemplate = templater.template
     held_out = [row for name, part in parts.rows.items() if name != "train" for row in part]
     evaluated = {tuple(row["prompt_ids"]) for row in held_out}
-    demonstrations.tokenized(rows[:TEMPLATED], place, section, template, evaluated, (), tools)
+    demonstrations.tokenized(rows[:TEMPLATED], place, section, templater.template, evaluated, (), tools)

@@ -153,9 +153,9 @@ def _first_columns(path: Path) -> list[str] | None:
         return list(first.row)
     try:
         import pyarrow.parquet
+
+        return list(pyarrow.parquet.read_schema(path).names)
     except ImportError:  # not installed if only the controller runs here
         return None
-    try:
-        return list(pyarrow.parquet.read_schema(path).names)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: truncated or damaged ({one_line(error)})") from error

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import advice, memory, speeds
+from rloo_pipeline.before_run import advice, checkpointing, dataset_inputs, memory, model_inputs, speeds
 from rloo_pipeline.before_run.cards import Card
 from rloo_pipeline.before_run.memory import GB, RunMemory
 from rloo_pipeline.config import Config
@@ -35,8 +36,8 @@ class Fit(NamedTuple):
     stage: str
     terms: memory.Terms
     fits: bool
-    advice: str = ""
-    """A setting that would fit, if this one does not."""
+    advise: Callable[[], str]
+    """Names a setting with which the stage would fit."""
 
 
 def _gpu(card: Card) -> VisibleGpu:
@@ -129,6 +130,19 @@ def disk(run: RunMemory) -> dict[str, float]:
     }
 
 
+class RewardModelCost(NamedTuple):
+    """Memory and GPU-hours of the stage `reward_model`, which trains once, before the rounds."""
+
+    terms: memory.Terms
+    """Memory of one process."""
+    tokens: float | None
+    """Maximum number of tokens that it trains on; None if the preferences are not on this machine yet."""
+    hours: float | None
+    """GPU-hours; None without a card or without `tokens`."""
+    problem: str
+    """Why it does not fit on the card; empty if it fits, or on CPUs."""
+
+
 class GpuEstimate(NamedTuple):
     """An estimate for a run on one kind of card."""
 
@@ -143,36 +157,31 @@ class GpuEstimate(NamedTuple):
         """The memory that its stages take on a card."""
         return RunMemory(self.config, self.shape)
 
-    def fits(self, with_advice: bool = True) -> Iterator[Fit]:
-        """Checks whether each GPU stage fits on the card; `with_advice` searches for a setting that does."""
-        config, shape = self.config, self.shape
-        room = self.card.gigabytes * GB * memory.ROOM
+    def fits(self) -> Iterator[Fit]:
+        """Checks whether each GPU stage fits on the card."""
+        config, shape, gpu = self.config, self.shape, _gpu(self.card)
+        room = gpu.memory * memory.ROOM
         terms = self.memory.update()
-        fit = memory.total(terms) <= room
-        yield Fit("update", terms, fit, "" if fit or not with_advice else advice.nearest_update(config, shape, room))
+        fits = memory.total(terms) <= room
+        yield Fit("update", terms, fits, partial(advice.nearest_update, config, shape, room))
         for stage, dims in _scorers(config, shape, self.teacher).items():
             terms = RunMemory(config, dims).reference()
-            fit = memory.total(terms) <= room
-            smaller = "lower deepspeed.max_tokens_per_micro_batch, or use a card with more memory"
-            yield Fit(stage, terms, fit, "" if fit else smaller)
-        gpu = _gpu(self.card)
+            yield Fit(stage, terms, memory.total(terms) <= room, advice.nearest_forward)
         terms = self.memory.rollout(gpu)
-        fit = self.memory.concurrent_sequences(terms) >= 1
-        yield Fit("rollout", terms, fit, "" if fit or not with_advice else advice.nearest_rollout(config, shape, gpu))
+        fits = self.memory.concurrent_sequences(terms) >= 1
+        yield Fit("rollout", terms, fits, partial(advice.nearest_rollout, config, shape, gpu))
 
     @property
     def problem(self) -> str:
         """Names the first stage that does not fit, with its memory and the available memory; empty if all fit."""
-        for fit in self.fits(with_advice=False):
-            if not fit.fits and fit.stage == "rollout":
-                weights = fit.terms["weights"] / GB
-                return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
-            if not fit.fits:
-                return (
-                    f"{fit.stage} takes {memory.total(fit.terms) / GB:,.0f} GB a GPU, and "
-                    f"{self.card.gigabytes * memory.ROOM:,.0f} GB can be used"
-                )
-        return ""
+        fit = next((fit for fit in self.fits() if not fit.fits), None)
+        if fit is None:
+            return ""
+        if fit.stage == "rollout":
+            weights = fit.terms["weights"] / GB
+            return f"a sampler's weights take {weights:,.0f} GB a GPU and leave no room for a sequence"
+        used, room = memory.total(fit.terms) / GB, self.card.gigabytes * memory.ROOM
+        return f"{fit.stage} takes {used:,.0f} GB a GPU, and {room:,.0f} GB can be used"
 
     def hours(self, pace: str = "typical", warm: bool = True) -> dict[str, float]:
         """GPU-hours of each stage over all rounds, under `ASSUMED`.
@@ -231,6 +240,43 @@ class GpuEstimate(NamedTuple):
         return seconds
 
 
+def reward_model(config: Config, shape: ModelDims, room: float, card: Card | None) -> RewardModelCost | None:
+    """The cost of the stage; None if the run trains no reward model.
+
+    Args:
+        config: the run's configuration, before `checkpointing.resolve_for`.
+        shape: dimensions of the run's model.
+        room: bytes that a process may use.
+        card: the GPU; None for CPUs.
+
+    Raises:
+        UserError: as for `model_inputs.shape` and `dataset_inputs.training_rows`.
+    """
+    section = config.reward_model
+    if section is None:
+        return None
+    dims = model_inputs.shape(config.of_reward_model, "reward_model") if section.own_source else shape
+    device = "cuda" if card else "cpu"
+    config = advice.override(config.of_reward_model, {"update.lora": None, "update.optimizer": "adamw"})
+    config = checkpointing.resolve_for(config, dims, device, room, "adamw")
+    pairs, pair = section.batch_size / config.deepspeed.processes, 2 * section.max_length
+    at_once = max(1.0, min(pairs, config.deepspeed.micro_batch_tokens // pair))
+    # a head with one output has almost no logits
+    batch = memory.MicroBatch(round(at_once * pair), 0, at_once < pairs)
+    terms = RunMemory(config, dims, device).update(batch, distills=False)
+    problem = ""
+    if card and memory.total(terms) > room * memory.ROOM:
+        problem = f"reward_model takes {memory.total(terms) / GB:,.0f} GB a GPU"
+    rows = dataset_inputs.training_rows(config, dataset_inputs.PREFERENCES)
+    tokens = None if rows is None else float(rows * section.num_train_epochs * pair)
+    if card is None or tokens is None:
+        return RewardModelCost(terms, tokens, None, problem)
+    passes = 3 + config.deepspeed.recomputes
+    work = 2.0 * dims.parameters * tokens * passes / (card.teraflops * 1e12 * speeds.TRAINING.typical)
+    seconds = work + speeds.STARTS["update"].typical * config.deepspeed.processes
+    return RewardModelCost(terms, tokens, seconds / 3600, problem)
+
+
 def _passes(config: Config) -> float:
     """Cost of a round's update in units of forward passes: forward, gradients of activations, gradients of weights.
 
@@ -246,10 +292,8 @@ def _attention(config: Config, shape: ModelDims, completions: float) -> float:
 
 
 def _packed_tokens(config: Config) -> float:
-    """Number of tokens that a round trains on. Samples of a prompt share its tokens, except with images."""
-    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
-    each = config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
-    return config.rollout.generation_batch_size * each
+    """Number of tokens that a round trains on."""
+    return config.rollout.generation_batch_size * memory.packed_length(config)
 
 
 def minutes(seconds: float) -> str:

@@ -55,16 +55,14 @@ def problems_of(subject: str, fix: str = "") -> Iterator[list[Finding]]:
 
 def show(findings: Iterable[Finding], console: Terminal) -> int:
     """Prints findings as they arrive, one line each, with advice on problems. Returns the number of problems."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     colours = {"ok": "green", "note": "yellow", "problem": "red"}
     problems = 0
     for finding in findings:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(width=len("problem"))
-        table.add_column(width=28, overflow="fold")
-        table.add_column(overflow="fold")
+        columns = Column(width=len("problem")), Column(width=28, overflow="fold"), Column(overflow="fold")
+        table = Table.grid(*columns, padding=(0, 2))
         status = "problem" if not finding.ok else "note" if finding.note else "ok"
         table.add_row(Text(status, colours[status]), Text(finding.subject), Text(finding.message))
         if not finding.ok:

@@ -50,9 +50,9 @@ def findings(in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding
         yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
     if not in_image:
         yield driver(rows[0][3], image.driver())
-        if not _is_installed("vllm"):
-            fix = "run `make setup ACCELERATOR=cuda`"
-            yield Finding("packages", False, "those for CPUs are installed here", fix)
+        if _installed("vllm") is None:
+            message, fix = "those for CPUs are installed here", "run `make setup ACCELERATOR=cuda`"
+            yield Finding("packages", False, message, fix)
             return
         yield from map(kernel, KERNELS)
     yield start(Path(os.environ.get("VLLM_CACHE_ROOT", vllm_cache or cache_folder() / "vllm")))
@@ -75,27 +75,20 @@ def driver(version: str, supported: tuple[int, int] | None) -> Finding:
     if supported is None:
         return Finding("driver", False, f"{version}, but libcuda.so.1 cannot be loaded", "reinstall the driver")
     message = f"{version}, for CUDA {supported[0]}.{supported[1]}"
-    needed = _cuda_of_torch()
-    if needed is None or supported[0] >= needed:
+    runtime = _installed("nvidia-cuda-runtime")
+    needed = int(runtime.split(".")[0]) if runtime else 0
+    if supported[0] >= needed:
         return Finding("driver", True, message)
     fix = f"ask for driver {image.DRIVERS[needed]} or newer"
     return Finding("driver", False, f"{message}; the installed packages are for CUDA {needed}", fix)
 
 
-def _cuda_of_torch() -> int | None:
-    """Major version of the installed CUDA runtime; None if it is not installed."""
+def _installed(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
     try:
-        return int(importlib.metadata.version("nvidia-cuda-runtime").split(".")[0])
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def kernel(name: str) -> Finding:

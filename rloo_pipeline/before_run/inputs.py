@@ -37,10 +37,8 @@ def findings(config: Config) -> Iterator[Finding]:
         with problems_of("reward model") as problems:
             model_inputs.model_folder(config.of_reward_model.model, "reward_model")
         yield from problems
-    if note := lag.note(config.rollout, config.algorithm):
-        yield Finding("sampler", True, note, note=True)
-    if note := config.update.note(config.rounds):
-        yield Finding("update", True, note, note=True)
+    notes = {"sampler": lag.note(config.rollout, config.algorithm), "update": config.update.note(config.rounds)}
+    yield from (Finding(subject, True, note, note=True) for subject, note in notes.items() if note)
     for key, source in config.row_sources.items():
         with problems_of(key) as problems:
             dataset_inputs.columns(config, key, source)

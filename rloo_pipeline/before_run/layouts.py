@@ -25,14 +25,8 @@ WEIGHTS = "weights there too"
 ADAPTER = "an adapter"
 KEYS = (
     *("deepspeed.processes", "deepspeed.nodes", "deepspeed.zero_stage", "deepspeed.max_tokens_per_micro_batch"),
-    *(
-        "deepspeed.sequence_parallel",
-        "deepspeed.offload",
-        "rollout.shards",
-        "rollout.lag",
-        "vllm.tensor_parallel_size",
-        "update.lora",
-    ),
+    *("deepspeed.sequence_parallel", "deepspeed.offload", "rollout.shards", "rollout.lag"),
+    *("vllm.tensor_parallel_size", "update.lora"),
 )
 """Configuration keys that a layout sets."""
 Changes = dict[str, Any]
@@ -141,10 +135,7 @@ def _sampling(rollout: Rollout, gpus: int) -> Iterator[Changes]:
     """As many engines as fit on the GPUs, each split over 1, 2, 4 or 8 of them."""
     for parallel in (1, 2, 4, 8):
         if engines := gpus // (parallel + rollout.environment_gpus):
-            yield {
-                "vllm.tensor_parallel_size": parallel,
-                "rollout.shards": min(engines, rollout.sampled_prompts),
-            }
+            yield {"vllm.tensor_parallel_size": parallel, "rollout.shards": min(engines, rollout.sampled_prompts)}
 
 
 def _training(config: Config, gpus: int, changes: Changes) -> Iterator[Changes]:
@@ -179,12 +170,8 @@ def _divides(changes: Changes, shape: ModelDims) -> bool:
 
 def fewest(config: Config, shape: ModelDims, card: Card, more_than: int) -> int | None:
     """The smallest power of 2, up to 128, of GPUs on which the run fits as it is; None if there is none."""
-    for count in (2, 4, 8, 16, 32, 64, 128):
-        if count > more_than:
-            best = layouts(config, shape, card, count)[:1]
-            if best and not best[0].problem and computes_the_same(best[0], config):
-                return count
-    return None
+    counts = (count for count in (2, 4, 8, 16, 32, 64, 128) if count > more_than)
+    return next((count for count in counts if one_fits(layouts(config, shape, card, count), config)), None)
 
 
 def refusal(config: Config, gpus: int) -> str:
@@ -194,6 +181,11 @@ def refusal(config: Config, gpus: int) -> str:
     except UserError as error:
         return str(error)
     return f"{gpus} processes cannot be spread evenly over nodes of {PER_NODE} GPUs"
+
+
+def one_fits(found: Sequence[GpuLayout], config: Config) -> bool:
+    """True if the first of these layouts fits and computes the same as the configuration."""
+    return bool(found) and not found[0].problem and computes_the_same(found[0], config)
 
 
 def computes_the_same(layout: GpuLayout, config: Config) -> bool:

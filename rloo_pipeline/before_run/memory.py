@@ -69,9 +69,7 @@ class MicroBatch(NamedTuple):
     @classmethod
     def largest(cls, config: Config) -> MicroBatch:
         """One process's part of the largest micro-batch, with every prompt and completion at its maximum length."""
-        prompt, completion = config.dataset.max_prompt_length, config.rollout.max_completion_length
-        shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
-        per_sequence = prompt / shared_by + completion  # samples share their prompt's tokens, except with images
+        completion, per_sequence = config.rollout.max_completion_length, packed_length(config)
         sequences = config.rollout.generation_batch_size / config.algorithm.steps_per_generation
         parts = config.deepspeed.sequence_parallel
         per_group = sequences * parts / config.deepspeed.processes
@@ -151,16 +149,13 @@ class RunMemory(NamedTuple):
         """
         config, learned, on_gpu = self.config, self.trained, self.device == "cuda"
         batch, offload = batch or MicroBatch.largest(config), config.deepspeed.offload
-        split = {
-            name: self._share if self._zero_stage >= least else 1.0
-            for name, least in (("adam", 1), ("grads", 2), ("weights", 3))
-        }
-        sums = 4 if self._size == 2 else 0
-        gradients = learned * self._size * split["grads"]
-        optimizer = self.state * split["adam"] + learned * sums * split["grads"]
-        weights = self.weights * split["weights"]
+        of_state, of_gradients, of_weights = (self._share if self._zero_stage >= least else 1.0 for least in (1, 2, 3))
+        gradients = learned * self._size * of_gradients
+        sums = learned * (4 if self._size == 2 else 0) * of_gradients
+        optimizer = self.state * of_state + sums
+        weights = self.weights * of_weights
         if on_gpu and offload.optimizer is not None:
-            optimizer = learned * sums * split["grads"] if self._zero_stage < 3 else 0.0
+            optimizer = sums if self._zero_stage < 3 else 0.0
         if on_gpu and offload.parameters is not None:
             weights = min(float(self.shape.parameters), LIVE) * self._size
         forward = {"activations": self.activations(batch), "logits": self.logits(batch)}
@@ -204,20 +199,16 @@ class RunMemory(NamedTuple):
 
     def on_disk(self) -> Terms:
         """Bytes that one GPU update process keeps on its node's disk."""
-        offload = self.config.deepspeed.offload
-        places = {"optimizer": offload.optimizer, "parameters": offload.parameters}
-        return {
-            name: nvme.WRITTEN[name] * self.trained * self._share for name, place in places.items() if place == "nvme"
-        }
+        learned = self.trained * self._share
+        return {name: nvme.WRITTEN[name] * learned for name, place in self.config.deepspeed.offload if place == "nvme"}
 
     def reference(self, batch: MicroBatch | None = None) -> Terms:
         """Memory for log-probs without gradients: weights, activations of one layer, logits."""
         batch = batch or MicroBatch.largest(self.config)
+        share = self._share if self.config.deepspeed.splits_weights else 1
         return {
             "process": PROCESS[self.device],
-            "weights": self.shape.parameters
-            * self._size
-            * (self._share if self.config.deepspeed.splits_weights else 1),
+            "weights": self.shape.parameters * self._size * share,
             "activations": self._layer(batch),
             "logits": self.logits(batch),
         }
@@ -315,6 +306,12 @@ def _largest_parameter(update: Update, shape: ModelDims) -> float:
         return float(update.lora.r * max(shape.hidden, shape.intermediate))
     apart = 0 if update.optimizer == "muon" else shape.vocabulary
     return float(shape.hidden * max(shape.intermediate, shape.heads, apart))
+
+
+def packed_length(config: Config) -> float:
+    """Number of tokens per completion of maximum length. Samples of a prompt share its tokens, except with images."""
+    shared_by = 1 if config.dataset.shows_images else config.rollout.num_generations
+    return config.dataset.max_prompt_length / shared_by + config.rollout.max_completion_length
 
 
 def total(terms: Terms) -> float:

@@ -62,23 +62,26 @@ def shape(config: Config, asset: str = "model") -> model_dims.ModelDims:
         UserError: the model is not on this machine, cannot be trained, or lacks the dimensions of a transformer.
     """
     assets = Path("results") / config.run / "assets" / asset
-    if config.model.build is not None and (assets / "config.json").exists():
-        return _trainable_shape(config, assets)
-    if config.model.build is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # libraries print messages
-                    building.build(config.model, config.seed, config.data_dir, Path(folder))
-            except ImportError as error:
-                raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
-            return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
-    source = model_folder(config.model)
+    source = model_folder(config.model) if config.model.build is None else assets
     if source is None:
         raise UserError(
             f"{config.model.name_or_path}: neither a folder nor in the Hub's cache; planning needs only its "
             f"config.json, download it where there is internet: {fetch_config(config.model)}"
         )
-    return _trainable_shape(config, source)
+    if config.model.build is None or (assets / "config.json").exists():
+        return _trainable_shape(config, source)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            build(config, Path(folder))
+        except ImportError as error:
+            raise UserError(f"{config.model.build} needs the environment of the stages ({error})") from error
+        return _trainable_shape(config, Path(folder))._replace(source=config.model.build)
+
+
+def build(config: Config, folder: Path) -> None:
+    """Builds the model into a folder, without the messages that libraries print."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        building.build(config.model, config.seed, config.data_dir, folder)
 
 
 def teacher_shape(config: Config) -> model_dims.ModelDims | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,6 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs, places
 from rloo_pipeline.before_run.findings import Finding, RunInputs, problems_of
 from rloo_pipeline.config import Algorithm, distillation
-from rloo_pipeline.data import building
 from rloo_pipeline.errors import UserError, one_line
 from rloo_pipeline.rollout import engine_arguments
 from rloo_pipeline.runtime import devices
@@ -150,8 +147,7 @@ def _model(inputs: RunInputs) -> Policy | None:
     folder = model_inputs.model_folder(config.model)
     if config.model.build is not None:
         folder = inputs.scratch / "model"
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # messages of libraries
-            building.build(config.model, config.seed, config.data_dir, folder)
+        model_inputs.build(config, folder)
     if folder is None:
         return None
     found = Policy(folder, config.model.trust_remote_code)

@@ -8,8 +8,8 @@ import psutil
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.before_run import advice, checkpointing, memory
-from rloo_pipeline.before_run.memory import GB, RunMemory
+from rloo_pipeline.before_run import advice, checkpointing
+from rloo_pipeline.before_run.memory import GB, ROOM, RunMemory, Terms, total
 from rloo_pipeline.config import Config, Vllm
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.rollout.engine_arguments import VisibleGpu
@@ -89,19 +89,21 @@ def sentence(
     if dims is not None:
         terms = _terms(role, config, dims, gpu)
         listed = ", ".join(f"{name} {size / GB:.1f}" for name, size in terms.items() if size >= 0.05 * GB)
-        parts.append(f"{ENGINES[role]} wanted about {memory.total(terms) / GB:.1f} GB ({listed or 'process'})")
+        parts.append(f"{ENGINES[role]} wanted about {total(terms) / GB:.1f} GB ({listed or 'process'})")
     if holders:
         parts.append("now " + ", ".join(f"{one.name} holds {one.used / GB:.1f} GB" for one in holders))
     # vLLM's engine is a child process
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     others = sum(one.used for one in holders if one.pid not in own)
-    parts.append(
-        _sampler_fits(config.vllm, gpu, others) if role == "sampler" else _trainer_fits(role, config, dims, gpu, others)
-    )
+    ends = "end the other processes, or " if others else ""
+    if role == "sampler":
+        parts.append(ends + _sampler_fits(config.vllm, gpu, others))
+    else:
+        parts.append(ends + _trainer_fits(role, config, dims, gpu, others))
     return "; ".join(parts)
 
 
-def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> memory.Terms:
+def _terms(role: str, config: Config, dims: ModelDims, gpu: VisibleGpu | None) -> Terms:
     of_run = RunMemory(config, dims, "cpu" if gpu is None else "cuda")
     if role == "sampler":
         return of_run.rollout(gpu)
@@ -113,17 +115,15 @@ def _sampler_fits(vllm: Vllm, gpu: VisibleGpu | None, others: float) -> str:
         return f"lower vllm.kv_cache_gib ({vllm.kv_cache_gib}), or give the job more memory"
     set_to = vllm.gpu_memory_utilization
     fits = int(min((gpu.memory - others) / gpu.memory, set_to) * 100 - 100 * LESS) / 100
-    ends = "end the other processes, or " if others else ""
     if fits <= 0:
-        return f"{ends}use another GPU"
-    return f"{ends}set vllm.gpu_memory_utilization: {fits} ({set_to} now), or raise vllm.tensor_parallel_size"
+        return "use another GPU"
+    return f"set vllm.gpu_memory_utilization: {fits} ({set_to} now), or raise vllm.tensor_parallel_size"
 
 
 def _trainer_fits(role: str, config: Config, dims: ModelDims | None, gpu: VisibleGpu | None, others: float) -> str:
     smaller = f"lower deepspeed.max_tokens_per_micro_batch ({config.deepspeed.micro_batch_tokens})"
     if gpu is None:
         return f"{smaller}, or give the job more memory"
-    ends = "end the other processes, or " if others else ""
     if dims is None or role == "logprobs":
-        return ends + smaller
-    return ends + advice.nearest_update(config, dims, (gpu.memory - others) * memory.ROOM)
+        return smaller
+    return advice.nearest_update(config, dims, (gpu.memory - others) * ROOM)

@@ -11,13 +11,11 @@ from pathlib import Path
 
 from rloo_pipeline.before_run import dataset_inputs, exchange, inputs, model_inputs
 from rloo_pipeline.before_run.findings import Finding, problems_of
-from rloo_pipeline.before_run.memory import RunMemory
+from rloo_pipeline.before_run.memory import GB, MB, RunMemory
 from rloo_pipeline.cluster import containers
 from rloo_pipeline.config import Config, Container, Dtype, Source
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime.caches import cache_folder
-
-GB, MB = 1e9, 1e6
 
 
 def findings(config: Config, needed: float | None, fetch: str) -> Iterator[Finding]:

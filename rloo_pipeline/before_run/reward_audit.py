@@ -17,6 +17,7 @@ from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.config import Config, Reward
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.rewards import math
 
 T = TypeVar("T")
 MATH_REWARD = "rloo_pipeline.rewards.math:math_reward"
@@ -129,8 +130,6 @@ def verdict(config: Config, reward: Reward, solutions: Sequence[float | None], w
 
 def _final_answer(gold: Any) -> str:
     """The final answer in a gold answer, which may be a whole solution, without white space."""
-    from rloo_pipeline.rewards import math
-
     answer = math.find(str(gold))
     return answer.key if answer and not answer.has_words else "".join(str(gold).split())
 
@@ -152,8 +151,6 @@ def _chosen(pairs: Sequence[tuple[int, int]], golds: Mapping[int, str]) -> list[
 
 def _is_expression(gold: str) -> bool:
     """True if a gold answer is neither a number nor a word, so that math-verify has to compare it."""
-    from rloo_pipeline.rewards import math
-
     answer = math.find(gold)
     return answer is not None and answer.number is None and not answer.has_words
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rloo_pipeline import import_string
+from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import reward_audit
 from rloo_pipeline.before_run.findings import DatasetSample, Finding, RunInputs
 from rloo_pipeline.config import Config, Reward, Warmstart
 from rloo_pipeline.config.rewards import Judge
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from rloo_pipeline.artifacts.policy import Policy
-    from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.user_code.completion_text import as_completion, text_of
+from rloo_pipeline.user_code.dispatch import WorkerPools
+from rloo_pipeline.user_code.reward_call import OTHERS
+from rloo_pipeline.user_code.score_batch import RewardBatch
+from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
 
 PROMPTS, SAMPLES = 4, 2
 """Number of prompts that a function is called with, and of completions per prompt."""
@@ -39,8 +39,7 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
     """Yields a finding per reward function and dataset, from the scores of a few rows, and one for the judge."""
     config = inputs.config
     keys = [key for key in inputs.datasets if key.startswith("dataset.")]
-    tokenizer = None if inputs.model is None else inputs.model.tokenizer
-    samples = {key: _inputs(config.warmstart, inputs.datasets[key], tokenizer) for key in keys}
+    samples = {key: _inputs(config.warmstart, inputs.datasets[key], inputs.model) for key in keys}
     scores: dict[str, float | None] = {}
     for reward in config.rewards:
         obstacles = {
@@ -54,10 +53,10 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
             continue
         for key in samples:
             finding, first = _call(config, reward, key, samples[key], inputs.model)
-            scores.setdefault(reward.column, first)
             yield finding
             if not finding.ok:
                 break
+            scores.setdefault(reward.column, first)
     if config.judge and (of_eval := samples.get("dataset.eval")):
         yield _call(config, config.judge, "dataset.eval", _in_pairs(of_eval), inputs.model)[0]
     if scores:
@@ -66,8 +65,6 @@ def rewards(inputs: RunInputs) -> Iterator[Finding]:
 
 def _first_completion(inputs: RewardInputs, scores: Mapping[str, float | None]) -> Finding:
     """Shows the first completion as rewards see it, with each reward's score."""
-    from rloo_pipeline.user_code.completion_text import text_of
-
     text = text_of(inputs.batch.completions[0])
     given = ", ".join(f"{name} {_text_of(score)}" for name, score in scores.items())
     whose = "the data's own solution to the first prompt" if inputs.has_solutions else "no solution in the data"
@@ -97,11 +94,7 @@ def _not_called(reward: Reward, reason: str) -> Finding:
     return Finding(subject, True, f"{reward.function} exists; it was not called, because {reason}", note=True)
 
 
-def _inputs(warmstart: Warmstart, dataset: DatasetSample, tokenizer: PreTrainedTokenizerBase | None) -> RewardInputs:
-    from rloo_pipeline.user_code.completion_text import as_completion
-    from rloo_pipeline.user_code.score_batch import RewardBatch
-    from rloo_pipeline.user_code.score_table import OF_PROMPTS, environment_columns
-
+def _inputs(warmstart: Warmstart, dataset: DatasetSample, model: Policy | None) -> RewardInputs:
     rows = [row for row in dataset.rows[:PROMPTS] for _ in range(SAMPLES)]
     prompts = [prompt for prompt in dataset.prompts[:PROMPTS] for _ in range(SAMPLES)]
     names = ["completion", "solution", "answer"]
@@ -111,8 +104,9 @@ def _inputs(warmstart: Warmstart, dataset: DatasetSample, tokenizer: PreTrainedT
     texts = [str(row[solution]) if solution and not n % SAMPLES else WRONG_ANSWER for n, row in enumerate(rows)]
     completions = list(map(as_completion, texts, prompts))
     ids = [[*range(len(text.split()))] for text in texts]  # one per word, if there is no tokenizer
-    if tokenizer is not None:
-        ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    if model is not None:
+        ends = [model.tokenizer.eos_token_id]
+        ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] + ends for text in texts]
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name not in OF_PROMPTS}
     columns["finish_reason"] = ["stop"] * len(rows)
     if dataset.episodes:
@@ -125,8 +119,6 @@ def _inputs(warmstart: Warmstart, dataset: DatasetSample, tokenizer: PreTrainedT
 
 def _in_pairs(inputs: RewardInputs) -> RewardInputs:
     """The inputs of a judge that compares the two completions of each prompt."""
-    from rloo_pipeline.user_code.reward_call import OTHERS
-
     completions = inputs.batch.completions
     others = [completions[place ^ 1] for place in range(len(completions))]
     return inputs._replace(batch=inputs.batch._replace(columns={**inputs.batch.columns, OTHERS: others}))
@@ -136,8 +128,6 @@ def _call(
     config: Config, reward: Reward, key: str, inputs: RewardInputs, model: Policy | None
 ) -> tuple[Finding, float | None]:
     """Scores the rows with one function. Also returns the first row's score."""
-    from rloo_pipeline.user_code.dispatch import WorkerPools
-
     kind = "judge" if isinstance(reward, Judge) else "reward"
     subject, rows = f"{kind} {reward.column}", f"on rows of {key}"
     constants = {} if model is None else {"tokenizer_path": str(model.base)}

@@ -143,7 +143,12 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
     default, per_rule = _resources(settings.get("default-resources")), settings.get("set-resources") or {}
     by_rule = {}
     for rule, row, own in _rules(rules, config.scoring):
-        for_rule = _resources(per_rule.get(rule))
+        if isinstance(per_rule, list):
+            for_rule = _resources(
+                [entry.removeprefix(f"{rule}:") for entry in per_rule if entry.startswith(f"{rule}:")]
+            )
+        else:
+            for_rule = _resources(per_rule.get(rule))
         resources = default | own | for_rule
         minutes, memory = _amount("runtime", resources.get("runtime")), _amount("mem", resources.get("mem_mb"))
         partition, gres = resources.get("slurm_partition"), resources.get("gres")
@@ -196,8 +201,12 @@ def _rules(folder: Path, scoring: Scoring) -> Iterator[tuple[str, StageRow | Non
                 yield name, rows.get(name, rows.get(header[2])), resources[name]
 
 
-def _resources(section: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Resources in a profile. `mem` is an alias of `mem_mb` whose value may have a unit."""
+def _resources(section: Mapping[str, Any] | list[str] | None) -> dict[str, Any]:
+    """Resources in a profile: a mapping, or a list of NAME=VALUE. `mem` is an alias of `mem_mb` whose value may have a
+    unit.
+    """
+    if isinstance(section, list):
+        section = {name: yaml.safe_load(value) for name, _, value in (entry.partition("=") for entry in section)}
     return {"mem_mb" if name == "mem" else name: value for name, value in (section or {}).items()}
 
 
@@ -246,11 +255,14 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         return message, f"set gres to that number in the profile, or lower {key}"
     if request.partition is None:
         return "the default partition of the cluster", ""
-    partition = by_name.get(request.partition)
-    if partition is None:
-        names = ", ".join(sorted(by_name)) or "none"
-        return f"no partition '{request.partition}' (there are {names})", "set slurm_partition in the profile"
-    name = f"partition '{request.partition}'"
+    names = str(request.partition).split(",")  # SLURM starts a job in any of several partitions
+    if unknown := [name for name in names if name not in by_name]:
+        message = f"no partition '{unknown[0]}' (there are {', '.join(sorted(by_name)) or 'none'})"
+        return message, "set slurm_partition in the profile"
+    if len(names) > 1:
+        verdicts = [judge(by_name, request._replace(partition=name)) for name in names]
+        return next((verdict for verdict in verdicts if not verdict[1]), verdicts[0])
+    partition, name = by_name[names[0]], f"partition '{request.partition}'"
     if not partition.up:
         return f"{name} is not up", "wait, or set another slurm_partition"
     if request.minutes > partition.minutes:

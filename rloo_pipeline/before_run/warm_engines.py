@@ -9,7 +9,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run import model_inputs
 from rloo_pipeline.before_run.memory import RunMemory
 from rloo_pipeline.config import Config, Model
-from rloo_pipeline.errors import UserError, one_line
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.training.deepspeed_internals.deepspeed_config import effective_zero_stage
 from rloo_pipeline.workers import gpu_shares
@@ -29,26 +29,17 @@ def left_out(config: Config) -> frozenset[str]:
     try:
         built = Path("results") / config.run / "assets" / "model"
         folder = model_inputs.model_folder(config.model) or (built if config.model.build else _fetched(config.model))
-    except UserError:  # not here, such as a model that a function builds in the first stage
+    except (UserError, OSError, ValueError):  # neither here nor on the Hub
         return frozenset()
     dims = Policy(folder).dimensions
     return frozenset() if dims is None else _too_many(config, dims, devices.machine_bytes())
 
 
 def _fetched(model: Model) -> Path:
-    """Fetches the config.json of a Hub model, which the first stage will download in full, and returns its folder.
-
-    Raises:
-        UserError: it cannot be fetched.
-    """
+    """Fetches the config.json of a Hub model, which the first stage will download in full, and returns its folder."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    name = str(model.name_or_path)
-    try:
-        return Path(hf_hub_download(name, "config.json", revision=model.revision)).parent
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(f"{name}: cannot be fetched ({one_line(error)})") from error
+    return Path(hf_hub_download(str(model.name_or_path), "config.json", revision=model.revision)).parent
 
 
 def _too_many(config: Config, dims: ModelDims, machine: float) -> frozenset[str]:

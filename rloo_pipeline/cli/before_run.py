@@ -73,8 +73,7 @@ def _reward_test(arguments: argparse.Namespace) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> None:
-    from rloo_pipeline.commands.init import ProjectChoices, init
-    from rloo_pipeline.commands.init_from_trl import init_from_trl
+    from rloo_pipeline.commands.init import ProjectChoices, init, init_from_trl
 
     names = ("model", "data", "reward", "held_out", "prompt", "answer")
     if arguments.from_trl is not None:

@@ -1,4 +1,5 @@
-"""init: writes a project folder for a model, data and a reward, ready for `rloo check` and `snakemake`.
+"""init: writes a project folder for a model, data and a reward, or for a TRL script, ready for `rloo check` and
+`snakemake`.
 
 The folder has config/config.yaml, a reward function with its test, a Snakefile that uses the workflow as a module,
 profiles and a README. Data in a single file is split into training and held-out rows.
@@ -14,11 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import yaml
+from rich.table import Column, Table
+from rich.text import Text
+
 from rloo_pipeline import import_string
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.files import read_json, write_text
 from rloo_pipeline.before_run.dataset_inputs import require_hub_name
 from rloo_pipeline.commands.project_data import HUB_ID, ProjectData, dump_rows, place_in, project_data
+from rloo_pipeline.commands.trl_options import groups
+from rloo_pipeline.commands.trl_project import TrlProject
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.report.frame import templates_of
@@ -247,8 +254,6 @@ def files_of(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _flow(value: Any) -> str:
     """Formats a value as YAML on one line."""
-    import yaml
-
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
     return re.sub(r"\n\.\.\.\n$", "", text).strip()
 
@@ -264,3 +269,39 @@ def next_steps(folder: Path, data: ProjectData, fetch: str, console: Terminal) -
         "README.md has the way to a cluster.",
         soft_wrap=True,
     )
+
+
+def init_from_trl(folder: Path, command: str, model: str | None, force: bool) -> None:
+    """Writes a project from a TRL script, and prints what each argument of its trainer became.
+
+    Args:
+        folder: the project's folder.
+        command: the script's file and command-line options.
+        model: overrides the script's model, or names it if the script does not show it.
+        force: replace existing files.
+
+    Raises:
+        UserError: the script cannot be translated, or a file already exists. Nothing is written then.
+    """
+    console, project = Terminal(), TrlProject(command, model, folder)
+    written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
+    tables = list(groups(project.rows))
+    context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
+    context |= {"reward": None, "tables": tables, "files": project.files, "script": Path(shlex.split(command)[0]).name}
+    texts = {
+        "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
+    }
+    write(folder, {**texts, **project.files, **dict(files_of(context))}, force, console)
+    for title, rows in tables:
+        if rows:
+            script, here = Column(overflow="fold"), Column(overflow="fold")
+            table = Table(script, here, box=None, padding=(0, 2, 0, 0), show_header=False)
+            for row in rows:
+                keys = Text.assemble(row.here, "\n" if row.here and row.note else "", (row.note, "dim"))
+                table.add_row(f"{row.option}: {row.value}", keys)
+            console.print(f"\n{title}", style="bold" if rows[0].here else "bold yellow")
+            console.print(table)
+    fetch = (
+        "  python data.py           # fetches the data, where there is internet\n" if "data.py" in project.files else ""
+    )
+    next_steps(folder, project.data, fetch, console)

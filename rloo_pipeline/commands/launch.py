@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rloo_pipeline.config import Config
-from rloo_pipeline.config.loading import is_yaml_name, read_changes
+from rloo_pipeline.config.loading import is_yaml_name, load, read_changes
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, installation
 from rloo_pipeline.snakemake_ext import failures
@@ -53,7 +53,6 @@ def run(
     Raises:
         UserError: the configuration does not exist, or a stage failed.
     """
-    from rloo_pipeline.config.loading import load
     from rloo_pipeline.report.runs import Run
 
     project = Path(folder).resolve()
@@ -94,21 +93,14 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
     return [sys.executable, "-m", "snakemake", *snakefile, *cores, *configuration, *options]
 
 
-class _Words(NamedTuple):
-    """Arguments of `rloo run`: configuration files, KEY=VALUE changes, and Snakemake's options with their values."""
-
-    files: list[str]
-    changes: list[str]
-    others: list[str]
-
-
-def _sort(words: Sequence[str]) -> _Words:
-    """Sorts arguments, with configuration files and changes in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
+def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Sorts arguments into configuration files, KEY=VALUE changes, and Snakemake's options with their values. Files and
+    changes may be in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
 
     Raises:
         UserError: a configuration key is written as an option, such as --rounds.
     """
-    files, changes, others = sorted_words = _Words([], [], [])
+    files, changes, others = list[str](), list[str](), list[str]()
     options = words[: words.index("--")] if "--" in words else words
     option, number = "--configfile", 0  # the last option before the word, and the number of values it has so far
     for word in options:
@@ -119,13 +111,14 @@ def _sort(words: Sequence[str]) -> _Words:
             continue
         option, _, value = word.partition("=")
         number = int(bool(value))
-        _refuse_key(option)
+        key = option.lstrip("-").replace("-", "_")
+        if option.startswith("--") and key in Config.model_fields:
+            raise UserError(f"{option}: a key of the configuration; write it as --config {key}=VALUE")
         if option in FILES + CHANGES:
             (files if option in FILES else changes).extend([value] if value else [])
         else:
             others.append(word)
-    others.extend(words[len(options) :])
-    return sorted_words
+    return files, changes, [*others, *words[len(options) :]]
 
 
 def _option_of(word: str, option: str, number: int) -> str:
@@ -144,12 +137,6 @@ def _takes_another_value(option: str, number: int) -> bool:
 
     action = get_argument_parser()._option_string_actions.get(option)
     return action is not None and (number == 0 if action.nargs is None else action.nargs != 0)
-
-
-def _refuse_key(option: str) -> None:
-    name = option.lstrip("-").replace("-", "_")
-    if option.startswith("--") and name in Config.model_fields:
-        raise UserError(f"{option}: a key of the configuration; write it as --config {name}=VALUE")
 
 
 def become_snakemake(arguments: Sequence[str]) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rloo_pipeline.artifacts import model_dims
@@ -14,16 +14,13 @@ from rloo_pipeline.before_run import (
     estimate,
     exchange,
     inputs,
-    memory,
     model_inputs,
     places,
     queueing,
-    reward_model_cost,
 )
 from rloo_pipeline.before_run.cards import Card, card_of
-from rloo_pipeline.before_run.estimate import GpuEstimate
-from rloo_pipeline.before_run.memory import GB, RunMemory
-from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
+from rloo_pipeline.before_run.estimate import GpuEstimate, RewardModelCost
+from rloo_pipeline.before_run.memory import GB, RunMemory, Terms, total
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.run_set import RunSet
@@ -39,8 +36,10 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     """Prints the estimate for a run, or for an experiment and each of its arms.
 
     Raises:
-        UserError: as for `plan_run`, or an experiment is combined with --profile or --gpus.
+        UserError: as for `plan_run`; or --profile and --gpus are combined, or one of them with an experiment.
     """
+    if gpus is not None and wait is not None:
+        raise UserError("--profile: the queue is for the settings of a run, and --gpus compares several; leave one out")
     if gpus is not None and runs.experiment is None:
         plan_gpus(runs.first, model_inputs.shape(runs.first), card_of(gpu or DEFAULT_CARD), gpus)
         return
@@ -55,22 +54,20 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     card = card_of(gpu) if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))
-    table.add_column("arm", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right")
-    total = [0.0] * len(columns)
+    numbers = (Column(column, justify="right") for column in columns)
+    table = Table(Column("arm", overflow="fold"), *numbers, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    sums = [0.0] * len(columns)
     prompts = {arm: _difficulty_prompts(config) or 0 for arm, config in arms.items()}
     for arm, config in arms.items():
         row = [seeds * value for value in _costs(config, card, prompts[arm])]
-        total = [before + value for before, value in zip(total, row, strict=True)]
+        sums = [before + value for before, value in zip(sums, row, strict=True)]
         table.add_row(arm, *map(_rounded, row))
-    total[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
-    total[1] -= estimate.tokens_saved(runs, max(prompts.values()))
+    sums[0] += 1 - estimate.jobs_saved(runs)  # plus the page of the experiment
+    sums[1] -= estimate.tokens_saved(runs, max(prompts.values()))
     if runs.first.select:  # one choice, and a test and its proof for each seed of the chosen arm
-        total[0] += 1 + 2 * seeds - 3 * len(runs.configs)
-    table.add_row("all", *map(_rounded, total), style="bold")
+        sums[0] += 1 + 2 * seeds - 3 * len(runs.configs)
+    table.add_row("all", *map(_rounded, sums), style="bold")
     console.print(f"{runs.name}: {len(arms)} arms × {seeds} seeds = {len(runs.configs)} runs")
     console.print(table)
     console.print(f"{len(runs.shared)} groups of files are shared, which saves {estimate.jobs_saved(runs):,} jobs.")
@@ -79,7 +76,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
 
 
 def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.1f}"
+    return f"{value:,.0f}" if value >= 100 or value % 1 == 0 else f"{value:,.1f}"
 
 
 def _difficulty_prompts(config: Config) -> int | None:
@@ -125,13 +122,11 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     card = card_of(gpu) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
-    reward_model = reward_model_cost.estimated(config, shape, room, card)
+    reward_model = estimate.reward_model(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     teacher = model_inputs.teacher_shape(config)
     on_gpus = GpuEstimate(config, shape, card, teacher) if card else None
-    problem = on_gpus.problem if on_gpus else ""
-    if reward_model is not None and not problem:
-        problem = reward_model.problem
+    problem = (on_gpus.problem if on_gpus else "") or (reward_model.problem if reward_model else "")
     if problem and card:
         console.print(f"does not fit on {card.name} ({card.gigabytes:g} GB): {problem}", style="red", soft_wrap=True)
     _print_run(config, shape, console)
@@ -218,7 +213,7 @@ def _print_gpu(run: GpuEstimate, hours: Mapping[str, float], console: Terminal) 
             sequences = run.memory.concurrent_sequences(fit.terms)
             console.print(f"  the KV cache holds {sequences:,.0f} sequences of full length")
         if not fit.fits:
-            console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advice}"))
+            console.print(Text.assemble("  ", ("does not fit", "red"), f": {fit.advise()}"))
     wall, gpus = queueing.wall_seconds(config, hours), queueing.gpus_of(config)
     rows = {
         stage: f"{value:,.1f} GPU-hours on {gpus[stage]} GPUs: {estimate.minutes(wall[stage])}"
@@ -243,9 +238,9 @@ def _print_slurm(config: Config, wait: float, work: tuple[float, float] | None, 
         wait: seconds that a job waits in the queue.
         work: seconds that the stages take in each of `queueing.modes`; None if unknown.
     """
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in ("", "jobs", "waits", "queue", "wall-clock", "GPUs"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    names = ("jobs", "waits", "queue", "wall-clock", "GPUs")
+    numbers = (Column(name, justify="right", no_wrap=True) for name in names)
+    table = Table(Column(no_wrap=True), *numbers, box=None, padding=(0, 1), header_style="dim")
     for mode, seconds in zip(queueing.modes(config, wait), work or (None, None), strict=True):
         whole = "?" if seconds is None else estimate.minutes(mode.queue + seconds)
         cells = (f"{mode.jobs:,}", f"{mode.waits:,}", estimate.minutes(mode.queue), whole, f"{mode.gpus}")
@@ -267,15 +262,13 @@ def _print_cpu(run: RunMemory, teacher: model_dims.ModelDims | None, console: Te
     console.print("Name a GPU to see what fits on it and the GPU-hours: --gpu h100:80")
 
 
-def _print_memory(console: Terminal, title: str, terms: memory.Terms) -> None:
+def _print_memory(console: Terminal, title: str, terms: Terms) -> None:
     rows = {name: f"{size / GB:,.2f} GB" for name, size in terms.items()}
-    _print_rows(console, f"{title}: {memory.total(terms) / GB:,.2f} GB", rows)
+    _print_rows(console, f"{title}: {total(terms) / GB:,.2f} GB", rows)
 
 
 def _print_rows(console: Terminal, title: str, rows: dict[str, str]) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table.grid(Column(), Column(justify="right"), padding=(0, 2))
     for name, value in rows.items():
         table.add_row(f"  {name}", value)
     console.print(title, style="bold")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import yaml
-from rich.table import Table
+from rich.table import Column, Table
 
 from rloo_pipeline.artifacts.model_dims import ModelDims
 from rloo_pipeline.before_run import estimate, exchange, layouts, memory, speeds
@@ -31,25 +31,22 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
     """
     console, found = Terminal(), layouts.layouts(config, shape, card, gpus)
     fitting, others = [layout for layout in found if not layout.problem], [layout for layout in found if layout.problem]
+    shown, one_fits = fitting[: 1 + ALTERNATIVES], layouts.one_fits(found, config)
     machine = f"{gpus} × {card.name} ({card.gigabytes:g} GB)"
-    if not fitting or not layouts.computes_the_same(fitting[0], config):
+    if not one_fits:
         problem = others[0].problem if others else layouts.refusal(config, gpus)
         console.print(f"does not fit on {machine}: {problem}", style="red", soft_wrap=True)
         more = layouts.fewest(config, shape, card, gpus)
-        console.print(
-            f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."
-            if more
-            else "It does not fit on more of these GPUs either.",
-            style="bold",
-        )
+        larger = f"It fits on {more} of these GPUs: rloo plan --gpus {more} says how."
+        console.print(larger if more else "It does not fit on more of these GPUs either.", style="bold")
     else:
         console.print(f"{config.run} on {machine}: set", style="bold")
         console.print(written(fitting[0]), soft_wrap=True)
     if fitting:
-        console.print(_table(fitting[: 1 + ALTERNATIVES]))
-    for layout in fitting[1 : 1 + ALTERNATIVES]:
+        console.print(_table(shown))
+    for layout in shown[1:]:
         console.print(f"  {layout.name}: {written(layout, fitting[0])}")
-    for layout in fitting[: 1 + ALTERNATIVES]:
+    for layout in shown:
         if host := memory.total(memory.RunMemory(layout.config, shape).offloaded()):
             processes = min(layout.config.deepspeed.processes, layouts.PER_NODE)
             console.print(f"  {layout.name}: needs {host * processes / memory.GB:,.0f} GB of a node's memory")
@@ -62,16 +59,15 @@ def plan_gpus(config: Config, shape: ModelDims, card: Card, gpus: int) -> None:
     console.print(f"\nAssumed: {estimate.ASSUMED}. Without warm start, scoring and evaluations.", style="dim")
     if card.name != speeds.CARD.lower():
         console.print(f"No speed was measured on {card.name}: its speeds come from its data sheet.", style="dim")
-    if not fitting or not layouts.computes_the_same(fitting[0], config):
+    if not one_fits:
         raise UserError(f"{config.run} does not fit on {machine}, see above")
 
 
 def _table(shown: list[GpuLayout]) -> Table:
     """A table of layouts with hours, GPU-hours, and the parts of a round."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")  # the first row is the YAML block above
-    for name in ("hours", "GPU-hours", "a round", "sampling", "training"):
-        table.add_column(name, justify="right")
+    names = ("hours", "GPU-hours", "a round", "sampling", "training")
+    numbers = (Column(name, justify="right") for name in names)
+    table = Table("", *numbers, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for layout in shown:
         hours = f"{_short(layout.hours())} ({_short(layout.hours('fast'))}–{_short(layout.hours('slow'))})"
         seconds = (layout.seconds["typical"], layout.sides.sampling, layout.sides.training)

@@ -127,21 +127,23 @@ def _files(name: str, path: Path, held_out: str | None) -> list[Path]:
     """
     if path.is_dir():
         by_stem = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FORMATS}
-        test = next((by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem), None)
-        if "train" not in by_stem or not (test or held_out):
+        tests = [by_stem[stem] for stem in HELD_OUT_NAMES if stem in by_stem]
+        if "train" not in by_stem or not (tests or held_out):
             raise UserError(
                 f"--data {name}: no file train and test ({', '.join(FORMATS)}) in this folder; name the files with "
                 "--data FILE and --held-out FILE"
             )
-        files = [by_stem["train"], Path(held_out) if held_out else test]
+        files = [by_stem["train"], *tests[:1]]
     else:
-        files = [path, Path(held_out) if held_out else None]
-    for file in filter(None, files):
+        files = [path]
+    if held_out:
+        files[1:] = [Path(held_out)]
+    for file in files:
         if not file.is_file():
             names = (other.name for other in file.parent.glob("*") if other.suffix in FORMATS)
             raise UserError(f"{file}: no such file of rows ({', '.join(FORMATS)}){did_you_mean(file.name, names)}")
         check_file(file)
-    return [file for file in files if file]
+    return files
 
 
 def _split(rows: Sequence[Row], file: Path) -> dict[str, Sequence[Row]]:

@@ -69,15 +69,13 @@ def rescore(config: Config, run: Path, rewards: Sequence[Reward], output: Path) 
         raise UserError(f"{run}: no group has ended in its rounds (rollout.token_budget); run it for longer")
     changes = {name: change(*values) for name, values in compared.items()}
     overall = change(*(list(chain.from_iterable(rounds)) for rounds in zip(*compared.values(), strict=True)))
-    write_json(
-        output / "rescore.json",
-        {
-            "run": config.run,
-            "rewards": [reward.model_dump(mode="json") for reward in rewards],
-            "rounds": {name: changed._asdict() for name, changed in changes.items()},
-            "overall": overall._asdict(),
-        },
-    )
+    content = {
+        "run": config.run,
+        "rewards": [reward.model_dump(mode="json") for reward in rewards],
+        "rounds": {name: changed._asdict() for name, changed in changes.items()},
+        "overall": overall._asdict(),
+    }
+    write_json(output / "rescore.json", content)
     _print_changes(changes, overall)
 
 
@@ -110,14 +108,12 @@ def _by_prompt(values: Tensor, rollout: Rollout) -> list[list[float]]:
 
 
 def _print_changes(changes: dict[str, Change], overall: Change) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rloo_pipeline.runtime.console import Terminal
 
-    table = Table(title="old rewards → new rewards", title_justify="left")
-    table.add_column("round")
-    for heading in columns(overall):
-        table.add_column(heading, justify="right")
+    numbers = (Column(heading, justify="right") for heading in columns(overall))
+    table = Table("round", *numbers, title="old rewards → new rewards", title_justify="left")
     for name, changed in changes.items():
         table.add_row(str(int(name)), *columns(changed).values())
     table.add_section()

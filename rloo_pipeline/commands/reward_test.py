@@ -31,13 +31,7 @@ BINS = 10
 """Number of bars in the histogram. Up to this many distinct values are printed one by one."""
 
 
-def reward_test(
-    reward: Reward,
-    data: Path,
-    completions: Path | None,
-    workers: int,
-    tokenizer: str | None = None,
-) -> None:
+def reward_test(reward: Reward, data: Path, completions: Path | None, workers: int, tokenizer: str | None) -> None:
     """Scores the rows and prints the results.
 
     Args:
@@ -107,12 +101,13 @@ def _batch(rows: Sequence[Row], scored_rows: Sequence[Row], file: Path) -> Rewar
 
 def _completion(value: Any, prompt: Any, location: str) -> Any:
     """A completion in the form that it has in a run: the messages of an episode, or a text."""
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        content = value[-1].get("content")
+        if content is not None and len(value) > 1 and not isinstance(prompt, str):
+            return value
+        value = None if content is None else content_text(content)
     if value is None:
         raise UserError(f"{location} has null where the completion should be; give it a text, or drop the row")
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        if len(value) > 1 and not isinstance(prompt, str):
-            return value
-        value = content_text(value[-1]["content"])
     return as_completion(str(value), prompt)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +50,12 @@ class Translation:
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
-        self.config: JSON = {}
+        self.keys: JSON = {}
+        """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
         if kind == "RLOO":
-            self.put("algorithm.preset", "trl")
+            self.keys["algorithm.preset"] = "trl"
         self._same()
         self._batch()
         self._length()
@@ -63,26 +64,18 @@ class Translation:
             self._grpo()
         self._rest()
 
-    def put(self, key: str, value: Any) -> None:
-        """Sets a key, written as `section.key`."""
-        place, *names = self.config, *key.split(".")
-        for name in names[:-1]:
-            place = place.setdefault(name, {})
-        place[names[-1]] = value
-
     def add(self, option: str, here: str, note: str = "") -> None:
         """Adds a row for an option. An option that the script leaves out has TRL's default."""
         self.read.add(option)
-        value = self.options.get(option)
-        given = option in self.given
-        self.rows.append(ArgumentRow(option, shown(value) + ("" if given else " (TRL's default)"), here, note))
+        origin = "" if option in self.given else " (TRL's default)"
+        self.rows.append(ArgumentRow(option, shown(self.options.get(option)) + origin, here, note))
 
     def _same(self) -> None:
         for section, names in tables.SAME.items():
             for name in names:
-                if name in self.options and name not in ("beta", "num_iterations"):
+                if name in self.options:
                     self._one(name, f"{section}.{name}")
-        for name in ("beta", "num_iterations"):
+        for name in ("beta", "num_iterations"):  # for RLOO, the preset has TRL's defaults
             if name in self.given or self.kind == "GRPO":
                 self._one(name, f"algorithm.{name}")
         for name, key in tables.RENAMED.items():
@@ -96,7 +89,7 @@ class Translation:
         """Takes over an option unchanged. None means the default on both sides."""
         self.add(name, key, note)
         if self.options[name] is not None:
-            self.put(key, self.options[name])
+            self.keys[key] = self.options[name]
 
     def _batch(self) -> None:
         """Sets completions and optimizer steps per round, for one process."""
@@ -113,8 +106,8 @@ class Translation:
         if micro_steps < accumulated:
             batch, micro_steps = size * accumulated, accumulated
         self.steps = micro_steps // accumulated
-        self.put("rollout.generation_batch_size", batch)
-        self.put("algorithm.steps_per_generation", self.steps)
+        self.keys["rollout.generation_batch_size"] = batch
+        self.keys["algorithm.steps_per_generation"] = self.steps
         total, more = "generation_batch_size" in self.given, "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
@@ -127,7 +120,7 @@ class Translation:
         """Sets the number of rounds, from optimizer steps or epochs."""
         per_round = self.steps * self.options["num_iterations"]
         steps, epochs = self.options.get("max_steps", -1), self.options.setdefault("num_train_epochs", 3.0)
-        batch, prompts = self.config["rollout"]["generation_batch_size"], self.options["num_generations"]
+        batch, prompts = self.keys["rollout.generation_batch_size"], self.options["num_generations"]
         if steps > 0:
             self.read.add("num_train_epochs")
             rounds = math.ceil(steps / per_round)
@@ -137,46 +130,43 @@ class Translation:
             note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
             decays = str(self.options["lr_scheduler_type"]) not in ("constant", "constant_with_warmup")
             self.add("num_train_epochs", "rounds", note + ", in update.lr_horizon_rounds too" * decays)
-        self.put("rounds", rounds)
+        self.keys["rounds"] = rounds
         self.read.add("max_steps")
         if self.options.get("eval_strategy") == "steps":
             every = self.options.get("eval_steps") or self.options.get("logging_steps", 10)
             every = every * rounds if every < 1 else every / per_round  # below 1, a share of the run
-            self.put("evaluation.every", max(1, round(every)))
+            self.keys["evaluation.every"] = max(1, round(every))
 
     def _optimizer(self) -> None:
-        total = self.config["rounds"] * self.steps * self.options["num_iterations"]
+        total = self.keys["rounds"] * self.steps * self.options["num_iterations"]
         name, kwargs = str(self.options["lr_scheduler_type"]), self.options.get("lr_scheduler_kwargs") or {}
         if name == "cosine_with_min_lr" and isinstance(kwargs, dict) and len(kwargs) == 1:
             least = kwargs.get("min_lr_rate", kwargs.get("min_lr", 0) / self.options["learning_rate"])
-            self.put("update.min_lr_ratio", least)
+            self.keys["update.min_lr_ratio"] = least
             self.add("lr_scheduler_kwargs", "update.min_lr_ratio", f"{least:g} of learning_rate")
-        if name in tables.SCHEDULES:
-            self.put("update.lr_scheduler_type", tables.SCHEDULES[name])
-            decays = tables.SCHEDULES[name] != "constant"
-            if decays:
-                self.put("update.lr_horizon_rounds", self.config["rounds"])
+        if schedule := tables.SCHEDULES.get(name):
+            self.keys["update.lr_scheduler_type"] = schedule
+            if decays := schedule != "constant":
+                self.keys["update.lr_horizon_rounds"] = self.keys["rounds"]
             self.add("lr_scheduler_type", "update.lr_scheduler_type", "with update.lr_horizon_rounds" if decays else "")
         warmup = self.options.get("warmup_steps") or 0
         ratio = self.options.get("warmup_ratio") or (warmup if 0 < warmup < 1 else 0)
         self.read |= {"warmup_steps", "warmup_ratio"}
         steps = math.ceil(ratio * total) if ratio else int(warmup)
+        option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
         if steps and name == "constant":
-            option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
             self.add(option, "no key", "lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         elif steps:
-            self.put("update.warmup_steps", steps)
-            option = "warmup_ratio" if self.options.get("warmup_ratio") else "warmup_steps"
+            self.keys["update.warmup_steps"] = steps
             self.add(option, "update.warmup_steps", f"{steps} optimizer steps" if ratio else "")
         betas = [self.options.get("adam_beta1", 0.9), self.options.get("adam_beta2", 0.999)]
         for name in ("adam_beta1", "adam_beta2"):
             if name in self.given:
-                self.put("update.adam_betas", betas)
+                self.keys["update.adam_betas"] = betas
                 self.add(name, "update.adam_betas", "one key for both")
-        optimizer = self.options.get("optim")
-        if optimizer in tables.OPTIMIZERS:
-            self.put("update.optimizer", tables.OPTIMIZERS[optimizer])
-            self.add("optim", "update.optimizer", tables.OPTIMIZERS[optimizer])
+        if optimizer := tables.OPTIMIZERS.get(str(self.options.get("optim"))):
+            self.keys["update.optimizer"] = optimizer
+            self.add("optim", "update.optimizer", optimizer)
 
     def _grpo(self) -> None:
         """Sets the keys of GRPO's loss to TRL's defaults. In TRL, truncated completions stay in the baseline."""
@@ -203,7 +193,8 @@ class Translation:
                 self._one(name, f"algorithm.{name}")
             self.read.add(name)  # it has no effect on other losses
         if loss == "cispo" and self.options.get("epsilon_high") is not None:
-            algorithm["epsilon_high"] = self.options["epsilon_high"] - 1  # TRL's option is the bound itself
+            # TRL's option is the bound itself
+            algorithm["epsilon_high"] = self.keys.pop("algorithm.epsilon_high") - 1
             self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
@@ -212,33 +203,32 @@ class Translation:
             algorithm["kl"] = {"placement": "loss", "estimator": "k3", "bias_correction": correction}
             self.add("use_bias_correction_kl", "algorithm.kl.bias_correction", "with placement: loss, estimator: k3")
         self.read |= {"use_bias_correction_kl", "vllm_importance_sampling_correction"}
+        algorithm |= self._mismatch(loss)
+        self.keys = {f"algorithm.{key}": value for key, value in algorithm.items()} | self.keys
+
+    def _mismatch(self, loss: str) -> JSON:
+        """The keys of `algorithm` that correct for the difference between sampler and trainer."""
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "clip_min")]
         cap = "vllm_importance_sampling_cap"  # the older name of clip_max
         self.read |= {*names, cap}
-        if self.options.get("use_vllm") and self.options.get("vllm_importance_sampling_correction", True):
-            mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
-            high = self.options.get(cap) or self.options.get(names[1], 3.0)
-            cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
-            if cut:  # the sampler's log-probs are those of the cut distribution
-                self.add(names[0], "", f"not with {' and '.join(cut)}")
-            elif loss == "vespo":
-                if mode != "token_truncate":
-                    raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
-                algorithm["old_logps"] = "sampler"
-                self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
-            else:
-                limits = {} if low is None else {"min": low}
-                algorithm["mismatch"] = {"correction": tables.CORRECTIONS[mode], "max": high, **limits}
-                note = f"correction: {tables.CORRECTIONS[mode]}, max: {shown(high)}"
-                self.add(names[0], "algorithm.mismatch", note)
-                if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
-                    key = "rollout.generation_kwargs.structured_outputs.regex"
-                    self._one("vllm_structured_outputs_regex", key)
-        self.config["algorithm"] = {
-            **algorithm,
-            **self.config["algorithm"],
-            **{key: value for key, value in algorithm.items() if key == "epsilon_high"},
-        }
+        if not self.options.get("use_vllm") or not self.options.get("vllm_importance_sampling_correction", True):
+            return {}
+        mode, low = self.options.setdefault(names[0], "sequence_mask"), self.options.get(names[2])
+        high = self.options.get(cap) or self.options.get(names[1], 3.0)
+        cut = [name for name in ("top_p", "top_k", "min_p") if self.options.get(name) not in (None, 0, 1, 1.0)]
+        if cut:  # the sampler's log-probs are those of the cut distribution
+            self.add(names[0], "", f"not with {' and '.join(cut)}")
+            return {}
+        if loss == "vespo":
+            if mode != "token_truncate":
+                raise UserError(f"loss_type vespo with {names[0]} {mode}: has no counterpart; set token_truncate")
+            self.add(names[0], "algorithm.old_logps", "sampler: the ratios are to the sampler, none is truncated")
+            return {"old_logps": "sampler"}
+        correction, limits = tables.CORRECTIONS[mode], {} if low is None else {"min": low}
+        self.add(names[0], "algorithm.mismatch", f"correction: {correction}, max: {shown(high)}")
+        if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
+            self._one("vllm_structured_outputs_regex", "rollout.generation_kwargs.structured_outputs.regex")
+        return {"mismatch": {"correction": correction, "max": high, **limits}}
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""
@@ -248,7 +238,7 @@ class Translation:
             if name in tables.HERE:
                 self.add(name, tables.HERE[name])
             elif name == "fp16" and value:
-                self.put("model.dtype", "float16")
+                self.keys["model.dtype"] = "float16"
                 self.add(name, "model.dtype", "float16")
             elif value not in (None, False, tables.OFF.get(name, False)):
                 self.add(name, "")
@@ -258,18 +248,6 @@ def shown(value: Any) -> str:
     """Formats a value as YAML on one line, shortened if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else str(value)
     return str(text) if len(str(text)) <= 60 else f"{str(text)[:57]}…"
-
-
-def lora_keys(options: Mapping[str, Any], value: Callable[[str, Any], Any]) -> JSON:
-    """`update.lora` from the arguments of PEFT's LoraConfig, whose defaults differ from those here.
-
-    Args:
-        options: the arguments in the script.
-        value: function that returns the value of an argument, or a default.
-    """
-    keys = {"r": value("r", 8), "lora_alpha": value("lora_alpha", 8)}
-    keys |= {name: value(name, None) for name in ("lora_dropout", "use_rslora") if name in options}
-    return keys | {"target_modules": value("target_modules", None) or ["q_proj", "v_proj"]}
 
 
 def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]]]:
@@ -304,13 +282,10 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
             options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
-        found = {key: float(value) if _is_exponential(value) else value for key, value in options.items()} | found
+        # YAML reads 1e-6 as text
+        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
+        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
     return found
-
-
-def _is_exponential(value: Any) -> bool:
-    """True for strings such as 1e-6, which YAML reads as text."""
-    return isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) is not None
 
 
 def _number(word: str) -> Any:

@@ -5,35 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
-from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, lora_keys, shown
+from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
 from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
 from rloo_pipeline.commands.trl_syntax import name_of
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
-from rloo_pipeline.config.section import JSON
+from rloo_pipeline.config.section import JSON, nest
 from rloo_pipeline.errors import UserError
 
 UNSHOWN = "the script does not show its value; set the key yourself"
 
 
-class TrlProject(NamedTuple):
-    """A project: its configuration, its other files, and the table of arguments."""
-
-    config: JSON
-    files: Mapping[str, str]
-    """Python files with code copied from the script: name → text."""
-    rows: Sequence[ArgumentRow]
-    data: ProjectData
-
-
-def trl_project(command: str, model: str | None, folder: Path) -> TrlProject:
-    """Translates a script into a project.
+class TrlProject:
+    """A project made from a script: its configuration, its other files, and the table of arguments.
 
     Args:
         command: the script's file and command-line options.
@@ -43,20 +33,12 @@ def trl_project(command: str, model: str | None, folder: Path) -> TrlProject:
     Raises:
         UserError: the script cannot be read, has no counterpart, or does not show its model, data or rewards.
     """
-    reader = _Reader(TrlScript(command), folder)
-    return reader.project(model)
 
-
-class _Reader:
-    """Collects the parts of a project from a script."""
-
-    def __init__(self, script: TrlScript, folder: Path) -> None:
-        self.script, self.folder = script, folder
+    def __init__(self, command: str, model: str | None, folder: Path) -> None:
+        self.script, self.folder = TrlScript(command), folder
         self.rows: list[ArgumentRow] = []
         self.files: dict[str, str] = {}
-
-    def project(self, model: str | None) -> TrlProject:
-        """Builds the project."""
+        """Python files with code copied from the script: name → text."""
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         of_model, dataset = self._model(model, given), self._dataset()
@@ -64,7 +46,7 @@ class _Reader:
             of_model["dtype"] = "float32"
             self._row("bf16", "false", "model.dtype", "float32")
         translation = Translation(self.script.kind, options)
-        config = translation.config
+        config = nest(translation.keys)
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
         config["model"] = of_model | config.get("model", {})
         config["dataset"] = dataset | config.get("dataset", {})
@@ -76,12 +58,10 @@ class _Reader:
             config.setdefault("update", {})["lora"] = lora
         self.rows += translation.rows
         self._left_over(unknown)
-        last = [key for key in config if key not in tables.SECTIONS]
-        ordered = {key: config[key] for key in (*tables.SECTIONS, *last) if key in config}
-        checked(Config, ordered, str(self.script.path))
+        self.config = {key: config[key] for key in dict.fromkeys((*tables.SECTIONS, *config)) if key in config}
+        checked(Config, self.config, str(self.script.path))
         source = dataset["train"].get("name") or str(self.script.path)
-        data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt")
-        return TrlProject(ordered, self.files, self.rows, data)
+        self.data = ProjectData(source, dataset["train"], dataset["eval"], (), "prompt")
 
     def _left_over(self, unknown: Mapping[str, ast.expr]) -> None:
         """Adds a row for everything that was not translated: options with unknown values, trainer arguments, and lines
@@ -101,7 +81,7 @@ class _Reader:
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 
     def _row(self, option: str, value: str, here: str, note: str = "") -> None:
-        self.rows.append(ArgumentRow(option, value if len(value) <= 60 else f"{value[:57]}…", here, note))
+        self.rows.append(ArgumentRow(option, shown(value), here, note))
 
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
         """Splits options into those with known values, and those whose values the script does not show."""
@@ -197,12 +177,11 @@ class _Reader:
             raise UserError(
                 self.script.at(shown_eval, "eval_dataset: a project has one held-out set; name one of these")
             )
-        sources = [self._source(train), self._source(held_out) if held_out is not None else None]
-        if all(sources):
-            for option, source in zip(("train_dataset", "eval_dataset"), sources, strict=True):
-                key = f"dataset.{option.partition('_')[0]}"
-                self._row(option, ", ".join(map(str, (source or {}).values())), key)
-            return {"train": sources[0], "eval": sources[1]}
+        sources = {"train": self._source(train), "eval": self._source(held_out)}
+        if all(sources.values()):
+            for part, source in sources.items():
+                self._row(f"{part}_dataset", ", ".join(map(str, (source or {}).values())), f"dataset.{part}")
+            return sources
         self.files["data.py"] = trl_copies.data(self.script, train, held_out)
         note = "its lines are in data.py"
         self._row("train_dataset", ast.unparse(train), "dataset.train.generator", note)
@@ -214,10 +193,9 @@ class _Reader:
         )
         return {"train": {"generator": "data.py:train"}, "eval": {"generator": "data.py:held_out"}}
 
-    def _source(self, node: ast.expr) -> JSON | None:
+    def _source(self, node: ast.expr | None) -> JSON | None:
         """Translates a plain `load_dataset` into a source; None for anything else, such as one followed by `.map`."""
-        split = None
-        node = self.script.resolved(node)
+        split, node = None, node and self.script.resolved(node)
         if isinstance(node, ast.Subscript):
             split, node = self._value(node.slice), self.script.resolved(node.value)
         if not isinstance(node, ast.Call) or name_of(node.func) != "load_dataset":
@@ -226,18 +204,17 @@ class _Reader:
         names = [self._value(argument) for argument in node.args]
         keywords |= dict(zip(("path", "name"), names, strict=False))
         path, split = keywords.pop("path", None), keywords.pop("split", split)
-        if not isinstance(path, str) or not isinstance(split, str) or keywords.keys() - {"name", "revision"}:
+        name, revision = keywords.pop("name", None), keywords.pop("revision", None)
+        is_file = path in ("json", "parquet", "csv", "text")
+        if keywords or is_file or not isinstance(path, str) or not isinstance(split, str):
             return None
-        if path in ("json", "parquet", "csv", "text"):
-            return None
-        name, revision = keywords.get("name"), keywords.get("revision")
         source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 
     def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
-        nodes = target.elts if isinstance(target, ast.List | ast.Tuple) else [target] if target is not None else []
+        nodes = [] if target is None else _elements(target)
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
@@ -297,18 +274,15 @@ class _Reader:
             target = self.script.argument(option)
             if target is None:
                 continue
-            if isinstance(target, ast.Dict):
-                pairs = {str(self._value(name)): part for name, part in zip(target.keys, target.values, strict=True)}
-            else:
-                parts = target.elts if isinstance(target, ast.List | ast.Tuple) else [target]
-                pairs = dict(zip(map(str, range(len(parts))), parts, strict=True))
-            found = {name: self._function(part, "tools.py", copied) for name, part in pairs.items()}
-            if None in found.values():
+            parts = target.values if isinstance(target, ast.Dict) else _elements(target)
+            found = [self._function(part, "tools.py", copied) for part in parts]
+            if None in found:
                 raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
-            names = {name: reference["function"] for name, reference in found.items() if reference}
-            rollout[key] = (
-                names if isinstance(target, ast.Dict) else list(names.values()) if key == "tools" else names["0"]
-            )
+            functions = [reference["function"] for reference in found if reference]
+            if isinstance(target, ast.Dict):
+                rollout[key] = dict(zip(map(str, map(self._value, target.keys)), functions, strict=True))
+            else:
+                rollout[key] = functions if key == "tools" else functions[0]
             self.rows.append(
                 ArgumentRow(option, ast.unparse(target), f"rollout.{key}", "copied to tools.py" if copied else "")
             )
@@ -332,13 +306,21 @@ class _Reader:
             text = ast.unparse(self.script.arguments["peft_config"])
             self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
             return None
-        lora = lora_keys(options, lambda name, default: self._value(options.get(name), default))
+        # PEFT's defaults, which differ from those here
+        lora = {name: self._value(options.get(name), 8) for name in ("r", "lora_alpha")}
+        lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
+        lora["target_modules"] = self._value(options.get("target_modules")) or ["q_proj", "v_proj"]
         note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
         self._row("peft_config", ast.unparse(call), "update.lora", note)
         hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
         for name in sorted((options.keys() - lora.keys() | hidden) - {"task_type", "bias"}):
             self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
         return lora
+
+
+def _elements(node: ast.expr) -> list[ast.expr]:
+    """The elements of a list or tuple; any other expression counts as one element."""
+    return node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:

@@ -46,7 +46,10 @@ class TrlScript:
     """
 
     def __init__(self, command: str) -> None:
-        name, *words = shlex.split(command) or [""]
+        try:
+            name, *words = shlex.split(command) or [""]
+        except ValueError as error:  # a quotation mark without a second one
+            raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
         self.path = Path(name)
         try:
             self.text = self.path.read_text(encoding="utf-8")
@@ -76,24 +79,23 @@ class TrlScript:
         return name_of(self.trainer.func).removesuffix("Trainer")
 
     def _trainer(self) -> ast.Call:
-        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        found = [call for call in calls if name_of(call.func) in TRAINERS]
+        trainers = [call for call in self._all(ast.Call) if name_of(call.func).endswith("Trainer")]
+        found = [call for call in trainers if name_of(call.func) in TRAINERS]
         if len(found) == 1:
             return found[0]
-        others = {f"{name} (line {call.lineno})" for call in calls if (name := name_of(call.func)).endswith("Trainer")}
-        seen = f"; it has {', '.join(sorted(others))}" if others else ""
+        others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
+        seen = f"; it has {', '.join(others)}" if others else ""
         raise UserError(f"{self.path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
 
     def _makers(self) -> list[ast.FunctionDef]:
         """The functions in which the trainer is made, outermost first."""
-        functions = (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
-        return [function for function in functions if self.trainer in ast.walk(function)]
+        return [function for function in self._all(ast.FunctionDef) if self.trainer in ast.walk(function)]
 
     def _calls(self) -> list[ast.Call]:
         """The call that makes the trainer, and the calls of the functions around it."""
         makers = {function.name for function in self._makers()}
-        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        return [self.trainer, *(call for call in calls if isinstance(call.func, ast.Name) and call.func.id in makers)]
+        inside = [call for call in self._all(ast.Call) if isinstance(call.func, ast.Name) and call.func.id in makers]
+        return [self.trainer, *inside]
 
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         """Statements in order, including those in blocks and in the functions in which the trainer is made."""
@@ -192,7 +194,10 @@ class TrlScript:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self.value(node.operand)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
+            try:
+                return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
+            except (TypeError, ArithmeticError):  # such as None for an option without a value
+                raise UnknownValueError from None
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self.value(part)) for part in node.values)
         if isinstance(node, ast.FormattedValue) and node.format_spec is None:
@@ -331,5 +336,6 @@ class TrlScript:
 
     def _is_training(self, value: ast.expr | None) -> bool:
         """True if a value is a trainer, its options, or an argument parser."""
-        name = name_of(value.func) if isinstance(value, ast.Call) else ""
-        return name.endswith(("Trainer", "Config", "Parser")) or (isinstance(value, ast.Call) and self.parses(value))
+        if not isinstance(value, ast.Call):
+            return False
+        return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)

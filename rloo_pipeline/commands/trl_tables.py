@@ -17,7 +17,7 @@ SAME = {
         *("num_generations", "max_completion_length", "temperature", "top_p", "top_k", "min_p", "generation_kwargs"),
     ),
     "algorithm": (
-        *("beta", "epsilon", "epsilon_high", "delta", "num_iterations", "normalize_advantages", "reward_clip_range"),
+        *("epsilon", "epsilon_high", "delta", "normalize_advantages", "reward_clip_range"),
         *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
     ),
     "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),

@@ -49,11 +49,10 @@ def watch(runs: Sequence[Path], once: bool, every: float) -> None:
     several = len(folders) > 1 or (folders[0] / EXPERIMENT).exists()
     draw = partial(_frame_of_runs, folders, console) if several else partial(_frame, folders[0])
     with contextlib.suppress(KeyboardInterrupt):
-        if not once and not all(map(_has_begun, folders)):
-            waited_for = ", ".join(str(folder) for folder in folders if not _has_begun(folder))
-            console.print(f"{waited_for} has not begun; waiting for it, Ctrl-C ends this")
-        while not once and not all(map(_has_begun, folders)):
-            time.sleep(every)
+        if not once and (waited_for := [str(folder) for folder in folders if not _has_begun(folder)]):
+            console.print(f"{', '.join(waited_for)} has not begun; waiting for it, Ctrl-C ends this")
+            while not all(map(_has_begun, folders)):
+                time.sleep(every)
         shown, finished = draw()
         if not once and not finished:
             with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
@@ -83,7 +82,7 @@ def _folder(run: Path | None) -> Path:
 
 
 def _has_begun(run: Path) -> bool:
-    return any((run / name).exists() for name in ("config.yaml", "experiment.yaml"))
+    return any((run / name).exists() for name in ("config.yaml", EXPERIMENT))
 
 
 def _frame_of_runs(folders: Sequence[Path], console: Terminal) -> tuple[RenderableType, bool]:

@@ -131,6 +131,9 @@ def test_requests_are_compared_with_partitions() -> None:
         (ResourceRequest("cpu", 60, 8000, "gpu:1"), "gres"),
         (ResourceRequest("old", 60, 8000, None), "slurm_partition"),
         (ResourceRequest("none", 60, 8000, None), "slurm_partition"),
+        (ResourceRequest("cpu,gpu", 60, 8000, "gpu:1"), ""),
+        (ResourceRequest("cpu,gpu", 121, 8000, "gpu:1"), "gres"),
+        (ResourceRequest("gpu,none", 60, 8000, "gpu:1"), "slurm_partition"),
         (ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 4)), ""),
         (
             ResourceRequest("gpu", 60, 8000, "gpu:h100:4", ("deepspeed.processes", 8)),
@@ -168,6 +171,12 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert slurm_checks.requests(settings, rules, config)["update"].attempts == 1
     settings["set-resources"]["update"] |= {"runtime": "4h", "mem": "64GB"}
     assert slurm_checks.requests(settings, rules, config)["update"][1:3] == (240, 64000)
+    as_mappings = slurm_checks.requests(settings, rules, config)
+    settings["default-resources"] = [f"{name}={value}" for name, value in settings["default-resources"].items()]
+    settings["set-resources"] = [
+        f"{rule}:{name}={value}" for rule, own in settings["set-resources"].items() for name, value in own.items()
+    ]
+    assert slurm_checks.requests(settings, rules, config) == as_mappings, "which Snakemake reads, too"
     used = {rule: request.engine_gpus for rule, request in by_rule.items() if request.gres}
     assert {rule for rule, by in used.items() if by == ("deepspeed.processes", 4)} == {
         *("warmstart", "update", "update_last", "update_transient")

@@ -17,6 +17,7 @@ from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Algorithm, Config, Offload
 from rloo_pipeline.config.distillation import Teacher
 from rloo_pipeline.config.loading import load, read_mapping
+from rloo_pipeline.config.run_set import read_runs
 from rloo_pipeline.errors import UserError
 
 QWEN3_4B = {
@@ -91,7 +92,7 @@ def test_a_stage_that_does_not_fit_comes_with_a_setting_that_does(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     update = next(GpuEstimate(config, qwen, card).fits())
     assert not update.fits
-    advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advice))
+    advised = dict(re.findall(r"(deepspeed\.\w+): (\w+)", update.advise()))
     changes = {key: value == "true" if value in ("true", "false") else int(value) for key, value in advised.items()}
     assert changes["deepspeed.processes"] > 1, "four billion weights with Adam do not fit on one card"
     assert next(GpuEstimate(advice.override(config, changes), qwen, card).fits()).fits
@@ -103,7 +104,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
     card = cards.card_of("h100:80")
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0})
     update = next(GpuEstimate(config, qwen, card).fits())
-    more, offload = update.advice.split("; or, without more GPUs, with ")
+    more, offload = update.advise().split("; or, without more GPUs, with ")
     assert "deepspeed.processes: 2" in more
     on_cpu = Offload(optimizer="cpu")
     changed = advice.override(config, {"deepspeed.offload": on_cpu, "deepspeed.zero_stage": 2})
@@ -115,7 +116,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
         "memory for each process"
     )
     other = advice.override(config, {"update.optimizer": "adamw_8bit", "deepspeed.gradient_checkpointing": True})
-    text = next(GpuEstimate(other, qwen._replace(parameters=9_000_000_000), card).fits()).advice
+    text = next(GpuEstimate(other, qwen._replace(parameters=9_000_000_000), card).fits()).advise()
     assert "offload" not in text, "only AdamW can"
     assert "zero_stage: 3" not in text
 
@@ -132,7 +133,7 @@ def test_where_more_gpus_are_needed_the_memory_of_the_node_is_the_other_way(qwen
 def test_nothing_is_advised_that_the_configuration_refuses(qwen, changes) -> None:
     config = gsm8k(**{"deepspeed.processes": 1, "deepspeed.zero_stage": 0} | changes)
     assert advice.is_allowed(config)
-    text = next(GpuEstimate(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100")).fits()).advice
+    text = next(GpuEstimate(config, qwen._replace(parameters=9_000_000_000), cards.card_of("h100")).fits()).advise()
     advised = dict(re.findall(r"(deepspeed\.(?:processes|zero_stage)): (\d)", text.partition(";")[0]))
     assert advice.is_allowed(advice.override(config, {key: int(value) for key, value in advised.items()})), text
     assert "deepspeed.processes" not in advised, "several processes are what they refuse"
@@ -193,12 +194,23 @@ def test_the_plan_of_an_experiment_decides_on_checkpointing_for_its_card(tmp_pat
         assert plan._costs(config, card._replace(gigabytes=size), 0)[3] == pytest.approx(sum(expected.values()))
 
 
+def test_the_plan_of_a_small_experiment_has_whole_numbers_of_tokens(tmp_path, qwen, monkeypatch) -> None:
+    small = mini(rounds=1, rollout={"num_generations": 2, "generation_batch_size": 4, "max_completion_length": 5})
+    (tmp_path / "base.yaml").write_text(json.dumps(small))
+    (tmp_path / "small.yaml").write_text(
+        "{experiment: small, base: base.yaml, vary: {algorithm.preset: [rloo, grpo]}, seeds: [1]}"
+    )
+    monkeypatch.setattr(plan.model_inputs, "shape", lambda _: qwen)
+    rows = [line.split() for line in printed(plan.plan, read_runs(tmp_path / "small.yaml"), None).splitlines()]
+    assert [row[2] for row in rows if row[0] in ("rloo", "grpo")] == ["20", "20"]
+
+
 def test_a_model_too_large_for_eight_gpus_may_fit_with_its_weights_in_the_node(qwen) -> None:
     large = qwen._replace(parameters=70_000_000_000)
     config = gsm8k(**{"deepspeed.processes": 4, "deepspeed.zero_stage": 3})
     update = next(GpuEstimate(config, large, cards.card_of("a40")).fits())
-    assert update.advice.startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
-        update.advice
+    assert update.advise().startswith("would fit with deepspeed.offload: {optimizer: cpu, parameters: cpu}"), (
+        update.advise()
     )
 
 
@@ -206,7 +218,7 @@ def test_checkpointing_is_the_first_advice_for_activations(qwen) -> None:
     config = gsm8k(**{"deepspeed.processes": 8, "deepspeed.zero_stage": 3, "deepspeed.gradient_checkpointing": False})
     config = advice.override(config, {"deepspeed.max_tokens_per_micro_batch": 32768})
     update = next(GpuEstimate(config, qwen._replace(vocabulary=16000), cards.card_of("h100")).fits())
-    assert update.advice.startswith("would fit with deepspeed.gradient_checkpointing: true")
+    assert update.advise().startswith("would fit with deepspeed.gradient_checkpointing: true")
 
 
 def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
@@ -214,9 +226,9 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     config = gsm8k(**{"vllm.tensor_parallel_size": 1})
     rollout = list(GpuEstimate(config, large, cards.card_of("l40s")).fits())[-1]
     assert not rollout.fits
-    assert rollout.advice == "would fit with vllm.tensor_parallel_size: 2"
+    assert rollout.advise() == "would fit with vllm.tensor_parallel_size: 2"
     odd = list(GpuEstimate(config, large._replace(query_heads=27), cards.card_of("l40s")).fits())[-1]
-    assert odd.advice.startswith("no setting that was tried would fit"), "2 cards do not divide 27 heads"
+    assert odd.advise().startswith("no setting that was tried would fit"), "2 cards do not divide 27 heads"
 
 
 def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:

@@ -15,6 +15,7 @@ from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.commands.plan_gpus import plan_gpus
 from rloo_pipeline.config import Config, Lora, Mismatch, Offload
 from rloo_pipeline.config.loading import load
+from rloo_pipeline.config.run_set import RunSet
 from rloo_pipeline.config.section import merge
 from rloo_pipeline.errors import UserError
 
@@ -173,6 +174,11 @@ def test_the_policy_of_a_70b_is_written_by_all_ranks_and_read_by_each_node(gpus,
     text = printed(plan_gpus, LARGE, SEVENTY, H100, gpus, width=200)
     assert re.search(rf"policy of a round: 141\.1 GB; writing takes about {found.written:.1f} s and reading", text)
     assert f"gives {found.bandwidth(seconds) / 1e9:.1f} GB/s to all nodes" in text
+
+
+def test_the_queue_is_not_estimated_for_settings_that_are_compared() -> None:
+    with pytest.raises(UserError, match=r"--profile: .* --gpus compares several; leave one out"):
+        plan_module.plan(RunSet({CONFIG.run: CONFIG}), None, 60.0, 8)
 
 
 def test_an_adapter_is_too_small_to_mention() -> None:

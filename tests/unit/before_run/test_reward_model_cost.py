@@ -3,9 +3,8 @@
 from helpers import ROOT, printed
 
 from rloo_pipeline.artifacts.model_dims import BYTES, ModelDims
-from rloo_pipeline.before_run import cards, model_inputs, reward_model_cost
+from rloo_pipeline.before_run import cards, estimate, model_inputs
 from rloo_pipeline.before_run.memory import GB
-from rloo_pipeline.before_run.reward_model_cost import RewardModelCost
 from rloo_pipeline.commands.plan import plan_run
 from rloo_pipeline.config import Config, RewardModel
 from rloo_pipeline.config.loading import load
@@ -15,11 +14,11 @@ FOUR = ModelDims(2560, 36, 4096, 1024, 9728, 151936, 4_022_468_096)
 DEMO = load(ROOT / "config" / "preferences-demo.yaml")
 
 
-def cost(card: cards.Card = H100, **changes: object) -> RewardModelCost:
+def cost(card: cards.Card = H100, **changes: object) -> estimate.RewardModelCost:
     """Of a model of four billion weights, which is the run's own."""
     assert DEMO.reward_model is not None
     section = DEMO.reward_model.model_copy(update={"build": None, "name_or_path": None, **changes})
-    found = reward_model_cost.estimated(with_section(section), FOUR, card.gigabytes * GB, card)
+    found = estimate.reward_model(with_section(section), FOUR, card.gigabytes * GB, card)
     assert found is not None
     return found
 
@@ -49,4 +48,4 @@ def test_longer_conversations_take_memory_and_a_small_card_is_too_small() -> Non
 def test_the_plan_shows_it_where_there_is_one(monkeypatch) -> None:
     monkeypatch.setattr(model_inputs, "shape", lambda *_: FOUR)  # else the demo's model is made
     assert "reward model, once: at most 33,554,432 tokens" in printed(plan_run, DEMO, "h100", width=120)
-    assert reward_model_cost.estimated(with_section(None), FOUR, 1e9, H100) is None
+    assert estimate.reward_model(with_section(None), FOUR, 1e9, H100) is None

@@ -259,8 +259,9 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
     ],
 )
 def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, message, case, tmp_path) -> None:
-    results = problems(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path)
-    assert message in results[f"reward {function}"]
+    results = list(findings(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path))
+    assert (results[-1].subject, results[-1].ok) == (f"reward {function}", False), "and no score is shown"
+    assert message in results[-1].message
 
 
 def test_a_reward_that_gives_none_for_all_is_noted_and_token_ids_are_the_tokenizers(case, tmp_path) -> None:

@@ -59,6 +59,14 @@ def test_check_passes_on_a_new_project_and_so_does_the_test_of_its_reward(choice
     assert subprocess.run(test, capture_output=True, check=False).returncode == 1
 
 
+def test_the_test_of_the_reward_passes_on_answers_in_words_too(choices, monkeypatch) -> None:
+    write(Path("words.jsonl"), [{"question": f"{n}?", "answer": answer} for n, answer in enumerate(["Yes", "No"] * 5)])
+    new_project("project", choices._replace(data="words.jsonl"))
+    monkeypatch.chdir("project")
+    test = [sys.executable, "test_rewards.py"]
+    assert subprocess.run(test, capture_output=True, text=True, check=True).stdout == "passed\n"
+
+
 def test_the_batch_is_of_the_prompts_that_are_left_after_duplicates_and_held_out_ones(choices, monkeypatch) -> None:
     write(Path("train.jsonl"), [*ROWS, *ROWS[:8], ROWS[0] | {"question": "1+1 " * 400}])
     write(Path("held.jsonl"), ROWS[-5:])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from helpers import printed
 
-from rloo_pipeline.commands.init_from_trl import init_from_trl
+from rloo_pipeline.commands.init import init_from_trl
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.import_string import load as load_function
@@ -429,6 +429,12 @@ def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
     assert "trainer.train()" not in output
 
 
+def test_a_sum_with_an_option_that_has_no_value_is_listed() -> None:
+    parser = "parser = ArgumentParser()\nparser.add_argument('--root')\nargs = parser.parse_args()\n"
+    _, output = project(parser + SMALL.format(options="logging_dir=args.root + '/logs'"))
+    assert "logging_dir: args.root + '/logs'" in output[output.index("Without a counterpart") :]
+
+
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
     config, _ = project(SMALL.format(options=""))
     assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
@@ -482,6 +488,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             r"line 46: give the option dataset_name: --from-trl 'script\.py --dataset_name",
         ),
         (AGENT, "sft", "'sft' does not belong to an option"),
+        (AGENT, "--model_name_or_path 'm", r"'script\.py .* 'm': cannot be split into words \(No closing quotation\)"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
         (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
         (

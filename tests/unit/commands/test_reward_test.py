@@ -32,9 +32,19 @@ def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one
     assert _batch(rows, rows, DATA).completions == [episode, episode[1:]]
 
 
-def test_a_row_without_an_answer_is_one_sentence() -> None:
+@pytest.mark.parametrize(
+    "answer", [None, [{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}]]
+)
+def test_a_row_without_an_answer_is_one_sentence(answer) -> None:
     with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; give it a text"):
-        completions_of("2", None)
+        completions_of("2", answer)
+
+
+def test_an_episode_that_ends_without_text_is_one_sentence() -> None:
+    episode = [{"role": "tool", "content": "2"}, {"role": "assistant", "tool_calls": []}]
+    rows = [{"question": "1+1", "completion": episode}]
+    with pytest.raises(UserError, match=r"^data\.jsonl: row 0 has null where the completion should be"):
+        _batch(rows, rows, DATA)
 
 
 def test_a_function_gets_the_columns_that_it_gets_in_a_run() -> None:
