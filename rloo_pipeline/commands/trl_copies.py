@@ -203,6 +203,15 @@ class _Filled(ast.NodeTransformer):
             return node
         return self._written(node) if found.is_parameter or self.script.is_parsed(node) else node
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Seeds a random choice of rows that has no seed, since `train` and `held_out` both make it, and each rerun."""
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        seeded = {keyword.arg for keyword in node.keywords} & {"seed", "generator", None}
+        if not seeded and (method == "train_test_split" or (method == "shuffle" and not node.args)):
+            node.keywords.append(ast.keyword("seed", ast.Constant(0)))
+            self.has_changed = True
+        return self.generic_visit(node)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         """Visits only the first part of an f-string, since only that can begin a path."""
         node.values = [self.visit(part) for part in node.values[:1]] + [

@@ -153,7 +153,7 @@ class Dataset(Section):
     image}`, otherwise at the beginning of the first user message. The model must accept images.
     """
     system_prompt: str | None = None
-    """System message at the start of every conversation. A prompt that is a string then becomes a user message."""
+    """System message before each prompt that has none. A prompt that is a string then becomes a user message."""
     chat_template_kwargs: JSON = {}
     """Variables for the chat template, for example `{enable_thinking: true}`."""
     split_special_tokens: bool | None = None

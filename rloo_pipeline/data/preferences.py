@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rloo_pipeline.data.kinds import are_messages
-from rloo_pipeline.data.prompting import check_column
+from rloo_pipeline.data.prompting import check_column, with_system
 from rloo_pipeline.data.rows import Row
 from rloo_pipeline.errors import UserError
 
@@ -107,8 +107,7 @@ def _with_system(prompt: Any, chosen: Any, system_prompt: str, where: str) -> An
                 "give messages, or a column prompt"
             )
         prompt = [{"role": "user", "content": prompt}]
-    first = (prompt or chosen)[0]
-    return prompt if first["role"] == "system" else [{"role": "system", "content": system_prompt}, *prompt]
+    return with_system(prompt, system_prompt) if prompt or chosen[0]["role"] != "system" else prompt
 
 
 def _margin(row: Row, where: str) -> float:

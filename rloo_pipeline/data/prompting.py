@@ -111,7 +111,13 @@ def prompt_of(row: Row, dataset: Dataset, path: str) -> Any:
     if dataset.system_prompt is None:
         return prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [{"role": "system", "content": dataset.system_prompt}, *messages]
+    return with_system(messages, dataset.system_prompt)
+
+
+def with_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Messages with this system message before them, unless they begin with one."""
+    own = [{"role": "system", "content": text}] if not messages or messages[0]["role"] != "system" else []
+    return [*own, *messages]
 
 
 def completion_messages(row: Row, column: str, location: str) -> list[dict[str, Any]]:

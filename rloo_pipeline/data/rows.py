@@ -83,10 +83,13 @@ def _by_datasets(source: Source, path: Path) -> list[Row]:
     CSV columns are text unless the dataset declares types. JSON is read like a local JSON file.
     """
     import datasets
+    from pyarrow import parquet
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the exception has the reason
     datasets.disable_progress_bars()
     if path.is_file():
+        if not parquet.read_metadata(path).num_rows:  # which `datasets` cannot read
+            return []
         return _without_fill(_first(datasets.load_dataset("parquet", data_files=str(path), split="train"), source))
     builder = datasets.load_dataset_builder(str(path), name=source.config_name)
     kind, declared = type(builder).__module__.rpartition(".")[2], builder.info.features

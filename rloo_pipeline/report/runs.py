@@ -188,7 +188,9 @@ class Run:
         """The prompts with all columns of the dataset, memory-mapped."""
         import datasets
 
-        return datasets.Dataset.load_from_disk(str(self.folder / "prompts" / part))
+        if not (folder := self.folder / "prompts" / part).exists():
+            raise UserError(f"{folder}: the run has no such prompts, or none yet")
+        return datasets.Dataset.load_from_disk(str(folder))
 
     def _round(self, number: int) -> Path:
         return self.folder / "rounds" / f"{number:05d}"

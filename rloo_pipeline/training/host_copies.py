@@ -11,13 +11,15 @@ import mmap
 import time
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils import _pytree as pytree
 
+from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.progress import say
 
 ALIGNED = 512
@@ -29,6 +31,11 @@ TOLD = 1e9
 
 Storages = dict[int, UntypedStorage]
 """Storages by `UntypedStorage._cdata`."""
+
+
+def activations(offloads: bool) -> AbstractContextManager[Any]:
+    """A block whose activations, stored for the backward pass, go to host memory if offloading is on."""
+    return torch.autograd.graph.save_on_cpu(devices.device_type() == "cuda") if offloads else nullcontext()
 
 
 class HostCopies:

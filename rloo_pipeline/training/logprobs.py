@@ -8,7 +8,7 @@ positions that predict a sampled token. If the model supports it, they never exi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rloo_pipeline.artifacts import vision
 from rloo_pipeline.errors import IncompatibleEngine, UserError
-from rloo_pipeline.runtime import devices
 from rloo_pipeline.training import batch_forms, host_copies, model_support, sequence_group
 from rloo_pipeline.training.host_copies import HostCopies
 from rloo_pipeline.training.kernels import attention, lm_head
@@ -96,7 +95,7 @@ class TokenLogProbs(nn.Module):
             return self._from_all_logits(pack, loss_of, top_k)
         decoder, head, form = self.split
         inputs = self.form.inputs(pack)
-        with self._checked(pack), self._kept():
+        with self._checked(pack), host_copies.activations(self.offloads):
             states = decoder(**inputs.arguments, use_cache=False).last_hidden_state
         hidden = states.flatten(0, 1).index_select(0, inputs.predicting)
         result: Tensor | Top = head(
@@ -127,10 +126,6 @@ class TokenLogProbs(nn.Module):
             )
         with attention.checked_forward(self.name, self.num_layers):
             yield
-
-    def _kept(self) -> AbstractContextManager[Any]:
-        """A block whose stored activations go to host memory if offloading is on."""
-        return torch.autograd.graph.save_on_cpu(devices.device_type() == "cuda") if self.offloads else nullcontext()
 
     def leave_gpu(self) -> None:
         """Moves a model that does not train to host memory, until `enter_gpu`; does nothing on a CPU.

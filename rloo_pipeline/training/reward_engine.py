@@ -19,7 +19,7 @@ from rloo_pipeline.artifacts.model_files import check_loading_info
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Dtype
 from rloo_pipeline.errors import UserError, one_line, raise_disk_full
-from rloo_pipeline.training import plain_model, self_check
+from rloo_pipeline.training import host_copies, plain_model, self_check
 from rloo_pipeline.training.batch_forms import FORMS, Packed
 from rloo_pipeline.training.engine import Engine
 from rloo_pipeline.training.kernels import attention
@@ -34,17 +34,19 @@ HEAD = "score.weight"
 class RewardHead(nn.Module):
     """A model for sequence classification as a function from a pack to rewards, or to a loss over them."""
 
-    def __init__(self, model: Any, form: Packed) -> None:
-        """Wraps a model that was loaded for this form of batch."""
+    def __init__(self, model: Any, form: Packed, offloads: bool = False) -> None:
+        """Wraps a model that was loaded for this form of batch; `offloads` is that of `TokenLogProbs`."""
         super().__init__()
         self.model = model
         self.form = form
+        self.offloads = offloads
         self.num_layers: int = model.config.get_text_config().num_hidden_layers
 
     def forward(self, pack: Pack, loss_of: LossOf | None = None) -> Float[Tensor, " sequences"] | Float[Tensor, ""]:
         """The rewards in float32; with `loss_of` the loss of the rewards, [sequences, 1]."""
         inputs, packed = self.form.inputs(pack), self.form.name == Packed.name
-        with attention.checked_forward(type(self.model).__name__, self.num_layers) if packed else nullcontext():
+        checked = attention.checked_forward(type(self.model).__name__, self.num_layers) if packed else nullcontext()
+        with checked, host_copies.activations(self.offloads):
             states = self.model.base_model(**inputs.arguments, use_cache=False).last_hidden_state
         rewards: Tensor = self.model.score(states.flatten(0, 1).index_select(0, inputs.predicting)).squeeze(-1)
         if loss_of is None:
@@ -61,7 +63,7 @@ class RewardEngine(Engine):
         model, form = load_with_head(self.policy, self.settings.dtype)
         if self.settings.deepspeed.recomputes:
             plain_model.recompute_layers(model)
-        return model, RewardHead(model.train(), form)
+        return model, RewardHead(model.train(), form, self.settings.deepspeed.gradient_checkpointing == "offload")
 
     def _own_micro_batches(self, sequences: Sequences, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """As for policies, but pair by pair, counting the length of the longer conversation for both."""

@@ -113,7 +113,9 @@ def status_of(run: Callable[[list[str]], None], argv: list[str]) -> int:
     try:
         run(argv)
     except SystemExit as end:
-        return int(end.code or 0)
+        if isinstance(end.code, str):  # as Python does at the end of a process
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 

@@ -77,15 +77,22 @@ def test_it_learns_preferences_and_the_reward_function_gives_its_scores(tmp_path
     assert sum(c > r for c, r in zip(chosen, rejected, strict=True)) > 270
 
 
-def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(tmp_path, tiny_model, engines) -> None:
-    """The rewards of the engine are those of the reward function, and the loss and gradient those of padded batches."""
+def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(
+    tmp_path, tiny_model, engines, monkeypatch
+) -> None:
+    """The rewards of the engine are those of the reward function, and the loss and gradient those of padded batches,
+    with stored activations in host memory, too.
+    """
     from rloo_pipeline.stages.reward_model import train
     from rloo_pipeline.training.reward_engine import RewardEngine
 
     rows = [row | {"margin": 0.5} for row in pairs(12)]
     model = Policy(tiny_model)
     data = tokenized(list(preferences(rows, "pairs", None)), model, 256, "pairs")
-    engine = RewardEngine(model, trainer_settings(rate=0.0, max_grad_norm=1e9), seed=1)
+    to_host, used = torch.autograd.graph.save_on_cpu, []
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", lambda pinned: used.append(pinned) or to_host(pinned))
+    settings = trainer_settings(rate=0.0, max_grad_norm=1e9, gradient_checkpointing="offload")
+    engine = RewardEngine(model, settings, seed=1)
     rewards = engine.logps(data.sequences, 100, lambda _: None)[:, 0]
     engine.save_policy(tmp_path / "model")
     asked = [row["prompt"] for row in rows]
@@ -101,6 +108,7 @@ def test_packed_rewards_and_a_step_on_pairs_are_those_of_plain_transformers(tmp_
     assert loss == pytest.approx(scores, rel=1e-5)
     assert engine.grad_norm == pytest.approx(slope, rel=1e-4)
     engine.close()
+    assert used
 
 
 def test_two_ranks_that_share_the_weights_train_the_reward_model_of_one(tmp_path) -> None:

@@ -420,6 +420,18 @@ def test_rows_that_a_function_of_the_script_loads_are_read_in_a_function_too(mon
     assert len(load_function("data.py:train")()) == 4
 
 
+def test_a_random_split_that_has_no_seed_gets_one(monkeypatch) -> None:
+    Path("train.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(40)))
+    makes = 'rows = load_dataset("json", data_files="train.jsonl", split="train").shuffle()\n'
+    makes += "parts = rows.train_test_split(0.5)\n"
+    script = SMALL.format(options="").replace("RLOOTrainer(", makes + "RLOOTrainer(")
+    script = script.replace('load_dataset("org/data", "main", split="test")', 'parts["test"]')
+    project(script.replace('load_dataset("org/data", split="train")', 'parts["train"]'))
+    monkeypatch.chdir("project")
+    train, held_out = (load_function(f"data.py:{name}")() for name in ("train", "held_out"))
+    assert len({row["prompt"] for row in train + held_out}) == 40
+
+
 def test_an_option_under_a_condition_and_a_callback_are_listed() -> None:
     script = AGENT.replace("    trainer.train()", "    trainer.add_callback(Stop())\n    trainer.train()")
     script = script.replace("    trainer = ", "    if small():\n        training_args.beta = 0.1\n    trainer = ")

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import enum
 import gzip
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -26,6 +27,12 @@ ROWS = [{"question": f"What is {n}?", "answer": str(n)} for n in range(60)]
 
 def lines(rows: list) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def without_rows() -> bytes:
+    """A Parquet file that has a column and no row."""
+    pq.write_table(pa.table({"a": pa.array([], pa.string())}), file := io.BytesIO())
+    return file.getvalue()
 
 
 BROKEN = {
@@ -63,6 +70,7 @@ BROKEN = {
     "an empty list": ("a.json", "[]", "is empty"),
     "no Parquet": ("a.parquet", "hello", "truncated or damaged"),
     "an empty Parquet": ("a.parquet", "", "is empty"),
+    "a Parquet without rows": ("a.parquet", without_rows(), "is empty"),
     "CSV": ("a.csv", "a,b\n", "dataset files can be .jsonl, .json, .parquet"),
     "CSV in a folder": ("folder/a.csv", "a,b\n1,2\n1,2,3\n", "folder/a.csv, line 3: 3 fields"),
     "a folder with a number among texts": (
@@ -344,6 +352,13 @@ def test_a_message_of_a_prompt_with_calls_may_lack_a_text() -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
     user = {"role": "user", "content": "1"}
     assert prompt_of({"prompt": [user, call]}, dataset(), "x") == [user, {**call, "content": ""}]
+
+
+def test_the_system_prompt_of_the_run_stands_before_messages_without_one() -> None:
+    told, user = ({"role": role, "content": text} for role, text in (("system", "Add."), ("user", "1")))
+    for prompt in ("1", [user], [told, user]):
+        assert prompt_of({"prompt": prompt}, dataset(system_prompt="Add."), "x") == [told, user]
+    assert prompt_of({"prompt": [told, user]}, dataset(system_prompt="No."), "x") == [told, user]
 
 
 def test_reserved_column_names_are_refused() -> None:

@@ -97,6 +97,8 @@ def test_a_missing_part_is_an_error(folder: Path, tmp_path: Path) -> None:
         run.rollouts(2)
     with pytest.raises(UserError, match="evaluations: final, warmstart"):
         run.evaluation("middle")
+    with pytest.raises(UserError, match="prompts/dev: the run has no such prompts"):
+        run.prompts("dev")
     with pytest.raises(UserError, match="not the folder of a run"):
         rloo_pipeline.open_run(tmp_path)
     with pytest.raises(UserError, match="no such configuration file"):

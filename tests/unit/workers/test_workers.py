@@ -67,6 +67,12 @@ def test_a_worker_returns_the_exit_status_and_restarts_after_a_failure(worker) -
     assert worker.poll() is None
 
 
+@pytest.mark.parametrize(("code", "status"), [(None, 0), (3, 3), ("no such thing", 1)])
+def test_a_stage_that_ends_itself_has_the_exit_status_that_python_gives(code, status, capfd) -> None:
+    assert server.status_of(lambda _: sys.exit(code), []) == status
+    assert capfd.readouterr().err == (f"{code}\n" if isinstance(code, str) else "")
+
+
 def test_a_worker_restarts_with_its_environment_of_before_the_stages(tmp_path, monkeypatch) -> None:
     """One that had a GPU of several for a stage would have only that one for all later ones."""
     started, path = list[str](), tmp_path / "sampler-0.sock"
