@@ -106,8 +106,12 @@ def _top_level_names(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def load(reference: str) -> Callable[..., Any]:
+def load(reference: str, imported: dict[Path, Any] | None = None) -> Callable[..., Any]:
     """Imports a function. For an environment of another library, creates its class.
+
+    Args:
+        reference: the import string.
+        imported: the modules of files that earlier calls imported, so that functions of one file share its variables.
 
     Raises:
         UserError: there is no such file, module or function, or the import fails.
@@ -115,7 +119,11 @@ def load(reference: str) -> Callable[..., Any]:
     path, (function_name, argument) = source_of(reference), of_library(reference)
     module_name, _, name = function_name.rpartition(":")
     try:
-        module = _import_file(path) if path and module_name.endswith(".py") else importlib.import_module(module_name)
+        if path and module_name.endswith(".py"):
+            modules = {} if imported is None else imported
+            module = modules[path] = modules.get(path) or _import_file(path)
+        else:
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a script that reads its command line or ends itself
         raise _failed_import(reference, module_name, error, error_location(error, reference)) from error
     function: Callable[..., Any] | None = getattr(module, name, None)

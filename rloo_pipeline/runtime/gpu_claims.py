@@ -13,9 +13,14 @@ import os
 import socket
 import sys
 import time
+from math import inf
 
 from rloo_pipeline.errors import IncompatibleEngine, UserError
 from rloo_pipeline.runtime import devices, ranks
+from rloo_pipeline.runtime.progress import say
+
+TELL_SECONDS = 10.0
+"""Time until a stage that waits for GPUs says so."""
 
 _taken: list[str] = []
 """GPUs of this process; a worker cannot change them once CUDA has started."""
@@ -43,11 +48,15 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         return
     if len(visible) < needed:
         raise IncompatibleEngine(f"{len(visible)} of {needed} GPUs")
+    tell = time.monotonic() + TELL_SECONDS
     while True:
         if free := _take(visible[::-1] if from_the_end and not _taken else visible, needed):
             _taken = [name for name in visible if name in free]
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(name for name in _taken if name not in _set_aside)
             return
+        if time.monotonic() > tell:
+            say(f"waiting for {needed} of this machine's {len(visible)} GPUs, which other stages of this user hold")
+            tell = inf
         time.sleep(0.1)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rloo_pipeline import import_string
@@ -62,8 +63,9 @@ def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCo
         UserError: one of them cannot be imported or is of the wrong kind, or two tools have the same name.
     """
     functions: dict[str, tuple[str, Callable[..., Any]]] = {}
+    imported: dict[Path, Any] = {}
     for reference in tools:
-        function = import_string.load(reference)
+        function = import_string.load(reference, imported)
         if isinstance(function, type) or not hasattr(function, "__name__"):
             raise UserError(
                 f"'{reference}': not a function; a tool must be one, and a class belongs in rollout.environment"
@@ -71,7 +73,7 @@ def load(environments: Mapping[str, str], tools: Iterable[str]) -> EnvironmentCo
         if function.__name__ in functions:
             raise UserError(f"'{reference}': two of rollout.tools are called {function.__name__}; rename one of them")
         functions[function.__name__] = reference, function
-    classes = {name: (reference, import_string.load(reference)) for name, reference in environments.items()}
+    classes = {name: (reference, import_string.load(reference, imported)) for name, reference in environments.items()}
     return EnvironmentCode(classes, functions)
 
 

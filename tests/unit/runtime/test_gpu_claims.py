@@ -54,6 +54,16 @@ def has(process: subprocess.Popen[str]) -> list[str]:
     return process.stdout.readline().strip().split(",")
 
 
+def test_a_stage_that_waits_for_a_gpu_says_so(monkeypatch, gpus, caplog) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus[:2]))
+    monkeypatch.setattr(gpu_claims, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_claims, "_take", lambda visible, _: visible[:1] if caplog.messages else [])
+    monkeypatch.setattr(gpu_claims, "_taken", [])
+    with caplog.at_level("INFO", "rloo"):
+        gpu_claims.claim(1)
+    assert caplog.messages == ["waiting for 1 of this machine's 2 GPUs, which other stages of this user hold"]
+
+
 def test_a_sampler_and_a_trainer_have_a_gpu_each_and_a_third_stage_waits(tmp_path, gpus) -> None:
     two = gpus[:2]
     with stage(tmp_path, two) as sampler, stage(tmp_path, two) as trainer, stage(tmp_path, two) as third:

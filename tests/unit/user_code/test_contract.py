@@ -142,6 +142,16 @@ def test_a_tool_of_another_library_must_not_hide_what_an_episode_needs() -> None
         contract.with_tools(Session, {"steps": (lambda self: "", {"name": "steps"})})
 
 
+def test_environments_and_tools_of_one_file_share_its_variables(tmp_path) -> None:
+    file = tmp_path / "store.py"
+    file.write_text(
+        "STORE = []\ndef tell():\n    return STORE\nclass Shop:\n    def reset(self, **row):\n        STORE.append(1)\n"
+    )
+    code = contract.load({"": f"{file}:Shop"}, [f"{file}:tell"])
+    code.environments[""][1]().reset()
+    assert code.tools["tell"][1]() == [1]
+
+
 JUDGED = """
 class Judged:
     def reset(self, **row): pass
