@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import model_dims
 from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.before_run.cards import CARDS
-from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
+
+if TYPE_CHECKING:  # tools/bench/gpu.py runs without pydantic
+    from rloo_pipeline.config import Config
 
 
 def of_update(
