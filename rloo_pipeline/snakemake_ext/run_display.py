@@ -171,9 +171,10 @@ class RunDisplay:
             seconds = f" ({time.time() - job.began:.0f} s)" if job.outputs else ""
             self._line(f"{done} of {total} jobs done: {job.title}{seconds}")
         measured = next((Path(file) for file in job.outputs if file.endswith(MEASURED)), None)
-        for run in self._live_runs:
-            if measured and measured.is_relative_to(run.run.folder):
-                self._measured(run, measured)
+        with self._lock:  # the display is drawn in a thread
+            for run in self._live_runs:
+                if measured and measured.is_relative_to(run.run.folder):
+                    self._measured(run, measured)
 
     def _measured(self, run: LiveRun, file: Path) -> None:
         """Reads a job's measurements of a round or a policy."""
@@ -282,4 +283,5 @@ class RunDisplay:
         most = max(3, self._console.height - LINES_BESIDE_ROUNDS - len(lines))
         lines += [f"and {len(running) - MOST_JOBS} more jobs"] if len(running) > MOST_JOBS else []
         jobs = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
-        return live.frame(self._live_runs, [Stage("jobs", self._done, len(running), self._total)], jobs, most)
+        with self._lock:
+            return live.frame(self._live_runs, [Stage("jobs", self._done, len(running), self._total)], jobs, most)

@@ -3,6 +3,8 @@
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +83,19 @@ def message_of(folder: Path, text: str) -> str:
 def test_errors_name_the_place_and_suggest_a_key(old, new, message, tmp_path) -> None:
     assert old in TEXT
     assert message in message_of(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_a_date_is_one_also_beside_a_library_that_makes_pyyaml_read_texts(tmp_path) -> None:
+    code = (
+        "import sys; from rloo_pipeline.config.loading import read_mapping; from pathlib import Path\n"
+        "import lmformatenforcer.external.jsonschemaobjectutil\n"
+        "print(type(read_mapping(Path(sys.argv[1]))['run']).__name__)"
+    )
+    (tmp_path / "config.yaml").write_text("run: 2026-02-28")
+    outcome = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "config.yaml"], capture_output=True, text=True, check=True
+    )
+    assert outcome.stdout == "date\n"
 
 
 def test_no_number_is_a_boolean() -> None:
