@@ -57,14 +57,18 @@ def claim(folder: Path) -> None:
     _lock(lock)
     temporary.rename(_lock_of(folder))  # the lock exists before anyone can see the file
     _own.append((os.getpid(), folder))
-    atexit.register(remove)
+    atexit.register(_remove_own, *_own[-1])  # no others, whose exit handlers may still need them
 
 
 def remove() -> None:
     """Removes the folders of this process (not of one that forked it); for processes that end without exit handlers."""
     for owner, folder in _own:
-        if owner == os.getpid():
-            _remove(folder)
+        _remove_own(owner, folder)
+
+
+def _remove_own(owner: int, folder: Path) -> None:
+    if owner == os.getpid():
+        _remove(folder)
 
 
 def leave() -> None:
