@@ -123,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_verified(folder: Path, name: str) -> Any:
-    """The content of a JSON file in a folder, checked against the folder's manifest; None if there is no such file."""
+    """Reads a JSON file of a folder after checking it against the manifest; returns None if there is no such file."""
     if not (folder / name).exists():
         return None
     verify_manifest(folder, lambda other: other == name)
