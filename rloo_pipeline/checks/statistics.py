@@ -86,7 +86,7 @@ def informative(rewards: Array) -> float:
 
 
 def two_values(*values: Array) -> tuple[float, float] | None:
-    """The two values that scores have, NaN aside, lower first, so that their mean depends on a share; otherwise None."""
+    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count."""
     found = np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))
     apart = len(found) == 2 and np.ptp(found) > ROUNDING * np.abs(found).max()
     return (float(found[0]), float(found[1])) if apart else None
@@ -211,7 +211,9 @@ def gain(
     if not len(differences):
         return Gain(None, None, None, 0)
     value, interval = (
-        estimate_mean(differences, resamples, seed) if samples is None else share_difference(differences, samples, width)
+        estimate_mean(differences, resamples, seed)
+        if samples is None
+        else share_difference(differences, samples, width)
     )
     p = sign_flip_p(differences, resamples, seed)
     if interval is not None and p > 1 - LEVEL:
