@@ -3,8 +3,9 @@
 The sampled unit is the prompt, because the completions of one prompt are not independent. Everything here describes
 these policies on other prompts of the same kind, never another training.
 
-- Shares (right answers, pass@k, truncated completions) have the interval of Korn and Graubard (1998): the interval of
-  Clopper and Pearson (1934) for an effective number of independent answers, from the spread between prompts.
+- Shares (right answers, pass@k, truncated completions, wins) and rewards with two values have the interval of Korn and
+  Graubard (1998): the interval of Clopper and Pearson (1934) for an effective number of independent answers, from the
+  spread between prompts.
 - Other means (rewards, lengths, KL) have the interval of the studentised bootstrap (Efron and Tibshirani 1993,
   section 12.5), at each end at least as wide as Student's.
 - Two policies on the same prompts are compared by the sign-flip test of the mean difference (Fisher 1935, Pitman 1937).

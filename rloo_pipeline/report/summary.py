@@ -134,12 +134,12 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
 
 def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]:
     """Win rate of the final policy against the warm start, by each reward whose scores are not only 0 and 1."""
-    samples, seed = config.evaluation.num_generations, derive(config.seed, "bootstrap")
+    samples = config.evaluation.num_generations
     rates = {}
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
         if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
-            rate = win_rate(before, after, RESAMPLES, seed)
+            rate = win_rate(before, after)
             rates[reward.column] = rate and rate._asdict()
     return rates
 
@@ -155,7 +155,7 @@ def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
     by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
-    rate, same = judged_rate(by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
+    rate, same = judged_rate(by_prompt)
     return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 
