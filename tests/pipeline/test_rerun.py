@@ -161,7 +161,7 @@ def test_another_size_of_a_round_reruns_neither_the_probe_nor_the_evaluation_of_
         assert "rounds/00001/metrics.json" in planned
         assert not planned & kept
     planned = finished.planned(rollout={"num_generations": 8})
-    assert CHECKS <= planned
+    assert planned >= CHECKS
     assert not planned & WARM
 
 
