@@ -106,11 +106,16 @@ class Translation:
         if micro_steps < accumulated:
             batch, micro_steps = size * accumulated, accumulated
         self.steps = micro_steps // accumulated
+        total, group = "generation_batch_size" in self.given, self.options["num_generations"]
+        processes = 1 if total else group // math.gcd(batch, group)
+        batch *= processes
         self.keys["rollout.generation_batch_size"] = batch
         self.keys["algorithm.steps_per_generation"] = self.steps
-        total, more = "generation_batch_size" in self.given, "on 1 process; with N processes, "
+        more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
+        if processes > 1:
+            note = f"{size} × {micro_steps} × {processes} processes, the fewest that make whole groups of {group}"
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"

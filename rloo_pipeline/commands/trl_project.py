@@ -111,13 +111,14 @@ class TrlProject:
 
     def _model(self, named: str | None, given: Mapping[str, Any]) -> JSON:
         node, target = self.script.arguments.get("model"), self.script.argument("model")
-        if isinstance(target, ast.Call) and name_of(target.func) == "get_peft_model" and len(target.args) == 2:
-            self.script.arguments["peft_config"] = target.args[1]
-            target = self.script.resolved(target.args[0])
-        if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained" and target.args:
-            given, target = {**given, **self.script.keywords(target)}, target.args[0]
+        while isinstance(target, ast.Call) and (inner := self._wrapped(target)) is not None:
+            target = inner
+        if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
+            given = {**given, **self.script.keywords(target)}
+            named_by = [given.pop(name) for name in ("model_name", "pretrained_model_name_or_path") if name in given]
+            target = next(iter((*target.args, *named_by)), target)
         name = self._value(target)
-        if named and not isinstance(name, str) and isinstance(target, ast.Call):
+        if named and not isinstance(name, str) and target is not None:
             self._row("model", ast.unparse(target), "", "only its name is, from --model")
         name = named or name
         if not isinstance(name, str):
@@ -133,6 +134,17 @@ class TrlProject:
             if option not in tables.LOADING:
                 self._init_kwarg(option, value, keys)
         return keys
+
+    def _wrapped(self, call: ast.Call) -> ast.expr | None:
+        """The model that a call returns as it is or with an adapter; None for any other call."""
+        name = name_of(call.func)
+        if name == "get_peft_model" and call.args:
+            self.script.arguments["peft_config"] = call.args[1] if len(call.args) > 1 else call
+        if name in ("get_peft_model", "prepare_model_for_kbit_training") and call.args:
+            return self.script.resolved(call.args[0])
+        if name in ("to", "cuda") and isinstance(call.func, ast.Attribute):
+            return self.script.resolved(call.func.value)
+        return None
 
     def _init_kwarg(self, option: str, given: Any, keys: JSON) -> None:
         """Translates an argument for loading the model into keys of `model`."""
@@ -295,12 +307,13 @@ class TrlProject:
         if call is None or (isinstance(call, ast.Constant) and call.value is None):
             return None
         if isinstance(call, ast.Call) and name_of(call.func) == "get_peft_config":
-            values = {**tables.OF_MODEL, **self.script.options}
+            made = {key: self._value(node) for key, node in self.script.settings(call.args[0]).items()} if call.args else {}
+            values = {**tables.OF_MODEL, **self.script.options, **made}
             if not values["use_peft"]:
                 return None
             known = {argument: values[option] for option, argument in tables.OF_LORA.items() if values[option]}
             options = {argument: ast.parse(repr(value), mode="eval").body for argument, value in known.items()}
-        elif isinstance(call, ast.Call) and name_of(call.func) == "LoraConfig":
+        elif isinstance(call, ast.Call) and name_of(call.func) in ("LoraConfig", "get_peft_model"):
             options = self.script.keywords(call)
         else:
             text = ast.unparse(self.script.arguments["peft_config"])

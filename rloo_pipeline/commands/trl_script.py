@@ -7,9 +7,10 @@ defaults of argparse, and the script's command-line options.
 from __future__ import annotations
 
 import ast
+import operator
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,24 @@ OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Pow: lambda a, b: a**b,
 }
+COMPARISONS: Mapping[type[ast.cmpop], Any] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+FUNCTIONS = {
+    **{function.__name__: function for function in (bool, float, int, len, max, min, str)},
+    "dedent": textwrap.dedent,
+}
+METHODS = ("strip", "lower", "upper", "split", "replace")
+"""Methods of strings."""
 Node = TypeVar("Node", bound=ast.AST)
 
 
@@ -61,16 +80,19 @@ class TrlScript:
         self.options = option_values(words)
         self.trainer = self._trainer()
         self.calls = self._calls()
-        self.statements = list(self._flat(self.tree.body))
-        self.bindings: dict[str, list[Binding]] = {}
-        for function in self._makers():
-            for name, passed in parameters(function, self.calls).items():
-                self.bindings.setdefault(name, []).append(Binding(function, passed))
-        for statement in self.statements:
-            for name, value, place in bound(statement):
-                self.bindings.setdefault(name, []).append(Binding(statement, value, place))
         self.taken: set[int] = set()
         """First lines of the statements that the project takes over."""
+        self.statements: list[ast.stmt] = []
+        self.bindings: dict[str, list[Binding]] = {}
+        self.followed: dict[str, ast.expr | None] = {}
+        """Functions of whose results the project is made, with what they return if the script shows it."""
+        self.inner: list[ast.stmt] = []
+        """Their statements."""
+        for function in self._makers():
+            self._bind_parameters(function, self.calls)
+        for statement in self._flat(self.tree.body):
+            self.statements.append(statement)
+            self._bind(statement)
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
 
     @property
@@ -97,13 +119,37 @@ class TrlScript:
         inside = [call for call in self._all(ast.Call) if isinstance(call.func, ast.Name) and call.func.id in makers]
         return [self.trainer, *inside]
 
+    def _bind(self, statement: ast.stmt, function: ast.FunctionDef | None = None) -> None:
+        for name, value, place in bound(statement):
+            self.bindings.setdefault(name, []).append(Binding(statement, value, place, function))
+
+    def _bind_parameters(self, function: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
+        for name, passed in parameters(function, calls).items():
+            self.bindings.setdefault(name, []).append(Binding(function, passed))
+
     def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements in order, including those in blocks and in the functions in which the trainer is made."""
+        """Statements in order, including those in blocks and in the functions in which the trainer is made, and those
+        of the branch that applies if the script shows the condition.
+        """
         for statement in body:
-            if hasattr(statement, "body") and any(node in self.calls for node in ast.walk(statement)):
-                yield from self._flat(statement.body)
-            else:
+            block = self._block(statement)
+            if block is None:
                 yield statement
+            else:
+                yield from self._flat(block)
+
+    def _block(self, statement: ast.stmt) -> Sequence[ast.stmt] | None:
+        """The part of a compound statement that is read as if it stood alone; None if the statement is kept whole."""
+        for part in ("body", "orelse"):
+            block = getattr(statement, part, ())
+            if any(node in self.calls for inner in block for node in ast.walk(inner)):
+                return block
+        try:
+            if isinstance(statement, ast.If):
+                return statement.body if self.value(statement.test) else statement.orelse
+        except UnknownValueError:
+            pass
+        return None
 
     def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
         """Keyword arguments of a call, including those of a `**` dictionary that the script shows.
@@ -152,9 +198,37 @@ class TrlScript:
                 self.taken.add(found.statement.lineno)
             if found.place is None:
                 return self.resolved(found.value, take)
-            if isinstance(found.value, ast.Tuple | ast.List):
-                return self.resolved(found.value.elts[found.place], take)
+            several = self._returned(found.value)
+            if isinstance(several, ast.Tuple | ast.List):
+                return self.resolved(several.elts[found.place], take)
+            if found.place == 0 and isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
+                return several  # model, tokenizer = FastLanguageModel.from_pretrained(…)
+        elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
+            return self.resolved(returned, take)
         return node
+
+    def _returned(self, node: ast.expr) -> ast.expr:
+        """What a call of a function of the script returns, if the script shows it; otherwise the node."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return node
+        function = found.statement if (found := self.binding(node.func.id, node.lineno)) else None
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            return node
+        if function.name not in self.followed:
+            self.followed[function.name] = None  # a function that calls itself shows nothing
+            self.followed[function.name] = self._follow(function)
+        return self.followed[function.name] or node
+
+    def _follow(self, function: ast.FunctionDef) -> ast.expr | None:
+        """Binds the names of a function. Returns the expression that it returns; None if there are several or none."""
+        self._bind_parameters(function, list(self._all(ast.Call)))
+        lines = list[ast.stmt]()
+        for statement in self._flat(function.body):
+            lines.append(statement)
+            self._bind(statement, function)
+        self.inner += lines
+        returns = [part for one in lines for part in _own(one) if isinstance(part, ast.Return)]
+        return returns[0].value if returns == lines[-1:] else None
 
     def chosen(self, node: ast.expr) -> ast.expr:
         """The branch of `a if condition else b` that applies, if the script shows the condition."""
@@ -187,17 +261,20 @@ class TrlScript:
                 raise UnknownValueError
             keys = [self.value(key) for key in node.keys if key is not None]
             return dict(zip(keys, map(self.value, node.values), strict=True))
-        if isinstance(node, ast.Name | ast.IfExp) and (target := self.chosen(node)) is not node:
+        if isinstance(node, ast.Name | ast.IfExp | ast.Call) and (target := self.chosen(node)) is not node:
             return self.value(target)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self.value(node.operand)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self.value(node.operand)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            try:
-                return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
-            except (TypeError, ArithmeticError):  # such as None for an option without a value
-                raise UnknownValueError from None
+            return self._computed(OPERATORS[type(node.op)], node.left, node.right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            return self._computed(COMPARISONS[type(node.ops[0])], node.left, node.comparators[0])
+        if isinstance(node, ast.BoolOp):
+            return self._either(node)
+        if isinstance(node, ast.Subscript):
+            return self._item(node)
         if isinstance(node, ast.JoinedStr):
             return "".join(str(self.value(part)) for part in node.values)
         if isinstance(node, ast.FormattedValue) and node.format_spec is None:
@@ -208,13 +285,50 @@ class TrlScript:
             return self._called(node)
         raise UnknownValueError
 
+    def _computed(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
+        """Applies a function without side effects to values."""
+        values = [self.value(node) for node in nodes]
+        try:
+            return function(*values)
+        except (TypeError, ValueError, LookupError, ArithmeticError):  # such as None for an option without a value
+            raise UnknownValueError from None
+
+    def _either(self, node: ast.BoolOp) -> Any:
+        """Evaluates `a or b` and `a and b`."""
+        for part in node.values[:-1]:
+            if bool(value := self.value(part)) is isinstance(node.op, ast.Or):
+                return value
+        return self.value(node.values[-1])
+
+    def _item(self, node: ast.Subscript) -> Any:
+        """Evaluates `settings["rate"]`, of which the script may show only this entry."""
+        entries = self.entries(node.value)
+        if entries is None:
+            return self._computed(operator.getitem, node.value, node.slice)
+        if (key := self.value(node.slice)) not in entries:
+            raise UnknownValueError
+        return self.value(entries[key])
+
     def _attribute(self, node: ast.Attribute) -> Any:
-        """Evaluates `torch.bfloat16` or a command-line option."""
+        """Evaluates `torch.bfloat16`, a command-line option, or a field of a class of the script or of its object."""
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
-        if self.is_parsed(node.value):
+        shown = self.settings(node.value)
+        if node.attr not in shown and self.is_parsed(node.value):
             return self._option(node.attr)
-        raise UnknownValueError
+        return self.value(shown.get(node.attr, UNSHOWN))
+
+    def settings(self, node: ast.expr) -> dict[str, ast.expr]:
+        """The fields of a class of the script or of an object, as far as the script shows them."""
+        target = self.resolved(node, take=False)
+        made = target.func if isinstance(target, ast.Call) else target
+        found = self.binding(made.id, made.lineno) if isinstance(made, ast.Name) else None
+        fields = self.fields(found.statement) if found and isinstance(found.statement, ast.ClassDef) else {}
+        if not isinstance(target, ast.Call) or not isinstance(made, ast.Name):
+            return fields
+        if target.args or any(keyword.arg is None for keyword in target.keywords):
+            return {}
+        return fields | self.keywords(target)
 
     def _option(self, name: str) -> Any:
         """The value of an option: from the command line, or its default."""
@@ -247,13 +361,14 @@ class TrlScript:
         """The defaults of a dataclass, by field."""
         found: dict[str, ast.expr] = {}
         for statement in one.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-                value = statement.value
+            for name, value, place in bound(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else ():
+                if value is None or place is not None:
+                    continue
                 if isinstance(value, ast.Call) and name_of(value.func) == "field":
                     keywords = self.keywords(value)
                     made = keywords.get("default_factory")
                     value = keywords.get("default", made.body if isinstance(made, ast.Lambda) else UNSHOWN)
-                found[statement.target.id] = value
+                found[name] = value
         return found
 
     def _all(self, kind: type[Node]) -> Iterator[Node]:
@@ -262,10 +377,14 @@ class TrlScript:
 
     def is_parsed(self, node: ast.expr) -> bool:
         """True if a name holds the parsed command-line options."""
-        target: ast.expr | None = self.resolved(node, take=False) if isinstance(node, ast.Name) else None
-        if isinstance(target, ast.Name):  # one of several unpacked values
+        target = node
+        while isinstance(target, ast.Name):
             found = self.binding(target.id, target.lineno)
-            target = found.value if found else None
+            if found is None or found.value is None:
+                return False
+            target = found.value
+            if isinstance(target, ast.Tuple | ast.List) and found.place is not None:
+                target = target.elts[found.place]
         return isinstance(target, ast.Call) and self.parses(target)
 
     def parses(self, call: ast.Call) -> bool:
@@ -276,14 +395,18 @@ class TrlScript:
         return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
 
     def _called(self, node: ast.Call) -> Any:
-        """Evaluates `dict(a=1)`, `textwrap.dedent(text)` and `text.strip()`."""
+        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `len(names)`, `textwrap.dedent(text)` and `text.strip()`."""
         name = name_of(node.func)
         if name == "dict" and not node.args:
             return {key: self.value(value) for key, value in self.keywords(node).items()}
-        if name == "dedent" and len(node.args) == 1:
-            return textwrap.dedent(self.value(node.args[0]))
-        if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
-            return str(self.value(node.func.value)).strip()
+        if node.keywords:
+            raise UnknownValueError
+        if name == "getattr" and len(node.args) > 1 and ast.unparse(node.args[0]) == "torch":
+            return self.value(node.args[1])
+        if name == "dedent" or (name in FUNCTIONS and isinstance(node.func, ast.Name)):
+            return self._computed(FUNCTIONS[name], *node.args)
+        if name in METHODS and isinstance(node.func, ast.Attribute):
+            return self._computed(getattr(str, name), node.func.value, *node.args)
         raise UnknownValueError
 
     def config_options(self) -> dict[str, ast.expr | Any]:
@@ -306,20 +429,24 @@ class TrlScript:
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
-        for statement in self.statements:  # config.beta = 0.1
+        for statement in (*self.statements, *self.inner):  # config.beta = 0.1
             place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if isinstance(place, ast.Attribute) and ast.unparse(place.value) == ast.unparse(node):
+            if isinstance(place, ast.Attribute) and self._is_same(place.value, node, target):
                 found[place.attr] = statement.value  # type: ignore[attr-defined]
                 self.taken.add(statement.lineno)
         return found
 
+    def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:
+        """True if an expression is written like another, or stands for the same object as it."""
+        return ast.unparse(one) == ast.unparse(node) or self.resolved(one, take=False) is target
+
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
-        for statement in self.statements:
+        for statement in (*self.statements, *self.inner):
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
             text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
+            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass | ast.Return
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
             is_taken = statement.lineno in self.taken or text or isinstance(statement, kinds)
             if not (is_taken or (trains and not self._sets(statement))):
@@ -339,3 +466,11 @@ class TrlScript:
         if not isinstance(value, ast.Call):
             return False
         return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of functions inside it."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for part in ast.iter_child_nodes(node):
+            yield from _own(part)

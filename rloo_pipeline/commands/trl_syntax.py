@@ -18,6 +18,8 @@ class Binding(NamedTuple):
     """The value; None for a function, class or import. For a parameter of a function, its argument or default."""
     place: int | None = None
     """Position in an unpacked tuple."""
+    function: ast.FunctionDef | None = None
+    """The function that the statement is in, if only lines of that function see the name."""
 
     @property
     def is_parameter(self) -> bool:
@@ -26,7 +28,10 @@ class Binding(NamedTuple):
 
     def is_seen(self, line: int) -> bool:
         """True if a line is below the statement or, for a parameter, inside its function."""
-        return self.statement.lineno < line <= (self.statement.end_lineno or line if self.is_parameter else line)
+        scope = self.statement if self.is_parameter else self.function
+        if scope is not None and not scope.lineno < line <= (scope.end_lineno or line):
+            return False
+        return self.is_parameter or (self.statement.end_lineno or line) < line
 
 
 def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str, ast.expr]:

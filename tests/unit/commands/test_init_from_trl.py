@@ -502,7 +502,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
         (AGENT, "sft", "'sft' does not belong to an option"),
         (AGENT, "--model_name_or_path 'm", r"'script\.py .* 'm': cannot be split into words \(No closing quotation\)"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
-        (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
+        (SMALL.format(options="num_generations=3, generation_batch_size=8"), "", "generation_batch_size"),
         (
             SMALL.format(options="").replace('load_dataset("org/data", "main", split="test")', "{'a': DATA}"),
             "",
