@@ -9,7 +9,7 @@ import ast
 import copy
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
@@ -46,10 +46,18 @@ if __name__ == "__main__":  # where there is internet: it fetches the data, whic
 """
 
 
-def functions(script: TrlScript, names: Iterable[str]) -> str:
-    """Python source of functions or classes of the script, with everything that they depend on."""
-    chosen = _closure(script, [(name, len(script.text)) for name in names])
-    return _module(script, "Functions", chosen)
+def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
+    """Python source of functions or classes of the script, with everything that they depend on.
+
+    Args:
+        script: the script.
+        names: those that the script has without a value, others with the expression that makes them.
+    """
+    needed = [(name, len(script.text)) for name, made in names.items() if made is None]
+    made = {name: expression for name, expression in names.items() if expression is not None}
+    chosen = _closure(script, [*needed, *(name for expression in made.values() for name in _names(expression))])
+    lines = "".join(f"\n{name} = {_source(script, expression)}\n" for name, expression in made.items())
+    return _module(script, "Functions", chosen) + lines
 
 
 def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
@@ -96,7 +104,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if binding.is_parameter or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
+            if binding.is_parameter or binding.function or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
                 continue  # its values are filled in where they are used
             is_above = statement.lineno < before or binding.value is None
             if is_above and id(statement) not in chosen:

@@ -39,6 +39,11 @@ class TrlProject:
         self.rows: list[ArgumentRow] = []
         self.files: dict[str, str] = {}
         """Python files with code copied from the script: name → text."""
+        if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
+            raise UserError(
+                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it for "
+                "TRL 1, with model, reward_funcs and args"
+            )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         of_model, dataset = self._model(model, given), self._dataset()
@@ -157,6 +162,9 @@ class TrlProject:
         elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):
             keys["dtype"] = value
             self._row("dtype", value, "model.dtype")
+        elif option == "load_in_4bit" and value:
+            keys["quantization"] = "nf4"
+            self._row(option, text, "model.quantization", "nf4")
         elif option in ("revision", "trust_remote_code", "quantization_config") and value not in (None, False, "main"):
             key = option.removesuffix("_config")
             keys[key] = value
@@ -178,6 +186,7 @@ class TrlProject:
         """Builds the section `dataset`."""
         arguments = self.script.arguments
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
+        train, held_out = self.script.passed(train), self.script.passed(held_out)
         if train is None:
             raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
         shown_eval = self.script.argument("eval_dataset")
@@ -226,24 +235,32 @@ class TrlProject:
     def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
-        nodes = [] if target is None else _elements(target)
+        nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
-        rewards, copied = list[JSON](), list[str]()
+        rewards, copied = list[JSON](), dict[str, ast.expr | None]()
         for number, part in enumerate(nodes):
-            function = self._function(part, "rewards.py", copied)
-            if function is None and (model := self._value(part)) and isinstance(model, str):
-                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
-            elif isinstance(part, ast.Call) and name_of(part.func) == "get_soft_overlong_punishment":
-                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), part.args, strict=False))
-                values = [self._value(value) for value in (keywords | self.script.keywords(part)).values()]
+            made = self.script.resolved(part)
+            if isinstance(made, ast.Call) and name_of(made.func) == "get_soft_overlong_punishment":
+                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), made.args, strict=False))
+                values = [self._value(value) for value in (keywords | self.script.keywords(made)).values()]
                 options = dict(zip(("longest", "cache"), values, strict=False))
-                function = {"function": tables.OVERLONG, "options": options}
+                function: JSON | None = {"function": tables.OVERLONG, "options": options}
+            elif isinstance(model := self._value(made), str):
+                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
+            else:
+                function = self._function(part, "rewards.py", copied)
+            if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
+                called = name_of(part.func) if isinstance(part, ast.Call) else ""
+                copied[name := f"{called or 'reward'}_{number + 1}"] = part
+                function = {"function": f"rewards.py:{name}"}
             if function is None:
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
+            if function["function"].endswith(":reward"):  # the name of the weighted sum
+                function["name"] = "reward_function"
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
@@ -254,20 +271,29 @@ class TrlProject:
         if not rewards and "environment_factory" in self.script.arguments:
             rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
         if not rewards:
-            raise UserError(f"{self.script.path}: its reward functions cannot be read; at least one is needed")
+            text = "none" if target is None else ast.unparse(target)
+            raise UserError(
+                f"{self.script.path}: its reward functions cannot be read (reward_funcs: {shown(text)}); at least one "
+                "is needed, as a function or class of this file or a module"
+            )
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
 
-    def _function(self, node: ast.expr, file: str, copied: list[str]) -> JSON | None:
+    def _function(self, node: ast.expr, file: str, copied: dict[str, ast.expr | None]) -> JSON | None:
         """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported
         module.
         """
         if not isinstance(node, ast.Name) or (found := self.script.binding(node.id, node.lineno)) is None:
             return None
         statement = found.statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            copied.append(node.id)
+        if isinstance(found.value, ast.Name):
+            return self._function(found.value, file, copied)
+        is_made = isinstance(statement, ast.Assign) and isinstance(found.value, ast.Call | ast.Lambda)
+        if is_made or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if found.function or found.place is not None or not self.script.shows(found.value):
+                return None
+            copied[node.id] = None
             return {"function": f"{file}:{node.id}"}
         if not isinstance(statement, ast.ImportFrom) or not statement.module:
             return None
@@ -280,13 +306,13 @@ class TrlProject:
 
     def _tools(self, config: JSON) -> None:
         """Sets `rollout.tools` and `rollout.environment`."""
-        copied: list[str] = []
+        copied = dict[str, ast.expr | None]()
         rollout = config.setdefault("rollout", {})
         for option, key in (("tools", "tools"), ("environment_factory", "environment")):
             target = self.script.argument(option)
             if target is None:
                 continue
-            parts = target.values if isinstance(target, ast.Dict) else _elements(target)
+            parts = target.values if isinstance(target, ast.Dict) else _elements(target, self.script.arguments[option])
             found = [self._function(part, "tools.py", copied) for part in parts]
             if None in found:
                 raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
@@ -319,21 +345,26 @@ class TrlProject:
             text = ast.unparse(self.script.arguments["peft_config"])
             self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
             return None
-        # PEFT's defaults, which differ from those here
-        lora = {name: self._value(options.get(name), 8) for name in ("r", "lora_alpha")}
+        # PEFT's defaults and Unsloth's, which differ from those here
+        is_unsloth = name_of(call.func) == "get_peft_model"
+        lora = {name: self._value(options.get(name), 16 if is_unsloth else 8) for name in ("r", "lora_alpha")}
         lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
-        lora["target_modules"] = self._value(options.get("target_modules")) or ["q_proj", "v_proj"]
-        note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
+        default, note = ["q_proj", "v_proj"], "q_proj and v_proj, PEFT's default for most models"
+        if is_unsloth:
+            default, note = "all-linear", "all linear layers, Unsloth's default"
+        lora["target_modules"] = self._value(options.get("target_modules")) or default
+        note = "" if "target_modules" in options else note
         self._row("peft_config", ast.unparse(call), "update.lora", note)
         hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
-        for name in sorted((options.keys() - lora.keys() | hidden) - {"task_type", "bias"}):
-            self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
+        for name in sorted((options.keys() - lora.keys() | hidden) - tables.LORA_SILENT):
+            if name in hidden or self._value(options[name]) not in (None, False, "none"):
+                self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
         return lora
 
 
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """The elements of a list or tuple; any other expression counts as one element."""
-    return node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
+    """The elements of a list or tuple. Any other expression counts as one element, as it is written in the call."""
+    return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:

@@ -7,8 +7,10 @@ defaults of argparse, and the script's command-line options.
 from __future__ import annotations
 
 import ast
+import builtins
 import operator
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, TypeVar
 
 from rloo_pipeline.commands.trl_options import option_values
 from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, name_of, parameters
-from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL
+from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL, TALK
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
@@ -45,6 +47,10 @@ FUNCTIONS = {
     **{function.__name__: function for function in (bool, float, int, len, max, min, str)},
     "dedent": textwrap.dedent,
 }
+OTHER_FILES = {
+    **dict.fromkeys((".yaml", ".yml"), "options, not a script; name the script first: --from-trl 'SCRIPT --config FILE'"),
+    ".ipynb": "a notebook; `jupyter nbconvert --to script` writes the script that --from-trl reads",
+}
 METHODS = ("strip", "lower", "upper", "split", "replace")
 """Methods of strings."""
 Node = TypeVar("Node", bound=ast.AST)
@@ -72,11 +78,13 @@ class TrlScript:
         self.path = Path(name)
         try:
             self.text = self.path.read_text(encoding="utf-8")
+            if advice := OTHER_FILES.get(self.path.suffix):
+                raise UserError(f"--from-trl {name}: {advice}")
             self.tree = ast.parse(self.text)
         except OSError as error:
             raise UserError(f"--from-trl {name}: cannot be read ({error.strerror})") from error
         except (SyntaxError, ValueError) as error:
-            raise UserError(f"--from-trl {name}: not valid Python ({error})") from error
+            raise UserError(f"--from-trl {name}: not valid Python {'.'.join(map(str, sys.version_info[:2]))} ({error})") from error
         self.options = option_values(words)
         self.trainer = self._trainer()
         self.calls = self._calls()
@@ -207,6 +215,14 @@ class TrlScript:
             return self.resolved(returned, take)
         return node
 
+    def passed(self, node: ast.expr | None) -> ast.expr | None:
+        """What a function that makes the trainer gets for one of its parameters; any other expression as it is."""
+        while isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.is_parameter:
+            if found.value is None or found.value is UNSHOWN:
+                break
+            node = found.value
+        return node
+
     def _returned(self, node: ast.expr) -> ast.expr:
         """What a call of a function of the script returns, if the script shows it; otherwise the node."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -245,6 +261,12 @@ class TrlScript:
         node = self.arguments.get(name)
         target = None if node is None else self.resolved(node)
         return None if isinstance(target, ast.Constant) and target.value is None else target
+
+    def shows(self, node: ast.expr | None) -> bool:
+        """True if the script defines all names in an expression."""
+        own = {part.arg for part in ast.walk(node or UNSHOWN) if isinstance(part, ast.arg)} | set(dir(builtins))
+        names = [part for part in ast.walk(node or ast.Constant(None)) if isinstance(part, ast.Name)]
+        return all(part.id in own or part.id in self.bindings for part in names)
 
     def value(self, node: ast.expr) -> Any:
         """Evaluates an expression to plain data.
@@ -445,12 +467,18 @@ class TrlScript:
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
         for statement in (*self.statements, *self.inner):
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass | ast.Return
+            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
-            is_taken = statement.lineno in self.taken or text or isinstance(statement, kinds)
-            if not (is_taken or (trains and not self._sets(statement))):
+            is_taken = statement.lineno in self.taken or isinstance(statement, kinds | ast.Return) or _only_shows(statement)
+            if not (is_taken or self._is_afterwards(statement) or (trains and not self._sets(statement))):
                 yield statement
+
+    def _is_afterwards(self, statement: ast.stmt) -> bool:
+        """True if a statement is below the one that trains, in the same function."""
+        trains = [call.lineno for call in self._all(ast.Call) if name_of(call.func) == "train" and call.lineno >= self.trainer.lineno]
+        inside = [function for function in self._makers() if function.lineno < min(trains, default=0) <= (function.end_lineno or 0)]
+        end = inside[-1].end_lineno if inside else None
+        return bool(trains) and min(trains) < statement.lineno <= (end or statement.lineno)
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement sets an option or adds a callback."""
@@ -466,6 +494,13 @@ class TrlScript:
         if not isinstance(value, ast.Call):
             return False
         return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+
+
+def _only_shows(statement: ast.stmt) -> bool:
+    """True for an expression alone on its line, such as text or `rows[0]`, and for a call that prints."""
+    if not isinstance(statement, ast.Expr):
+        return False
+    return not isinstance(statement.value, ast.Call) or name_of(statement.value.func) in TALK
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
