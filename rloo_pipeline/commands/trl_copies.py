@@ -114,7 +114,8 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             if id(statement) not in chosen and statement.lineno < before and _mutated_name(statement) == name:
                 chosen[id(statement)] = statement
                 waiting += _names(statement)
-    script.taken |= {statement.lineno for statement in chosen.values()}
+    inner = (part for statement in chosen.values() for part in ast.walk(statement) if isinstance(part, ast.stmt))
+    script.taken |= {part.lineno for part in inner}
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 

@@ -183,8 +183,20 @@ class TrlScript:
             return self.keywords(value)
         if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
             names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
-            return dict(zip(names, value.values, strict=True))
+            return dict(zip(names, value.values, strict=True)) | self._added(value, node)
         return None
+
+    def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
+        """The entries that lines such as `settings["rate"] = 1e-6` above the one that reads a dictionary add to it."""
+        found: dict[str, ast.expr] = {}
+        for statement in (*self.statements, *self.inner):
+            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if not isinstance(place, ast.Subscript) or not isinstance(place.slice, ast.Constant):
+                continue
+            if statement.lineno < read.lineno and self.resolved(place.value, take=False) is entries:
+                found[str(place.slice.value)] = statement.value  # type: ignore[attr-defined]
+                self.taken.add(statement.lineno)
+        return found
 
     def at(self, node: ast.AST, problem: str) -> str:
         """Formats a problem with its position in the script."""
@@ -467,9 +479,10 @@ class TrlScript:
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
         for statement in (*self.statements, *self.inner):
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
+            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
-            is_taken = statement.lineno in self.taken or isinstance(statement, kinds | ast.Return) or _only_shows(statement)
+            trains = trains and not self._makes_another(statement)
+            is_taken = statement.lineno in self.taken or isinstance(statement, kinds) or _only_shows(statement)
             if not (is_taken or self._is_afterwards(statement) or (trains and not self._sets(statement))):
                 yield statement
 
@@ -479,6 +492,11 @@ class TrlScript:
         inside = [function for function in self._makers() if function.lineno < min(trains, default=0) <= (function.end_lineno or 0)]
         end = inside[-1].end_lineno if inside else None
         return bool(trains) and min(trains) < statement.lineno <= (end or statement.lineno)
+
+    def _makes_another(self, statement: ast.stmt) -> bool:
+        """True if a statement makes another trainer, such as one that fine-tunes the model first."""
+        calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call) and part not in self.calls]
+        return any(name_of(call.func).endswith("Trainer") for call in calls)
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement sets an option or adds a callback."""
@@ -497,9 +515,13 @@ class TrlScript:
 
 
 def _only_shows(statement: ast.stmt) -> bool:
-    """True for an expression alone on its line, such as text or `rows[0]`, and for a call that prints."""
+    """True for an expression alone on its line, such as text or `rows[0]`, for a call that prints, and for what has no
+    effect on the training, such as `os.environ[…] = …`.
+    """
+    if isinstance(statement, ast.Assign):
+        return ast.unparse(statement.targets[0]).startswith("os.environ[")
     if not isinstance(statement, ast.Expr):
-        return False
+        return isinstance(statement, ast.Pass | ast.Return | ast.Global | ast.Delete)
     return not isinstance(statement.value, ast.Call) or name_of(statement.value.func) in TALK
 
 
