@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
-from rloo_pipeline.commands.trl_syntax import bound, name_of
+from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -106,7 +106,7 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             statement = binding.statement
             if binding.is_parameter or binding.function or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
                 continue  # its values are filled in where they are used
-            is_above = statement.lineno < before or binding.value is None
+            is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
@@ -120,9 +120,9 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
 
 
 def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
-    """Names that a node reads, and the line before which they must be bound."""
+    """Names that a node reads from outside of it, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
-    return [(part.id, line) for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    return [(name, line) for name in free_names(node)]
 
 
 def _mutated_name(statement: ast.stmt) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rloo_pipeline.commands.trl_options import option_values
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, name_of, parameters
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, free_names, name_of, parameters
 from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL, TALK
 from rloo_pipeline.errors import UserError
 
@@ -276,9 +276,7 @@ class TrlScript:
 
     def shows(self, node: ast.expr | None) -> bool:
         """True if the script defines all names in an expression."""
-        own = {part.arg for part in ast.walk(node or UNSHOWN) if isinstance(part, ast.arg)} | set(dir(builtins))
-        names = [part for part in ast.walk(node or ast.Constant(None)) if isinstance(part, ast.Name)]
-        return all(part.id in own or part.id in self.bindings for part in names)
+        return node is None or all(name in self.bindings or hasattr(builtins, name) for name in free_names(node))
 
     def value(self, node: ast.expr) -> Any:
         """Evaluates an expression to plain data.
@@ -483,10 +481,10 @@ class TrlScript:
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
             trains = trains and not self._makes_another(statement)
             is_taken = statement.lineno in self.taken or isinstance(statement, kinds) or _only_shows(statement)
-            if not (is_taken or self._is_afterwards(statement) or (trains and not self._sets(statement))):
+            if not (is_taken or self.is_afterwards(statement) or (trains and not self._sets(statement))):
                 yield statement
 
-    def _is_afterwards(self, statement: ast.stmt) -> bool:
+    def is_afterwards(self, statement: ast.stmt) -> bool:
         """True if a statement is below the one that trains, in the same function."""
         trains = [call.lineno for call in self._all(ast.Call) if name_of(call.func) == "train" and call.lineno >= self.trainer.lineno]
         inside = [function for function in self._makers() if function.lineno < min(trains, default=0) <= (function.end_lineno or 0)]

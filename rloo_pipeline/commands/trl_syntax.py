@@ -78,3 +78,37 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 yield inner.id, UNSHOWN, None
             elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
                 yield from ((name, None, None) for name, _, _ in bound(inner))
+
+
+def free_names(node: ast.AST) -> Iterator[str]:
+    """Yields the names that a node reads, without the arguments and variables of functions and comprehensions in it."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+        return
+    inside: list[ast.AST] = []
+    own: set[str] = set()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        inside = node.body if isinstance(node.body, list) else [node.body]
+        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+        own |= {name for statement in inside for name in _stored(statement)}
+        own -= {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        inside = list(ast.iter_child_nodes(node))
+        own = {name for part in node.generators for name in _stored(part.target)}
+    for part in ast.iter_child_nodes(node):
+        yield from (name for name in free_names(part) if part not in inside or name not in own)
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    """Yields the names that a node binds, without those inside functions in it."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (name for name, _, _ in bound(node))
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif not isinstance(node, ast.Lambda):
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+        for part in ast.iter_child_nodes(node):
+            yield from _stored(part)
