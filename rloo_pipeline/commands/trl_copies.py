@@ -12,8 +12,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of
+from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -104,7 +105,11 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if binding.is_parameter or binding.function or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
+            if (
+                binding.is_parameter
+                or binding.function
+                or (isinstance(binding.value, ast.Call) and script.parses(binding.value))
+            ):
                 continue  # its values are filled in where they are used
             is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
             if is_above and id(statement) not in chosen:

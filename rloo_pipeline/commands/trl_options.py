@@ -94,7 +94,9 @@ class Translation:
             self.add("max_prompt_length", "dataset.max_prompt_length", note)
         if "disable_dropout" not in self.given:
             self.options["disable_dropout"] = False
-            self.add("disable_dropout", "update.disable_dropout", "true by default: no dropout of the model's config.json")
+            self.add(
+                "disable_dropout", "update.disable_dropout", "true by default: no dropout of the model's config.json"
+            )
 
     def _one(self, name: str, key: str, note: str = "") -> None:
         """Takes over an option unchanged. None means the default on both sides."""

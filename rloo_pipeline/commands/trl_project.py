@@ -11,8 +11,9 @@ from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
+from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
@@ -41,8 +42,8 @@ class TrlProject:
         """Python files with code copied from the script: name → text."""
         if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
             raise UserError(
-                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it for "
-                "TRL 1, with model, reward_funcs and args"
+                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it "
+                "for TRL 1, with model, reward_funcs and args"
             )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
@@ -333,7 +334,11 @@ class TrlProject:
         if call is None or (isinstance(call, ast.Constant) and call.value is None):
             return None
         if isinstance(call, ast.Call) and name_of(call.func) == "get_peft_config":
-            made = {key: self._value(node) for key, node in self.script.settings(call.args[0]).items()} if call.args else {}
+            made = (
+                {key: self._value(node) for key, node in self.script.settings(call.args[0]).items()}
+                if call.args
+                else {}
+            )
             values = {**tables.OF_MODEL, **self.script.options, **made}
             if not values["use_peft"]:
                 return None
@@ -349,7 +354,8 @@ class TrlProject:
         is_unsloth = name_of(call.func) == "get_peft_model"
         lora = {name: self._value(options.get(name), 16 if is_unsloth else 8) for name in ("r", "lora_alpha")}
         lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
-        default, note = ["q_proj", "v_proj"], "q_proj and v_proj, PEFT's default for most models"
+        default: list[str] | str = ["q_proj", "v_proj"]
+        note = "q_proj and v_proj, PEFT's default for most models"
         if is_unsloth:
             default, note = "all-linear", "all linear layers, Unsloth's default"
         lora["target_modules"] = self._value(options.get("target_modules")) or default
@@ -368,8 +374,10 @@ def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:
-    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first."""
+    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first, and one
+    of the format only if there is no other.
+    """
     names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
-    return next(
-        (name for name in names if any(word in name for word in ("accura", "correct", "math", "right"))), names[0]
-    )
+    names = [name for name in names if "format" not in name] or names
+    words = ("accura", "correct", "math", "right", "answer")
+    return next((name for name in names if any(word in name for word in words)), names[0])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
 """An expression whose value the script does not show."""
+
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class Binding(NamedTuple):
@@ -50,6 +53,11 @@ def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str
     return found if len(calls) <= 1 else dict.fromkeys(found, UNSHOWN)
 
 
+def all_nodes(tree: ast.AST, kind: type[Node]) -> Iterator[Node]:
+    """All nodes of a kind."""
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
 def name_of(function: ast.expr) -> str:
     """The last part of a dotted name: `RLOOConfig` for `trl.RLOOConfig`."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -88,7 +96,7 @@ def free_names(node: ast.AST) -> Iterator[str]:
     inside: list[ast.AST] = []
     own: set[str] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        inside = node.body if isinstance(node.body, list) else [node.body]
+        inside = [*node.body] if isinstance(node.body, list) else [node.body]
         own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
         own |= {name for statement in inside for name in _stored(statement)}
         own -= {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}

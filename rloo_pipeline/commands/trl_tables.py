@@ -114,7 +114,7 @@ OF_LORA = {
 }
 """Command-line options, and the LoraConfig arguments that TRL's get_peft_config makes from them."""
 OF_MODEL: Mapping[str, Any] = {
-    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config")),
+    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config", "datasets")),
     **dict.fromkeys(("lora_target_modules", "lora_modules_to_save", "lora_target_parameters")),
     **dict.fromkeys(("use_peft", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "dataset_streaming"), False),
     "model_revision": "main",
