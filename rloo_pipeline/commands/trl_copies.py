@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rloo_pipeline.commands.trl_script import TrlScript
-from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of
+from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names
 from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 
@@ -198,11 +198,21 @@ class _Filled(ast.NodeTransformer):
         self.script = script
         self.has_changed = False
         self.own: set[str] = set()
-        """Arguments of functions that are copied."""
+        """Arguments and variables of functions that are copied, whose names do not stand for options."""
 
-    def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        """Records arguments, whose names do not stand for options."""
-        self.own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
+        return self.generic_visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:

@@ -96,15 +96,23 @@ def free_names(node: ast.AST) -> Iterator[str]:
     inside: list[ast.AST] = []
     own: set[str] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        inside = [*node.body] if isinstance(node.body, list) else [node.body]
-        own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
-        own |= {name for statement in inside for name in _stored(statement)}
-        own -= {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+        inside, own = _body(node), own_names(node)
     elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
         inside = list(ast.iter_child_nodes(node))
         own = {name for part in node.generators for name in _stored(part.target)}
     for part in ast.iter_child_nodes(node):
         yield from (name for name in free_names(part) if part not in inside or name not in own)
+
+
+def own_names(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The arguments and variables of a function."""
+    own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+    own |= {name for statement in _body(node) for name in _stored(statement)}
+    return own - {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+
+
+def _body(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.AST]:
+    return [*node.body] if isinstance(node.body, list) else [node.body]
 
 
 def _stored(node: ast.AST) -> Iterator[str]:

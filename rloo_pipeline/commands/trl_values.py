@@ -73,6 +73,7 @@ class ScriptValues:
         makers: Sequence[ast.FunctionDef],
     ) -> None:
         self.path, self.tree, self.options, self.calls = path, tree, options, calls
+        self.functions = list(all_nodes(tree, ast.FunctionDef))
         self.taken: set[int] = set()
         """First lines of the statements that the project takes over."""
         self.statements: list[ast.stmt] = []
@@ -135,10 +136,15 @@ class ScriptValues:
         return found
 
     def binding(self, name: str, before: int) -> Binding | None:
-        """The last statement above a line that binds a name. A function, class or import may also be below."""
+        """The last statement above a line that binds a name. A function, class or import may also be below, and for a
+        line of a function, the only statement that binds the name.
+        """
         known = self.bindings.get(name, [])
         above = [binding for binding in known if binding.is_seen(before)]
         usable = above or [binding for binding in known if binding.value is None]
+        if not usable and any(one.lineno < before <= (one.end_lineno or 0) for one in self.functions):
+            below = [binding for binding in known if not binding.function and not binding.is_parameter]
+            usable = below if len(below) == 1 else []
         return usable[-1] if usable else None
 
     def resolved(self, node: ast.expr, take: bool = True) -> ast.expr:
