@@ -53,7 +53,13 @@ class TrlModel:
         node, target = self.script.arguments.get("model"), self.script.argument("model")
         while isinstance(target, ast.Call) and (inner := self._wrapped(target)) is not None:
             target = inner
-        if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
+        if isinstance(target, ast.Call) and ast.unparse(target.func) == "PeftModel.from_pretrained":
+            note = "the script trains this adapter further; merge it into its model first"
+            if named is None:
+                raise UserError(self.script.at(target, f"{note}, and name the merged folder with --model"))
+            self._row("model", ast.unparse(target), "", f"{note}; update.lora makes a new one")
+            target = None
+        elif isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained":
             given = {**given, **self.script.keywords(target)}
             named_by = [given.pop(name) for name in ("model_name", "pretrained_model_name_or_path") if name in given]
             target = next(iter((*target.args, *named_by)), target)

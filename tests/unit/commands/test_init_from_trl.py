@@ -683,6 +683,11 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
         ),
         ("def f(:", "", r"script\.py: not valid Python"),
         (
+            SMALL.format(options="").replace('"org/model"', "PeftModel.from_pretrained(base, path)"),
+            "",
+            "line 6: the script trains this adapter further; merge it .* with --model",
+        ),
+        (
             SMALL.format(options="").replace('"test"))', '"test"), reward_model=m)'),
             "",
             "the trainer's reward_model belongs",
