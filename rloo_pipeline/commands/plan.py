@@ -41,8 +41,8 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if gpus is not None and wait is not None:
         raise UserError("--profile: the queue is for the settings of a run, and --gpus compares several; leave one out")
     if gpus is not None and runs.experiment is None:
-        card = card_here(gpu or DEFAULT_CARD, runs.first.model.dtype)
-        plan_gpus(runs.first, model_inputs.shape(runs.first), card, gpus)
+        shape, dtype = model_inputs.shape(runs.first), runs.first.model.dtype
+        plan_gpus(runs.first, shape, card_here(gpu or DEFAULT_CARD, dtype), gpus)
         return
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait)
