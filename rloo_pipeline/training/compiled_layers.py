@@ -67,6 +67,8 @@ def _problem(base: Any, policy: Policy, device: torch.device) -> str:
         return f"it needs packed training, and the model trains in {checked.form} batches"
     if any(map(takes_experts, base.modules())):
         return "it is a mixture of experts"
+    if not decoder_layers(base):
+        return "transformers does not say which modules are its layers"
 
     def prepare(model: Any) -> None:
         for name, kernel in faster_kernels.KERNELS.items():
