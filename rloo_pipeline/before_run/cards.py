@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from rloo_pipeline.errors import UserError
+from rloo_pipeline.runtime import devices
 
 
 class Card(NamedTuple):
@@ -50,3 +51,16 @@ def card_of(argument: str) -> Card:
     if not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
         raise UserError(f"--gpu {argument}: '{size}' is not a number of GB; write it as h100:80")
     return CARDS[name]._replace(gigabytes=float(size))
+
+
+def card_here(argument: str) -> Card:
+    """As `card_of`; but if no memory is named and this machine has such a card, with the memory that its driver shows,
+    which decides what `auto` is in a run.
+    """
+    card = card_of(argument)
+    whole = ":" not in argument and not any(name.startswith("MIG-") for name in devices.visible_gpus())
+    for line in devices.gpu_facts("name,memory.total") if whole else ():
+        name, _, mebibytes = line.rpartition(", ")
+        if mebibytes.isdigit() and re.search(rf"\b{card.name}\b", name.lower().replace("rtx ", "rtx")):
+            return card._replace(gigabytes=round(int(mebibytes) * 2**20 / 1e9, 1))
+    return card

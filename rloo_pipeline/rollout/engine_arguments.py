@@ -1,7 +1,7 @@
 """The arguments of a vLLM engine for a policy on this device; refuses what vLLM cannot sample there.
 
 vLLM itself would fail deep inside an engine, or not notice. Sizes of context, KV cache and batches are computed before
-engine starts.
+an engine starts.
 """
 
 from __future__ import annotations

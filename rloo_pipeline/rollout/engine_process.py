@@ -44,6 +44,9 @@ SECONDS = 10.0
 """Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
 
 
+scratch.hold()  # before a spawned process imports torch and vLLM, which it does before it calls `run`
+
+
 def prepare() -> dict[str, Any]:
     """Sets the environment variables of an engine, before it starts; returns its settings.
 

@@ -154,6 +154,17 @@ def test_a_sampling_option_reruns_the_rollouts_and_what_follows(finished) -> Non
     assert planned == rounds | WARM | FINAL | REPORT | CHECKS
 
 
+def test_another_size_of_a_round_reruns_neither_the_probe_nor_the_evaluation_of_the_warm_start(finished) -> None:
+    kept = {*CHECKS, *WARM, "policies/00000"}
+    for keys in ({"shards": 1}, {"generation_batch_size": 48}, {"oversample": 1.5}):
+        planned = finished.planned(rollout=keys)
+        assert "rounds/00001/metrics.json" in planned
+        assert not planned & kept
+    planned = finished.planned(rollout={"num_generations": 8})
+    assert planned >= CHECKS
+    assert not planned & WARM
+
+
 def test_a_lag_reruns_what_follows_the_first_rollouts(finished) -> None:
     """Round 1 is sampled from policy 0 with any lag; the correction that comes with a lag trains it again."""
     assert finished.planned(rollout={"lag": 1}) == updates() | SECOND_ROUND | FINAL | REPORT

@@ -256,6 +256,27 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
             cards.card_of(f"h100:{size}")
 
 
+@pytest.mark.parametrize(
+    ("shown", "argument", "gigabytes"),
+    [
+        ("NVIDIA H200, 143771", "h200", 150.8),
+        ("NVIDIA H200, 143771", "h200:100", 100),
+        ("NVIDIA H200, 143771", "h100", 80),
+        ("NVIDIA GeForce RTX 3090, 24576", "rtx3090", 25.8),
+        ("NVIDIA RTX A4000, 16376", "a40", 48),
+        ("NVIDIA H200, [N/A]", "h200", 141),
+    ],
+)
+def test_a_plan_counts_on_the_memory_that_the_driver_shows_of_such_a_card(
+    shown, argument, gigabytes, monkeypatch
+) -> None:
+    monkeypatch.setattr(cards.devices, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(cards.devices, "gpu_facts", lambda _: [shown])
+    assert cards.card_here(argument).gigabytes == gigabytes
+    monkeypatch.setattr(cards.devices, "visible_gpus", lambda: ["MIG-7"])
+    assert cards.card_here(argument) == cards.card_of(argument)
+
+
 def test_an_unknown_model_is_one_line() -> None:
     outcome = rloo("plan", ROOT / "config" / "gsm8k-qwen3-4b.yaml", HF_HOME=str(Path("/nonexistent")))
     assert outcome.returncode == 1

@@ -171,7 +171,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.image_store.ImageStore.file": STAGES_FILE,
     "artifacts.lineage": STAGES_FILE,
     "artifacts.manifest": STAGES_FILE,
-    "artifacts.model_dims": "about a plan; stages go on without the dimensions",
+    "artifacts.model_dims.read": "about a plan; stages go on without the dimensions",
+    "artifacts.model_dims.check_types": (
+        Case(
+            "config.json: rope_parameters is 'x', not an object; fetch",
+            model=edited("config.json", rope_parameters="x"),
+            checks=MODEL,
+        ),
+    ),
     "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
     "artifacts.model_files.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
