@@ -118,8 +118,8 @@ class Update(Section):
     affected.
     """
     torch_compile: bool = False
-    """Compile the model's layers with torch.compile, each process anew; refused where compiled layers do not give
-    what plain transformers gives. Needs g++ on CPUs and gcc on GPUs, and excludes `deepspeed.zero_stage: 3`,
+    """Compile the model's layers, except attention, with torch.compile when the engine starts. The stage fails if the
+    compiled layers do not give what plain transformers gives. Needs g++ on CPUs and gcc on GPUs, and excludes `deepspeed.zero_stage: 3`,
     `model.quantization`, `reproducible`, prompts with images and mixtures of experts.
     """
     lora: Lora | None = None

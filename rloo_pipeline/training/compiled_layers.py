@@ -37,25 +37,40 @@ def use(model: Any) -> None:
         layer.compile(dynamic=True)
 
 
+def require(model: Any, form: str) -> None:
+    """Raises UserError if a full model, which trains in this form of batch, has layers that are not compiled here."""
+    if form != batch_forms.Packed.name:
+        raise _refusal(model, f"it trains in {form} batches, not in packed ones")
+    if any(map(takes_experts, model.modules())):
+        raise _refusal(model, "it is a mixture of experts")
+    if not decoder_layers(model):
+        raise _refusal(model, "transformers does not say which modules are its layers")
+
+
+def _refusal(model: Any, why: str) -> UserError:
+    return UserError(f"update.torch_compile: {type(model).__name__} cannot train with it ({why}); remove the key")
+
+
 def install(module: TokenLogProbs, policy: Policy, device: torch.device) -> None:
     """Compiles the layers of a model in training, after a check of the compiled layers.
 
     Args:
-        module: the model, on its device.
-        policy: its policy.
-        device: the device.
+        module: model on the device.
+        policy: its policy, for the check.
+        device: device that trains the model.
 
     Raises:
         UserError: its layers cannot be compiled, or do not give what plain transformers gives.
     """
     base: Any = batch_forms.full_model(module.model)
     checked = base.self_check
+    require(base, checked.form)
     _set_cache_folder()
     if checked.digest not in _problems:
         _problems[checked.digest] = _problem(base, policy, device)
         torch.compiler.reset()  # layers of the small copy would count towards the limit of recompilations
     if why := _problems[checked.digest]:
-        raise UserError(f"update.torch_compile: {checked.model} cannot train with it ({why}); remove the key")
+        raise _refusal(base, why)
     use(base)
     _compile(module, base, device)
 
@@ -63,12 +78,6 @@ def install(module: TokenLogProbs, policy: Policy, device: torch.device) -> None
 def _problem(base: Any, policy: Policy, device: torch.device) -> str:
     """The reason a model's layers cannot be compiled; empty if they can."""
     checked = base.self_check
-    if checked.form != batch_forms.Packed.name:
-        return f"it needs packed training, and the model trains in {checked.form} batches"
-    if any(map(takes_experts, base.modules())):
-        return "it is a mixture of experts"
-    if not decoder_layers(base):
-        return "transformers does not say which modules are its layers"
 
     def prepare(model: Any) -> None:
         for name, kernel in faster_kernels.KERNELS.items():
