@@ -499,8 +499,8 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             checks=MODEL,
         ),
     ),
-    "training.compiled_layers.install": "tests/stages/test_torch_compile.py",
-    "training.compiled_layers.require": (
+    "training.compiled_layers._refusal": (
+        "tests/stages/test_torch_compile.py",
         Case("it trains in padded batches", config=COMPILED, model=of_kind("granitemoehybrid"), checks=MODEL),
         Case("it is a mixture of experts", config=COMPILED, model=of_kind("qwen3_moe"), checks=MODEL),
     ),
