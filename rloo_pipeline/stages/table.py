@@ -140,7 +140,7 @@ _EVALUATE = _whole(
     "correct",
     rollout=but(
         *("num_generations", "generation_batch_size", "oversample", "shards", "lag", "refill", "token_budget"),
-        *("quantization", *_WHERE),
+        *("temperature", "top_p", "top_k", "min_p", "quantization", *_WHERE),
     ),
     evaluation=_EVALUATED,
 )

@@ -12,6 +12,9 @@ import two_rounds
 import yaml
 from helpers import ROOT
 
+from rloo_pipeline.before_run import memory
+from rloo_pipeline.before_run.cards import CARDS
+
 ROWS_OF_THE_TEST = """
 import os, signal, subprocess, time
 from rows import RowError, NotHereError
@@ -147,6 +150,35 @@ def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monke
     if not COMMANDS.exists():
         COMMANDS.write_text("\n".join(lines) + "\n")
     assert lines == COMMANDS.read_text().splitlines()
+
+
+OUT_OF_MEMORY = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "gpu.py", line 380, in <module>
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 28.37 GiB.
+[rank0]:[W1126 05:06:12.547 ProcessGroupNCCL.cpp:1624] Warning: destroy_process_group() was not called
+"""
+
+
+def test_the_error_of_a_rank_is_told_and_not_what_nccl_says_after_it(acceptance) -> None:
+    of_bench, of_row = import_module("gpu").cause, acceptance.machine.sentence
+    for told in (of_bench(OUT_OF_MEMORY, 1), of_row(OUT_OF_MEMORY, 1)):
+        assert told.endswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 28.37 GiB.")
+    assert of_bench("FlashAttention 3 is off: not installed\n", 1) == "FlashAttention 3 is off: not installed"
+    assert of_bench("", -9) == "ended with -9"
+
+
+def test_deepspeed_has_a_side_only_in_rows_of_models_that_it_can_train_on_one_card(acceptance) -> None:
+    step_rows = import_module("step_rows")
+    checked = set()
+    for row in acceptance.ROWS:
+        if row.function.startswith("step_rows:") and "deepspeed" in row.options.get("sides", ("deepspeed",)):
+            size = row.options["size"]
+            config, dims = step_rows.config_of(size), step_rows.dims_of(size)
+            terms = memory.RunMemory(config, dims, "cuda").update(memory.MicroBatch(8192, 8192, several=True))
+            assert memory.total(terms) < CARDS["h200"].gigabytes * 1e9, (row.name, terms)
+            checked.add(size)
+    assert checked == {"0.5B", "1.5B"}
 
 
 def test_trl_runs_where_the_rewards_of_the_round_are(acceptance, tmp_path, monkeypatch) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -351,8 +352,16 @@ def _row(task: Task, side: str) -> dict[str, Any]:
     if outcome.returncode == 0:
         figures: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
         return figures
-    lines = outcome.stderr.strip().splitlines() or [f"ended with {outcome.returncode}"]
-    return {"left_out": lines[-1][:300]}
+    return {"left_out": cause(outcome.stderr, outcome.returncode)[:300]}
+
+
+def cause(output: str, code: int) -> str:
+    """The line of a failed side's output that names the error. NCCL may warn after it, and torch names the rank before
+    it.
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in output.strip().splitlines()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return [f"ended with {code}", *lines[-1:], *raised[-1:]][-1]
 
 
 def _compare(rows: dict[str, Any]) -> None:

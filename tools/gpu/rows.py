@@ -360,12 +360,13 @@ ROWS = (
             f"an optimizer step of {size[:-1]} billion weights against TRL's",
             "step_rows:step",
             minutes=15,
-            options={"size": size},
+            options={"size": size, "sides": sides},
             rehearse="the row step-1.5B does it with a tiny model",
             needs=("gpu", "trl"),
             alone=True,
         )
-        for size in ("0.5B", "7B")
+        # DeepSpeed takes 20 bytes for each weight, which is 152 GB for 7 billion
+        for size, sides in (("0.5B", ["plain", "deepspeed", "trl"]), ("7B", ["plain", "trl"]))
     ),
     _mini("image", "in the image for GPUs (`--sdm apptainer`)", "gpu", "apptainer", "image", container=True)._replace(
         rehearse="needs the image; tests/cluster runs it in that for CPUs"
