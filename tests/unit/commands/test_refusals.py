@@ -500,8 +500,6 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
         ),
     ),
     "training.compiled_layers._refusal": (
-        "tests/stages/test_torch_compile.py",
-        Case("it trains in padded batches", config=COMPILED, model=of_kind("granitemoehybrid"), checks=MODEL),
         Case("it is a mixture of experts", config=COMPILED, model=of_kind("qwen3_moe"), checks=MODEL),
     ),
     "training.deepspeed_internals.nvme": NODE,
