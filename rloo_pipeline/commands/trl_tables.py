@@ -20,7 +20,7 @@ SAME = {
         *("epsilon", "epsilon_high", "delta", "normalize_advantages", "reward_clip_range"),
         *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
     ),
-    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),
+    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon", "torch_compile"),
     "dataset": ("chat_template_kwargs",),
     "model": ("trust_remote_code",),
 }
@@ -89,7 +89,7 @@ SILENT = {
     *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "logging_strategy", "logging_first_step"),
     *("save_strategy", "save_total_limit", "save_only_model", "hub_model_id", "hub_strategy", "bf16"),
     *("dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters"),
-    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "torch_compile", "eval_steps"),
+    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "eval_steps"),
     *("use_transformers_paged", "use_transformers_continuous_batching", "disable_tqdm", "overwrite_output_dir"),
     *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train"),

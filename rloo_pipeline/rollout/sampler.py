@@ -76,6 +76,7 @@ class Sampler:
         compiling = self._compiling(vllm.__version__) if on_gpu else contextlib.nullcontext()
         with compiling, announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
+        engine_process.end_calls_with_engine(engine)
         if not on_gpu:
             engine_arguments.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
             logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # otherwise it warns for each image

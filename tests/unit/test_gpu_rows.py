@@ -16,7 +16,7 @@ from rloo_pipeline.before_run import memory
 from rloo_pipeline.before_run.cards import CARDS
 
 ROWS_OF_THE_TEST = """
-import os, signal, subprocess, time
+import os, signal, subprocess, sys, time
 from rows import RowError, NotHereError
 
 def passes(folder, number): return {"answer": number}
@@ -27,6 +27,11 @@ def dies(folder): os.kill(os.getpid(), signal.SIGKILL)
 def hangs(folder): time.sleep(600)
 def leaves(folder):
     subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {}
+def leaves_an_engine(folder):
+    program = "import setproctitle, time; setproctitle.setproctitle('VLLM::Engine'); print(flush=True); time.sleep(600)"
+    engine = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE)
+    engine.stdout.readline()
     return {}
 """
 
@@ -68,6 +73,7 @@ def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance,
         ("is_not_here", "not run", "no such card"),
         ("dies", "failed", "its process ended by SIGKILL"),
         ("leaves", "failed", "processes went on after it: sleep 600"),
+        ("leaves_an_engine", "failed", "processes went on after it: "),
     ):
         result = outcome_of(name)
         assert (result["outcome"], result["why"][: len(why)]) == (outcome, why)

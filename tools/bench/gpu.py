@@ -192,28 +192,16 @@ def flash3(task: Task, folder: Path) -> list[float]:
 
 def compiled(task: Task, folder: Path) -> list[float]:
     """Compiled layers in place of Liger's kernels: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
+    from rloo_pipeline.training import compiled_layers, faster_kernels
 
-    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compile_layers])
+    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compiled_layers.use])
 
 
 def compiled_fast(task: Task, folder: Path) -> list[float]:
     """Compiled layers with Liger's kernels in them: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
+    from rloo_pipeline.training import compiled_layers, faster_kernels
 
-    return plain(task, folder, [*faster_kernels.KERNELS.values(), compile_layers])
-
-
-def compile_layers(model: Any) -> None:
-    """Compiles a model's layers for packs of any length; attention, between two graphs of a layer, stays as it is."""
-    import torch
-    from transformers import AttentionInterface
-
-    from rloo_pipeline.training.kernels import attention
-
-    AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.packed_attention))
-    for layer in model.base_model.layers:
-        layer.compile(dynamic=True)
+    return plain(task, folder, [*faster_kernels.KERNELS.values(), compiled_layers.use])
 
 
 def deepspeed(task: Task, folder: Path) -> list[float]:

@@ -317,6 +317,7 @@ ROWS = (
     ),
     _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD["nvme"])),
     _mini("checkpointing", "activations computed twice", **_trainer(gradient_checkpointing=True)),
+    _mini("torch-compile", "layers by torch.compile", **_update(torch_compile=True)),
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
     _mini(
         "sequence-parallel",

@@ -547,6 +547,12 @@ def test_options_of_grpo_become_their_keys(options, expected) -> None:
     assert options.partition("=")[0] not in output[output.index("Without a counterpart") :]
 
 
+def test_compiled_layers_become_compiled_layers() -> None:
+    config, output = project(SMALL.format(options="torch_compile=True"))
+    assert config["update"]["torch_compile"] is True
+    assert "torch_compile" not in output[output.index("Without a counterpart") :]
+
+
 def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
     config, output = project(SMALL.format(options="lr_scheduler_type='constant', warmup_steps=5"))
     assert "warmup_steps" not in config["update"]

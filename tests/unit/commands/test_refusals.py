@@ -44,6 +44,7 @@ PIXEL = {
     "path": None,
 }
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 96}
+COMPILED = {"update": {"torch_compile": True}}
 REPLAY = {"rollout": {"router_replay": True}}
 LORA = {"target_modules": ["q_proj"]}
 
@@ -497,6 +498,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             ),
             checks=MODEL,
         ),
+    ),
+    "training.compiled_layers._refusal": (
+        Case("it is a mixture of experts", config=COMPILED, model=of_kind("qwen3_moe"), checks=MODEL),
     ),
     "training.deepspeed_internals.nvme": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,
