@@ -249,8 +249,10 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
     ):
         assert text in output
     assert "--gpu h100:80" in printed_for(config, None)
-    with pytest.raises(UserError, match=r"--gpu h1000: unknown card; name one of v100, .*h100:80"):
+    with pytest.raises(UserError, match=r"--gpu h1000: unknown card; name one of t4, .*h100:80"):
         printed_for(config, "h1000")
+    with pytest.raises(UserError, match=r"--gpu t4: .* set model.dtype to float16"):
+        printed_for(config, "t4")
     for size in ("much", "0", "-80", "nan", "inf"):
         with pytest.raises(UserError, match=f"--gpu h100:{size}: '{size}' is not a number of GB"):
             cards.card_of(f"h100:{size}")
