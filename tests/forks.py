@@ -29,6 +29,8 @@ import psutil
 from filelock import FileLock
 from fork_client import Fork, rank_variables
 
+from rloo_pipeline.runtime import devices
+
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 """One thread, since a fork does not inherit the threads of a pool."""
@@ -166,8 +168,11 @@ def _new_process(command: list[Any]) -> subprocess.Popen[bytes]:
 def run_ranks(
     module: str, arguments: Sequence[str], count: int, **environment: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a command as the ranks of one job, each with the environment that torchrun would set."""
-    ranks = [os.environ | environment | of_rank for of_rank in rank_variables(count)]
+    """Runs a command as the ranks of one job, each with the environment that torchrun would set; on CPUs where there
+    are GPUs, but not one for each rank.
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if HAS_GPU and len(devices.visible_gpus()) < count else {}
+    ranks = [os.environ | hidden | environment | of_rank for of_rank in rank_variables(count)]
     return run_together([Command(module, arguments, environment) for environment in ranks])
 
 

@@ -33,8 +33,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4, "shared_intermediate_size": 48, "num_attention_heads": 1,
     },
     "qwen3_next": {
-        **EXPERTS, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        **EXPERTS, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2,
+        "linear_num_key_heads": 1, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
         "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     },
 }  # fmt: skip

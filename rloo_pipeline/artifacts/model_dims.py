@@ -36,6 +36,18 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 """Keys that some config.json files leave out, by the type of the language model, with the values of transformers."""
+TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("text_config", "vision_config", "quantization_config", "rope_parameters", "rope_scaling"), (dict, "an object")
+    ),
+    **dict.fromkeys(("architectures", "layer_types", "layers_block_type"), (list, "a list")),
+    **dict.fromkeys(("model_type", "rope_type", "type"), (str, "a text")),
+    **dict.fromkeys(
+        ("num_attention_heads", "model_max_length", "factor", "original_max_position_embeddings", *EXPERT_KEYS),
+        ((int, float), "a number"),
+    ),
+}
+"""Types of the keys of config.json that this package reads itself."""
 SCALED_ROPE = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default"}
 """Types of rotary embedding whose scaling factor is already included in CONTEXT_KEYS."""
 
@@ -70,6 +82,20 @@ class ModelDims(NamedTuple):
     def cached(self, dtype: str) -> int:
         """Bytes of KV cache that one token takes."""
         return 2 * self.layers * self.key_value * BYTES[dtype]
+
+
+def check_types(hf_config: Mapping[str, Any], file: Path) -> None:
+    """Checks the keys in TYPES, at every level of a config.json; a value that is null, 0 or empty counts as absent.
+
+    Raises:
+        UserError: a value has another type.
+    """
+    for key, value in hf_config.items():
+        kind, name = TYPES.get(key, (object, ""))
+        if value and not isinstance(value, kind):
+            raise UserError(f"{file}: {key} is {value!r:.40}, not {name}; {model_files.remedy(file.parent)}")
+        if isinstance(value, dict):
+            check_types(value, file)
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

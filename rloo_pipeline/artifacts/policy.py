@@ -76,8 +76,14 @@ class Policy:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The content of `config_file`; do not change it."""
-        return _object(self.config_file)
+        """The content of `config_file`; do not change it.
+
+        Raises:
+            UserError: it is not an object, or a key has a value of a wrong type.
+        """
+        content = _object(self.config_file)
+        model_dims.check_types(content, self.config_file)
+        return content
 
     @cached_property
     def self_check(self) -> dict[str, Any] | None:

@@ -170,6 +170,8 @@ def common_facts(**about: object) -> Iterator[None]:
         _common.reset(token)
 
 
+END = 1 << 16
+"""Longest end of a file, in bytes, that begins with the mark of its digest."""
 REPEATED = ("prompt_id", "finish_reason", "error")
 """Columns with few distinct values, which are dictionary-encoded."""
 
@@ -195,13 +197,13 @@ def save(path: Path, table: pa.Table) -> None:
     with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=dictionaries) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({DIGEST: (MARK + ZEROS).decode()})
-    content = sink.getvalue().to_pybytes()
-    start = content.rindex(MARK + ZEROS) + len(MARK)
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(content[:start] + _digest(content, start) + content[start + len(ZEROS) :])
+    content = memoryview(sink.getvalue())
+    start = bytes(content[-END:]).rindex(MARK + ZEROS) + len(MARK) - min(END, len(content)) + len(content)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        file.writelines((content[:start], _digest(content, start), content[start + len(ZEROS) :]))
 
 
-def _digest(content: bytes, start: int) -> bytes:
+def _digest(content: bytes | memoryview, start: int) -> bytes:
     """Hex BLAKE3 of a file, computed with zeros in place of its digest, which begins at `start`."""
     import blake3
 

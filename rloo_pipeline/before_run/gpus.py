@@ -13,6 +13,7 @@ from pathlib import Path
 from rloo_pipeline.before_run import image
 from rloo_pipeline.before_run.findings import Finding
 from rloo_pipeline.before_run.gpu_kernels import KERNELS
+from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 from rloo_pipeline.runtime.caches import cache_folder
 
@@ -24,28 +25,35 @@ NEEDED = {
     "nvcc": "DeepSpeed needs it for offload to the CPU, and FlashInfer for its kernels",
 }
 """Advice for each kernel, given if it does not run."""
+OLDEST, OLDEST_BFLOAT16 = 7.5, 8.0
+"""Lowest compute capabilities of CUDA 13, and of vLLM in bfloat16."""
 FIRST_START, LATER_STARTS = 73, 43
 """Seconds to vLLM's first token, without and with its compile cache, for 1.7 billion weights on an H200."""
 
 
-def findings(in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
+def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> Iterator[Finding]:
     """Runs all checks; does nothing on a machine without a GPU.
 
     Args:
+        config: the run's configuration.
         in_image: True if stages run in the image, whose own `apptainer test` runs the kernels.
         vllm_cache: default folder of vLLM's cache for these stages; None for vLLM's own default.
     """
     if not devices.has_gpu():
         return
     names = devices.visible_gpus()
-    rows = [row.split(", ") for row in devices.gpu_facts("name,memory.total,compute_cap,driver_version")]
+    rows = [row.split(", ") for row in devices.gpu_facts("name,memory.total,compute_cap,driver_version,compute_mode")]
     if not names or not rows:
         fix = "ask SLURM for one (--gres=gpu:1), set CUDA_VISIBLE_DEVICES, or see what `nvidia-smi -L` says"
         yield Finding("GPUs", False, "this process may use none", fix)
         return
-    for name, memory, capability, _ in sorted(map(tuple, rows)):
-        yield Finding("GPU", True, f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB, compute capability {capability}")
+    for name, memory, capability, *_ in sorted(map(tuple, rows)):
+        message = f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB, compute capability {capability}"
+        yield compute_capability(message, float(capability), config)
     yield Finding("GPUs", True, f"{len(names)} for this process, for as many stages at once: {', '.join(names)}")
+    if config.workers != "never" and (mode := rows[0][4]) != "Default":
+        message = f"{mode} allows one process per GPU, but the warm engines of a run share theirs"
+        yield Finding("compute mode", False, message, "set `workers: never`, or ask for the mode Default")
     if len(names) > 1:
         yield Finding("links", True, links(devices.nvidia_smi("topo", "-m")))
     if not in_image:
@@ -63,6 +71,16 @@ def links(topology: list[str]) -> str:
     rows = [line.split() for line in topology if re.match(r"GPU\d", line)]
     kinds = {word for row in rows for word in row if re.fullmatch(r"NV\d+", word)}
     return f"NVLink between GPUs ({', '.join(sorted(kinds))})" if kinds else "no NVLink between GPUs"
+
+
+def compute_capability(message: str, capability: float, config: Config) -> Finding:
+    """Checks that a GPU is new enough for the pinned packages and for the run's number format."""
+    if capability < OLDEST and config.container.image is None:
+        return Finding("GPU", False, f"{message}; CUDA 13 needs {OLDEST}", "use newer GPUs")
+    if config.model.dtype == "bfloat16" and capability < OLDEST_BFLOAT16:
+        fix = "set model.dtype to float16 or float32, or use newer GPUs"
+        return Finding("GPU", False, f"{message}; vLLM needs {OLDEST_BFLOAT16} for bfloat16", fix)
+    return Finding("GPU", True, message)
 
 
 def driver(version: str, supported: tuple[int, int] | None) -> Finding:

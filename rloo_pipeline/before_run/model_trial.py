@@ -164,6 +164,8 @@ def _finding(inputs: RunInputs, found: Policy) -> Finding:
     policy_model.check_layers(found, config.update.lora, config.deepspeed.zero_stage)
     if config.rollout.router_replay:
         policy_model.check_replay(found, checked.form)
+    if config.update.torch_compile:
+        policy_model.check_compilation(found, checked.form)
     if config.deepspeed.sequence_parallel > 1 and checked.slow:
         raise sequence_group.refusal(checked.model, f"trains in {checked.form} batches")
     slow = f", {checked.slow}" if checked.slow else ""

@@ -112,7 +112,7 @@ def _inputs(warmstart: Warmstart, dataset: DatasetSample, model: Policy | None) 
     if dataset.episodes:
         episodes = [episode for episode in dataset.episodes[: len(dataset.rows[:PROMPTS])] for _ in range(SAMPLES)]
         for index in range(1, len(rows), SAMPLES):  # the wrong answer, after one call of each tool
-            completions[index], ids[index] = episodes[index].messages, episodes[index].ids
+            completions[index], ids[index] = episodes[index].messages, [*episodes[index].ids]
         columns |= environment_columns([(episode.reward, episode.state) for episode in episodes])
     return RewardInputs(RewardBatch(prompts, completions, ids, columns), solution is not None)
 

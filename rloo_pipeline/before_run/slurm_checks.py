@@ -25,7 +25,7 @@ from rloo_pipeline.workers import gpu_shares
 
 RULE = re.compile(r"^(?:rule (\w+):|use rule (\w+) as (\w+) with:)", re.MULTILINE)
 GROWING = re.compile(r"(mem_mb|runtime)=(?:growing\((\d+)|scoring_memory)")
-GPUS = re.compile(r"gpu(?::([A-Za-z_][\w.-]*))?(?::(\d+))?")
+GPUS = re.compile(r"gpu(?::(\d*[A-Za-z_][\w.+-]*))?(?::(\d+))?")
 UNLIMITED = ("UNLIMITED", "infinite", "INVALID")
 
 

@@ -3,8 +3,9 @@
 The sampled unit is the prompt, because the completions of one prompt are not independent. Everything here describes
 these policies on other prompts of the same kind, never another training.
 
-- Shares (right answers, pass@k, truncated completions) have the interval of Korn and Graubard (1998): the interval of
-  Clopper and Pearson (1934) for an effective number of independent answers, from the spread between prompts.
+- Shares (right answers, pass@k, truncated completions, wins) and rewards with two values have the interval of Korn and
+  Graubard (1998): the interval of Clopper and Pearson (1934) for an effective number of independent answers, from the
+  spread between prompts.
 - Other means (rewards, lengths, KL) have the interval of the studentised bootstrap (Efron and Tibshirani 1993,
   section 12.5), at each end at least as wide as Student's.
 - Two policies on the same prompts are compared by the sign-flip test of the mean difference (Fisher 1935, Pitman 1937).
@@ -85,9 +86,11 @@ def informative(rewards: Array) -> float:
     return float(np.mean([len(group) > 0 and np.ptp(group) > ROUNDING * np.abs(group).max() for group in scored]))
 
 
-def is_share(*values: Array) -> bool:
-    """True if scores are 0 or 1, so that their mean is a share: both values occur, and nothing else but NaN."""
-    return set(np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))) == {0.0, 1.0}
+def two_values(*values: Array) -> tuple[float, float] | None:
+    """The two values that scores have, lower first; None if they have fewer or more. NaN does not count."""
+    found = np.unique(np.concatenate([scores[~np.isnan(scores)].ravel() for scores in values]))
+    apart = len(found) == 2 and np.ptp(found) > ROUNDING * np.abs(found).max()
+    return (float(found[0]), float(found[1])) if apart else None
 
 
 def estimate_share(values: Array, samples: int) -> Estimate:
@@ -95,8 +98,8 @@ def estimate_share(values: Array, samples: int) -> Estimate:
 
     With one sample per prompt it is the interval of Clopper and Pearson, so 0 of 200 has [0, 1.8%]. With several, the
     effective number of independent answers is p(1−p) over the variance of the mean, at least one per prompt and at most
-    all samples. It is corrected for the degrees of freedom of the variance, the smaller of the numbers of prompts with
-    any right answer and with any wrong answer.
+    all samples. It is corrected for the degrees of freedom of the variance, the smaller of the effective numbers of
+    prompts (Kish 1965) that the right answers and the wrong answers come from.
 
     Args:
         values: share of right samples of each prompt, [prompts], in [0, 1].
@@ -107,12 +110,17 @@ def estimate_share(values: Array, samples: int) -> Estimate:
     prompts, mean = len(values), float(values.mean())
     effective = float(prompts)
     if samples > 1 and 0 < mean < 1:
-        freedom = max(1, min((values > 0).sum(), (values < 1).sum(), prompts - 1))
+        freedom = max(1, min(effective_count(values), effective_count(1 - values), prompts - 1))
         variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
         correction = float(stdtrit(prompts * samples - 1, TAIL) / stdtrit(freedom, TAIL)) ** 2
         if variance > 0:
             effective = min(max(mean * (1 - mean) * correction / variance, effective), prompts * samples)
     return Estimate(mean, share_interval(mean, effective))
+
+
+def effective_count(weights: Array) -> float:
+    """Kish's effective number of values with these weights: (Σ w)² / Σ w²."""
+    return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
 def share_interval(share: float, answers: float) -> tuple[float, float]:
@@ -167,7 +175,13 @@ def estimate_scores(scores: Array, resamples: int, seed: int) -> Estimate | None
     values = prompt_means(scores)
     if not len(values):
         return None
-    return estimate_share(values, scores.shape[1]) if is_share(scores) else estimate_mean(values, resamples, seed)
+    pair = two_values(scores)
+    if pair is None:
+        return estimate_mean(values, resamples, seed)
+    low, width = pair[0], pair[1] - pair[0]
+    ends = estimate_share((values - low) / width, scores.shape[1]).ci95
+    assert ends is not None
+    return Estimate(float(values.mean()), (low + width * ends[0], low + width * ends[1]))
 
 
 def prompt_means(values: Array) -> Array:
@@ -176,7 +190,9 @@ def prompt_means(values: Array) -> Array:
     return means
 
 
-def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | None = None) -> Gain:
+def gain(
+    before: Array, after: Array, resamples: int, seed: int, samples: int | None = None, width: float = 1.0
+) -> Gain:
     """Mean difference of two policies on the same prompts.
 
     If the test does not reject the hypothesis of no difference, the interval is extended to include 0, so that test and
@@ -187,7 +203,8 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
         after: the same for the other policy.
         resamples: number of bootstrap resamples, and of random sign patterns if they cannot all be enumerated.
         seed: seed of both.
-        samples: samples per prompt if the values are shares; None for other means.
+        samples: samples per prompt if the scores have two values; None for other means.
+        width: distance of these two values; 1 for shares.
     """
     both = ~(np.isnan(before) | np.isnan(after))
     differences = after[both] - before[both]
@@ -195,7 +212,9 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
     if not len(differences):
         return Gain(None, None, None, 0)
     value, interval = (
-        estimate_mean(differences, resamples, seed) if samples is None else share_difference(differences, samples)
+        estimate_mean(differences, resamples, seed)
+        if samples is None
+        else share_difference(differences, samples, width)
     )
     p = sign_flip_p(differences, resamples, seed)
     if interval is not None and p > 1 - LEVEL:
@@ -203,17 +222,18 @@ def gain(before: Array, after: Array, resamples: int, seed: int, samples: int | 
     return Gain(value, interval, p, len(differences))
 
 
-def share_difference(differences: Array, samples: int) -> Estimate:
+def share_difference(differences: Array, samples: int, width: float = 1.0) -> Estimate:
     """Mean difference of shares on the same prompts, with its interval.
 
     It is the share won less the share lost. The intervals of both and their correlation are combined by the rule of Zou
     and Donner (2008, MOVER). So 0 of 200 before and after has [−1.8%, 1.8%].
 
     Args:
-        differences: between the two shares of each prompt, [prompts], in [−1, 1].
+        differences: between the two shares of each prompt, [prompts], times `width`.
         samples: independent samples per prompt of each policy.
+        width: distance of the two values that scores have.
     """
-    parts = np.maximum(differences, 0), np.maximum(-differences, 0)
+    parts = np.maximum(differences / width, 0), np.maximum(-differences / width, 0)
     (won, won_ci95), (lost, lost_ci95) = (estimate_share(part, samples) for part in parts)
     assert won_ci95 is not None
     assert lost_ci95 is not None
@@ -225,7 +245,7 @@ def share_difference(differences: Array, samples: int) -> Estimate:
 
     low = won - lost - margin(won - won_ci95[0], lost_ci95[1] - lost)
     high = won - lost + margin(won_ci95[1] - won, lost - lost_ci95[0])
-    return Estimate(float(differences.mean()), (max(low, -1.0), min(high, 1.0)))
+    return Estimate(float(differences.mean()), (width * max(low, -1.0), width * min(high, 1.0)))
 
 
 def sign_flip_p(differences: Array, resamples: int, seed: int) -> float:

@@ -113,17 +113,17 @@ def reward_hacking(history: RoundHistory, *, effect: Positive = 0.2, monitors: l
 
     Limits:
         effect: rise of the reward, and fall of a monitor, from which this is a symptom; in standard deviations over the
-            completions of the first rounds.
+            completions of the first rounds. Both must also exceed three standard errors of the noise between rounds.
         monitors: names of rewards that should not fall. Default: those of weight 0.
     """
     if len(history.rounds) < 2 * START:
         return None
     rise = history.rise("reward", "reward_std")
-    if rise is None or rise < effect:
+    if rise is None or rise < effect or history.is_noise("reward"):
         return None
     for name in monitors if monitors is not None else history.monitors:
         fall = history.rise(f"rewards/{name}/mean", f"rewards/{name}/std")
-        if fall is not None and fall <= -effect:
+        if fall is not None and fall <= -effect and not history.is_noise(f"rewards/{name}/mean"):
             first, latest = history.start(f"rewards/{name}/mean"), history.latest(f"rewards/{name}/mean")
             return f"the reward rose by {rise:.1f} standard deviations, {name} fell from {first:.3g} to {latest:.3g}"
     if lost := _accuracy_loss(history):

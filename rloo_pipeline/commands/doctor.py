@@ -40,7 +40,7 @@ def _findings(arguments: ConfigArguments, project: Path, profile: Path | None, w
         name = containers.image(config.container, project)
         yield from image.findings(name)
         vllm_cache = containers.compiled_folder(name) / containers.COMPILED["VLLM_CACHE_ROOT"]
-    yield from gpus.findings(with_image, vllm_cache)
+    yield from gpus.findings(config, with_image, vllm_cache)
     # with the options of the run itself: without --sdm, a run in the image would rerun `stage-assets`
     call = f"{arguments.run_command} --sdm apptainer" if with_image else arguments.run_command
     yield from places.findings(config, _bytes_written(config), f"{call} -- results/{config.run}/assets")

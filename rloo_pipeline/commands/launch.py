@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.loading import is_yaml_name, load, read_changes
+from rloo_pipeline.config.run_set import RESULTS
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import caches, installation
 from rloo_pipeline.snakemake_ext import failures
@@ -94,19 +95,20 @@ def command_line(arguments: Sequence[str], folder: Path = Path()) -> list[str]:
 
 
 def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Sorts arguments into configuration files, KEY=VALUE changes, and Snakemake's options with their values. Files and
-    changes may be in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
+    """Sorts arguments into configuration files, KEY=VALUE changes, and Snakemake's options with their values and
+    targets. Files and changes may be in any position: `my.yaml -n`, `-n my.yaml`, `-n rounds=5`.
 
     Raises:
         UserError: a configuration key is written as an option, such as --rounds.
     """
-    files, changes, others = list[str](), list[str](), list[str]()
+    files, changes, others, targets = list[str](), list[str](), list[str](), list[str]()
     options = words[: words.index("--")] if "--" in words else words
     option, number = "--configfile", 0  # the last option before the word, and the number of values it has so far
     for word in options:
         if not word.startswith("-"):
             kind = _option_of(word, option, number)
-            (files if kind in FILES else changes if kind in CHANGES else others).append(word)
+            is_target = kind in FILES and Path(word).parts[:1] == (RESULTS,) and not is_yaml_name(word)
+            (targets if is_target else files if kind in FILES else changes if kind in CHANGES else others).append(word)
             number += 1
             continue
         option, _, value = word.partition("=")
@@ -118,7 +120,7 @@ def _sort(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
             (files if option in FILES else changes).extend([value] if value else [])
         else:
             others.append(word)
-    return files, changes, [*others, *words[len(options) :]]
+    return files, changes, [*others, *(["--", *targets] if targets else []), *words[len(options) + bool(targets) :]]
 
 
 def _option_of(word: str, option: str, number: int) -> str:

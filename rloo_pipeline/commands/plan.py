@@ -18,7 +18,7 @@ from rloo_pipeline.before_run import (
     places,
     queueing,
 )
-from rloo_pipeline.before_run.cards import Card, card_of
+from rloo_pipeline.before_run.cards import Card, card_here
 from rloo_pipeline.before_run.estimate import GpuEstimate, RewardModelCost
 from rloo_pipeline.before_run.memory import GB, RunMemory, Terms, total
 from rloo_pipeline.commands.plan_gpus import plan_gpus
@@ -41,7 +41,8 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if gpus is not None and wait is not None:
         raise UserError("--profile: the queue is for the settings of a run, and --gpus compares several; leave one out")
     if gpus is not None and runs.experiment is None:
-        plan_gpus(runs.first, model_inputs.shape(runs.first), card_of(gpu or DEFAULT_CARD), gpus)
+        shape, dtype = model_inputs.shape(runs.first), runs.first.model.dtype
+        plan_gpus(runs.first, shape, card_here(gpu or DEFAULT_CARD, dtype), gpus)
         return
     if runs.experiment is None:
         plan_run(runs.first, gpu, wait)
@@ -51,7 +52,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
-    card = card_of(gpu) if gpu else None
+    card = card_here(gpu, runs.first.model.dtype) if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
     columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))
@@ -119,7 +120,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         UserError: the model is not on this machine, the GPU is unknown, or model or data cannot be used.
     """
     console = Terminal()
-    card = card_of(gpu) if gpu else None
+    card = card_here(gpu, config.model.dtype) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
     room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
     reward_model = estimate.reward_model(config, shape, room, card)

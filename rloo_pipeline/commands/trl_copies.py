@@ -9,11 +9,12 @@ import ast
 import copy
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
-from rloo_pipeline.commands.trl_syntax import bound, name_of
+from rloo_pipeline.commands.trl_script import TrlScript
+from rloo_pipeline.commands.trl_syntax import bound, free_names, name_of, own_names
+from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.errors import UserError
 
 LOADERS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas", "from_json")
@@ -46,10 +47,18 @@ if __name__ == "__main__":  # where there is internet: it fetches the data, whic
 """
 
 
-def functions(script: TrlScript, names: Iterable[str]) -> str:
-    """Python source of functions or classes of the script, with everything that they depend on."""
-    chosen = _closure(script, [(name, len(script.text)) for name in names])
-    return _module(script, "Functions", chosen)
+def functions(script: TrlScript, names: Mapping[str, ast.expr | None]) -> str:
+    """Python source of functions or classes of the script, with everything that they depend on.
+
+    Args:
+        script: the script.
+        names: those that the script has without a value, others with the expression that makes them.
+    """
+    needed = [(name, len(script.text)) for name, made in names.items() if made is None]
+    made = {name: expression for name, expression in names.items() if expression is not None}
+    chosen = _closure(script, [*needed, *(name for expression in made.values() for name in _names(expression))])
+    lines = "".join(f"\n{name} = {_source(script, expression)}\n" for name, expression in made.items())
+    return _module(script, "Functions", chosen) + lines
 
 
 def data(script: TrlScript, train: ast.expr, held_out: ast.expr | None) -> str:
@@ -96,9 +105,13 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
         name, before = waiting.pop()
         for binding in script.bindings.get(name, ()):
             statement = binding.statement
-            if binding.is_parameter or (isinstance(binding.value, ast.Call) and script.parses(binding.value)):
+            if (
+                binding.is_parameter
+                or binding.function
+                or (isinstance(binding.value, ast.Call) and script.parses(binding.value))
+            ):
                 continue  # its values are filled in where they are used
-            is_above = statement.lineno < before or binding.value is None
+            is_above = binding.value is None or (statement.lineno < before and not script.is_afterwards(statement))
             if is_above and id(statement) not in chosen:
                 chosen[id(statement)] = statement
                 waiting += _names(statement, binding.value is None and len(script.text))
@@ -106,14 +119,15 @@ def _closure(script: TrlScript, names: Iterable[tuple[str, int]]) -> list[ast.st
             if id(statement) not in chosen and statement.lineno < before and _mutated_name(statement) == name:
                 chosen[id(statement)] = statement
                 waiting += _names(statement)
-    script.taken |= {statement.lineno for statement in chosen.values()}
+    inner = (part for statement in chosen.values() for part in ast.walk(statement) if isinstance(part, ast.stmt))
+    script.taken |= {part.lineno for part in inner}
     return sorted(chosen.values(), key=lambda statement: statement.lineno)
 
 
 def _names(node: ast.AST, before: int | bool = False) -> list[tuple[str, int]]:
-    """Names that a node reads, and the line before which they must be bound."""
+    """Names that a node reads from outside of it, and the line before which they must be bound."""
     line = before or getattr(node, "lineno", 0)
-    return [(part.id, line) for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)]
+    return [(name, line) for name in free_names(node)]
 
 
 def _mutated_name(statement: ast.stmt) -> str | None:
@@ -184,11 +198,21 @@ class _Filled(ast.NodeTransformer):
         self.script = script
         self.has_changed = False
         self.own: set[str] = set()
-        """Arguments of functions that are copied."""
+        """Arguments and variables of functions that are copied, whose names do not stand for options."""
 
-    def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        """Records arguments, whose names do not stand for options."""
-        self.own |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
+        return self.generic_visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """Records the function's names."""
+        self.own |= own_names(node)
         return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:

@@ -46,7 +46,12 @@ class Translation:
     """
 
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
-        self.kind, self.given = kind, options
+        self.kind = kind
+        self.given = options = {**options}
+        if isinstance(kwargs := options.get("generation_kwargs"), dict):  # these override the options
+            options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}
+            rest = {name: value for name, value in kwargs.items() if name not in options}
+            options["generation_kwargs"] = rest or None
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
@@ -84,6 +89,14 @@ class Translation:
 
         if self.options.get("max_prompt_length"):
             self._one("max_prompt_length", "dataset.max_prompt_length", "longer prompts are dropped, not cut")
+        else:
+            note = "512 by default: longer prompts are dropped, which TRL keeps"
+            self.add("max_prompt_length", "dataset.max_prompt_length", note)
+        if "disable_dropout" not in self.given:
+            self.options["disable_dropout"] = False
+            self.add(
+                "disable_dropout", "update.disable_dropout", "true by default: no dropout of the model's config.json"
+            )
 
     def _one(self, name: str, key: str, note: str = "") -> None:
         """Takes over an option unchanged. None means the default on both sides."""
@@ -106,11 +119,16 @@ class Translation:
         if micro_steps < accumulated:
             batch, micro_steps = size * accumulated, accumulated
         self.steps = micro_steps // accumulated
+        total, group = "generation_batch_size" in self.given, self.options["num_generations"]
+        processes = 1 if total else group // math.gcd(batch, group)
+        batch *= processes
         self.keys["rollout.generation_batch_size"] = batch
         self.keys["algorithm.steps_per_generation"] = self.steps
-        total, more = "generation_batch_size" in self.given, "on 1 process; with N processes, "
+        more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
+        if processes > 1:
+            note = f"{size} × {micro_steps} × {processes} processes, the fewest that make whole groups of {group}"
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
@@ -129,7 +147,9 @@ class Translation:
             rounds = 100
             note = f"100 for now; as in TRL: {epochs:g} × training prompts / {batch // prompts}"
             decays = str(self.options["lr_scheduler_type"]) not in ("constant", "constant_with_warmup")
-            self.add("num_train_epochs", "rounds", note + ", in update.lr_horizon_rounds too" * decays)
+            warms = self.options.get("warmup_ratio") or 0 < (self.options.get("warmup_steps") or 0) < 1
+            keys = ["update.lr_horizon_rounds"] * decays + ["update.warmup_steps"] * bool(warms)
+            self.add("num_train_epochs", "rounds", f"{note}; {' and '.join(keys)} too" if keys else note)
         self.keys["rounds"] = rounds
         self.read.add("max_steps")
         if self.options.get("eval_strategy") == "steps":

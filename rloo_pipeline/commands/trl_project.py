@@ -10,19 +10,19 @@ from typing import Any
 from rloo_pipeline.commands import trl_copies
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.commands.project_data import ProjectData, place_in
+from rloo_pipeline.commands.trl_model import UNSHOWN, TrlModel
 from rloo_pipeline.commands.trl_options import ArgumentRow, Translation, shown
-from rloo_pipeline.commands.trl_script import TrlScript, UnknownValueError
+from rloo_pipeline.commands.trl_script import TrlScript
 from rloo_pipeline.commands.trl_syntax import name_of
+from rloo_pipeline.commands.trl_values import UnknownValueError
 from rloo_pipeline.config import Config
 from rloo_pipeline.config.error_messages import checked
 from rloo_pipeline.config.run_keys import valid_run_name
 from rloo_pipeline.config.section import JSON, nest
 from rloo_pipeline.errors import UserError
 
-UNSHOWN = "the script does not show its value; set the key yourself"
 
-
-class TrlProject:
+class TrlProject(TrlModel):
     """A project made from a script: its configuration, its other files, and the table of arguments.
 
     Args:
@@ -35,10 +35,14 @@ class TrlProject:
     """
 
     def __init__(self, command: str, model: str | None, folder: Path) -> None:
-        self.script, self.folder = TrlScript(command), folder
-        self.rows: list[ArgumentRow] = []
+        super().__init__(TrlScript(command), folder)
         self.files: dict[str, str] = {}
         """Python files with code copied from the script: name → text."""
+        if old := self.script.arguments.keys() & tables.BEFORE_TRL_022:
+            raise UserError(
+                f"{self.script.path}: the trainer's {' and '.join(sorted(old))} belongs to TRL before 0.22; write it "
+                "for TRL 1, with model, reward_funcs and args"
+            )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
         of_model, dataset = self._model(model, given), self._dataset()
@@ -80,9 +84,6 @@ class TrlProject:
         for statement in self.script.left():
             self._row(f"line {statement.lineno}", " ".join(ast.unparse(statement).split()), "")
 
-    def _row(self, option: str, value: str, here: str, note: str = "") -> None:
-        self.rows.append(ArgumentRow(option, shown(value), here, note))
-
     def _known(self, options: Mapping[str, Any]) -> tuple[JSON, dict[str, ast.expr]]:
         """Splits options into those with known values, and those whose values the script does not show."""
         known: JSON = {}
@@ -94,78 +95,11 @@ class TrlProject:
                 unknown[name] = value
         return known, unknown
 
-    def _value(self, node: ast.expr | None, default: Any = None) -> Any:
-        """The value of an expression, or a default if there is none or the script does not show its value."""
-        try:
-            return default if node is None else self.script.value(node)
-        except UnknownValueError:
-            return default
-
-    def _init_kwargs(self, known: Any, node: ast.expr | None) -> dict[str, Any]:
-        """Arguments for loading the model, as values, or as expressions if the script does not show every value."""
-        if known is None and node is not None and (known := self.script.entries(node)) is None:
-            self._row("model_init_kwargs", ast.unparse(node), "", UNSHOWN)
-        if known is not None and not isinstance(known, dict):
-            raise UserError(f"{self.script.path}: model_init_kwargs {known}: give a JSON object")
-        return known or {}
-
-    def _model(self, named: str | None, given: Mapping[str, Any]) -> JSON:
-        node, target = self.script.arguments.get("model"), self.script.argument("model")
-        if isinstance(target, ast.Call) and name_of(target.func) == "get_peft_model" and len(target.args) == 2:
-            self.script.arguments["peft_config"] = target.args[1]
-            target = self.script.resolved(target.args[0])
-        if isinstance(target, ast.Call) and name_of(target.func) == "from_pretrained" and target.args:
-            given, target = {**given, **self.script.keywords(target)}, target.args[0]
-        name = self._value(target)
-        if named and not isinstance(name, str) and isinstance(target, ast.Call):
-            self._row("model", ast.unparse(target), "", "only its name is, from --model")
-        name = named or name
-        if not isinstance(name, str):
-            shown_as = ast.unparse(node) if node is not None else "no argument"
-            raise UserError(
-                f"{self.script.path}: the script does not show the model ({shown_as}); name it with --model"
-            )
-        self._row("model", name, "model.name_or_path")
-        keys: JSON = {"name_or_path": place_in(self.folder, Path(name)) if Path(name).is_dir() else name}
-        if "quantization_config" in self.script.arguments:
-            given = {**given, "quantization_config": self.script.arguments["quantization_config"]}
-        for option, value in given.items():
-            if option not in tables.LOADING:
-                self._init_kwarg(option, value, keys)
-        return keys
-
-    def _init_kwarg(self, option: str, given: Any, keys: JSON) -> None:
-        """Translates an argument for loading the model into keys of `model`."""
-        if option == "quantization_config":
-            given = self._quantization(given)
-        value = self._value(given, UNSHOWN) if isinstance(given, ast.expr) else given
-        text = ast.unparse(given) if isinstance(given, ast.expr) else shown(value)
-        if value is UNSHOWN:
-            self._row(option, text, "", "only 4 bits are" if option == "quantization_config" else UNSHOWN)
-        elif option in ("dtype", "torch_dtype") and value in ("float32", "bfloat16", "float16"):
-            keys["dtype"] = value
-            self._row("dtype", value, "model.dtype")
-        elif option in ("revision", "trust_remote_code", "quantization_config") and value not in (None, False, "main"):
-            key = option.removesuffix("_config")
-            keys[key] = value
-            self._row(option, text, f"model.{key}")
-        elif value not in (None, False, "auto", "main"):
-            self._row(option, text, "")
-
-    def _quantization(self, node: Any) -> Any:
-        """`nf4`, None if the weights are not quantized, or the expression for any other quantization."""
-        call = self.script.chosen(node) if isinstance(node, ast.expr) else node
-        if not isinstance(call, ast.Call):
-            return call
-        if name_of(call.func) == "get_quantization_config":
-            given = self.script.options
-            return "nf4" if given.get("load_in_4bit") else call if given.get("load_in_8bit") else None
-        return "nf4" if self._value(self.script.keywords(call).get("load_in_4bit")) else call
-
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
         arguments = self.script.arguments
         train, held_out = arguments.get("train_dataset"), arguments.get("eval_dataset")
+        train, held_out = self.script.passed(train), self.script.passed(held_out)
         if train is None:
             raise UserError(f"{self.script.path}: the trainer has no train_dataset, and prompts are needed here")
         shown_eval = self.script.argument("eval_dataset")
@@ -214,24 +148,32 @@ class TrlProject:
     def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
-        nodes = [] if target is None else _elements(target)
+        nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
         if weights and len(weights) != len(nodes):
             problem = f"reward_weights has {len(weights)} numbers, but the script shows {len(nodes)} reward functions"
             raise UserError(f"{self.script.path}: {problem}; list all of them in one place")
-        rewards, copied = list[JSON](), list[str]()
+        rewards, copied = list[JSON](), dict[str, ast.expr | None]()
         for number, part in enumerate(nodes):
-            function = self._function(part, "rewards.py", copied)
-            if function is None and (model := self._value(part)) and isinstance(model, str):
-                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
-            elif isinstance(part, ast.Call) and name_of(part.func) == "get_soft_overlong_punishment":
-                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), part.args, strict=False))
-                values = [self._value(value) for value in (keywords | self.script.keywords(part)).values()]
+            made = self.script.resolved(part)
+            if isinstance(made, ast.Call) and name_of(made.func) == "get_soft_overlong_punishment":
+                keywords = dict(zip(("max_completion_len", "soft_punish_cache"), made.args, strict=False))
+                values = [self._value(value) for value in (keywords | self.script.keywords(made)).values()]
                 options = dict(zip(("longest", "cache"), values, strict=False))
-                function = {"function": tables.OVERLONG, "options": options}
+                function: JSON | None = {"function": tables.OVERLONG, "options": options}
+            elif isinstance(model := self._value(made), str):
+                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
+            else:
+                function = self._function(part, "rewards.py", copied)
+            if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
+                called = name_of(part.func) if isinstance(part, ast.Call) else ""
+                copied[name := f"{called or 'reward'}_{number + 1}"] = part
+                function = {"function": f"rewards.py:{name}"}
             if function is None:
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
+            if function["function"].endswith(":reward"):  # the name of the weighted sum
+                function["name"] = "reward_function"
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
@@ -242,20 +184,29 @@ class TrlProject:
         if not rewards and "environment_factory" in self.script.arguments:
             rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
         if not rewards:
-            raise UserError(f"{self.script.path}: its reward functions cannot be read; at least one is needed")
+            text = "none" if target is None else ast.unparse(target)
+            raise UserError(
+                f"{self.script.path}: its reward functions cannot be read (reward_funcs: {shown(text)}); at least one "
+                "is needed, as a function or class of this file or a module"
+            )
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
 
-    def _function(self, node: ast.expr, file: str, copied: list[str]) -> JSON | None:
+    def _function(self, node: ast.expr, file: str, copied: dict[str, ast.expr | None]) -> JSON | None:
         """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported
         module.
         """
         if not isinstance(node, ast.Name) or (found := self.script.binding(node.id, node.lineno)) is None:
             return None
         statement = found.statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            copied.append(node.id)
+        if isinstance(found.value, ast.Name):
+            return self._function(found.value, file, copied)
+        is_made = isinstance(statement, ast.Assign) and isinstance(found.value, ast.Call | ast.Lambda)
+        if is_made or isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if found.function or found.place is not None or not self.script.shows(found.value):
+                return None
+            copied[node.id] = None
             return {"function": f"{file}:{node.id}"}
         if not isinstance(statement, ast.ImportFrom) or not statement.module:
             return None
@@ -268,13 +219,13 @@ class TrlProject:
 
     def _tools(self, config: JSON) -> None:
         """Sets `rollout.tools` and `rollout.environment`."""
-        copied: list[str] = []
+        copied = dict[str, ast.expr | None]()
         rollout = config.setdefault("rollout", {})
         for option, key in (("tools", "tools"), ("environment_factory", "environment")):
             target = self.script.argument(option)
             if target is None:
                 continue
-            parts = target.values if isinstance(target, ast.Dict) else _elements(target)
+            parts = target.values if isinstance(target, ast.Dict) else _elements(target, self.script.arguments[option])
             found = [self._function(part, "tools.py", copied) for part in parts]
             if None in found:
                 raise UserError(self.script.at(target, f"{option}: name functions or classes of this file or a module"))
@@ -289,43 +240,17 @@ class TrlProject:
         if copied:
             self.files["tools.py"] = trl_copies.functions(self.script, copied)
 
-    def _lora(self) -> JSON | None:
-        node = self.script.arguments.get("peft_config")
-        call = None if node is None else self.script.chosen(node)
-        if call is None or (isinstance(call, ast.Constant) and call.value is None):
-            return None
-        if isinstance(call, ast.Call) and name_of(call.func) == "get_peft_config":
-            values = {**tables.OF_MODEL, **self.script.options}
-            if not values["use_peft"]:
-                return None
-            known = {argument: values[option] for option, argument in tables.OF_LORA.items() if values[option]}
-            options = {argument: ast.parse(repr(value), mode="eval").body for argument, value in known.items()}
-        elif isinstance(call, ast.Call) and name_of(call.func) == "LoraConfig":
-            options = self.script.keywords(call)
-        else:
-            text = ast.unparse(self.script.arguments["peft_config"])
-            self._row("peft_config", text, "", "the script does not show a LoraConfig; set update.lora")
-            return None
-        # PEFT's defaults, which differ from those here
-        lora = {name: self._value(options.get(name), 8) for name in ("r", "lora_alpha")}
-        lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
-        lora["target_modules"] = self._value(options.get("target_modules")) or ["q_proj", "v_proj"]
-        note = "" if "target_modules" in options else "q_proj and v_proj, PEFT's default for most models"
-        self._row("peft_config", ast.unparse(call), "update.lora", note)
-        hidden = {name for name, node in options.items() if self._value(node, UNSHOWN) is UNSHOWN}
-        for name in sorted((options.keys() - lora.keys() | hidden) - {"task_type", "bias"}):
-            self._row(f"peft_config.{name}", ast.unparse(options[name]), "", UNSHOWN if name in hidden else "")
-        return lora
 
-
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """The elements of a list or tuple; any other expression counts as one element."""
-    return node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
+    """The elements of a list or tuple. Any other expression counts as one element, as it is written in the call."""
+    return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:
-    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first."""
+    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first, and one
+    of the format only if there is no other.
+    """
     names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
-    return next(
-        (name for name in names if any(word in name for word in ("accura", "correct", "math", "right"))), names[0]
-    )
+    names = [name for name in names if "format" not in name] or names
+    words = ("accura", "correct", "math", "right", "answer")
+    return next((name for name in names if any(word in name for word in words)), names[0])

@@ -1,41 +1,30 @@
-"""Reads a TRL training script through its syntax tree. Nothing in it is run or imported.
-
-Only values that the script shows are used: constants, names and dictionaries of constants, concatenated strings,
-defaults of argparse, and the script's command-line options.
-"""
+"""Reads a TRL training script: the call that makes its trainer, its options, and what a project leaves out."""
 
 from __future__ import annotations
 
 import ast
 import shlex
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rloo_pipeline.commands.trl_options import option_values
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, bound, name_of, parameters
-from rloo_pipeline.commands.trl_tables import OF_MODEL, POSITIONAL
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
+from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
+from rloo_pipeline.commands.trl_values import ScriptValues
 from rloo_pipeline.errors import UserError
 
 TRAINERS = ("RLOOTrainer", "GRPOTrainer")
-PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
-OPERATORS: Mapping[type[ast.operator], Any] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Pow: lambda a, b: a**b,
+OTHER_FILES = {
+    **dict.fromkeys(
+        (".yaml", ".yml"), "options, not a script; name the script first: --from-trl 'SCRIPT --config FILE'"
+    ),
+    ".ipynb": "a notebook; `jupyter nbconvert --to script` writes the script that --from-trl reads",
 }
-Node = TypeVar("Node", bound=ast.AST)
 
 
-class UnknownValueError(Exception):
-    """The text does not show the value of an expression."""
-
-
-class TrlScript:
+class TrlScript(ScriptValues):
     """A script, and the call that makes its trainer.
 
     Args:
@@ -50,27 +39,27 @@ class TrlScript:
             name, *words = shlex.split(command) or [""]
         except ValueError as error:  # a quotation mark without a second one
             raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
-        self.path = Path(name)
+        path = Path(name)
         try:
-            self.text = self.path.read_text(encoding="utf-8")
-            self.tree = ast.parse(self.text)
+            self.text = path.read_text(encoding="utf-8")
+            if advice := OTHER_FILES.get(path.suffix):
+                raise UserError(f"--from-trl {name}: {advice}")
+            tree = ast.parse(self.text)
         except OSError as error:
             raise UserError(f"--from-trl {name}: cannot be read ({error.strerror})") from error
         except (SyntaxError, ValueError) as error:
-            raise UserError(f"--from-trl {name}: not valid Python ({error})") from error
-        self.options = option_values(words)
-        self.trainer = self._trainer()
-        self.calls = self._calls()
-        self.statements = list(self._flat(self.tree.body))
-        self.bindings: dict[str, list[Binding]] = {}
-        for function in self._makers():
-            for name, passed in parameters(function, self.calls).items():
-                self.bindings.setdefault(name, []).append(Binding(function, passed))
-        for statement in self.statements:
-            for name, value, place in bound(statement):
-                self.bindings.setdefault(name, []).append(Binding(statement, value, place))
-        self.taken: set[int] = set()
-        """First lines of the statements that the project takes over."""
+            raise UserError(
+                f"--from-trl {name}: not valid Python {'.'.join(map(str, sys.version_info[:2]))} ({error})"
+            ) from error
+        self.trainer = _trainer(path, tree)
+        makers = [function for function in all_nodes(tree, ast.FunctionDef) if self.trainer in ast.walk(function)]
+        """The functions in which the trainer is made, outermost first."""
+        names = {function.name for function in makers}
+        inside = [
+            call for call in all_nodes(tree, ast.Call) if isinstance(call.func, ast.Name) and call.func.id in names
+        ]
+        super().__init__(path, tree, option_values(words), [self.trainer, *inside], makers)
+        self.makers = makers
         self.arguments = dict(zip(POSITIONAL, self.trainer.args, strict=False)) | self.keywords(self.trainer)
 
     @property
@@ -78,213 +67,11 @@ class TrlScript:
         """`RLOO` or `GRPO`."""
         return name_of(self.trainer.func).removesuffix("Trainer")
 
-    def _trainer(self) -> ast.Call:
-        trainers = [call for call in self._all(ast.Call) if name_of(call.func).endswith("Trainer")]
-        found = [call for call in trainers if name_of(call.func) in TRAINERS]
-        if len(found) == 1:
-            return found[0]
-        others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
-        seen = f"; it has {', '.join(others)}" if others else ""
-        raise UserError(f"{self.path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
-
-    def _makers(self) -> list[ast.FunctionDef]:
-        """The functions in which the trainer is made, outermost first."""
-        return [function for function in self._all(ast.FunctionDef) if self.trainer in ast.walk(function)]
-
-    def _calls(self) -> list[ast.Call]:
-        """The call that makes the trainer, and the calls of the functions around it."""
-        makers = {function.name for function in self._makers()}
-        inside = [call for call in self._all(ast.Call) if isinstance(call.func, ast.Name) and call.func.id in makers]
-        return [self.trainer, *inside]
-
-    def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-        """Statements in order, including those in blocks and in the functions in which the trainer is made."""
-        for statement in body:
-            if hasattr(statement, "body") and any(node in self.calls for node in ast.walk(statement)):
-                yield from self._flat(statement.body)
-            else:
-                yield statement
-
-    def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
-        """Keyword arguments of a call, including those of a `**` dictionary that the script shows.
-
-        Raises:
-            UserError: the script does not show the dictionary.
-        """
-        found: dict[str, ast.expr] = {}
-        for keyword in call.keywords:
-            if keyword.arg is not None:
-                found[keyword.arg] = keyword.value
-                continue
-            entries = self.entries(keyword.value)
-            if entries is None:
-                raise UserError(self.at(keyword.value, "write the arguments out; the script does not show them"))
-            found |= entries
-        return found
-
-    def entries(self, node: ast.expr) -> dict[str, ast.expr] | None:
-        """The values of a dictionary by key; None if the script does not show its keys."""
-        value = self.resolved(node)
-        if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
-            return self.keywords(value)
-        if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
-            names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
-            return dict(zip(names, value.values, strict=True))
-        return None
-
-    def at(self, node: ast.AST, problem: str) -> str:
-        """Formats a problem with its position in the script."""
-        return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
-
-    def binding(self, name: str, before: int) -> Binding | None:
-        """The last statement above a line that binds a name. A function, class or import may also be below."""
-        known = self.bindings.get(name, [])
-        above = [binding for binding in known if binding.is_seen(before)]
-        usable = above or [binding for binding in known if binding.value is None]
-        return usable[-1] if usable else None
-
-    def resolved(self, node: ast.expr, take: bool = True) -> ast.expr:
-        """The expression that a name stands for. With `take`, the lines that define it count as taken over by the
-        project.
-        """
-        if isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.value is not None:
-            if take:
-                self.taken.add(found.statement.lineno)
-            if found.place is None:
-                return self.resolved(found.value, take)
-            if isinstance(found.value, ast.Tuple | ast.List):
-                return self.resolved(found.value.elts[found.place], take)
-        return node
-
-    def chosen(self, node: ast.expr) -> ast.expr:
-        """The branch of `a if condition else b` that applies, if the script shows the condition."""
-        target = self.resolved(node)
-        if not isinstance(target, ast.IfExp):
-            return target
-        try:
-            return self.chosen(target.body if self.value(target.test) else target.orelse)
-        except UnknownValueError:
-            return target
-
     def argument(self, name: str) -> ast.expr | None:
         """The expression that the script passes as a trainer argument; None if it passes nothing or None."""
         node = self.arguments.get(name)
         target = None if node is None else self.resolved(node)
         return None if isinstance(target, ast.Constant) and target.value is None else target
-
-    def value(self, node: ast.expr) -> Any:
-        """Evaluates an expression to plain data.
-
-        Raises:
-            UnknownValueError: the script does not show it.
-        """
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [self.value(part) for part in node.elts]
-        if isinstance(node, ast.Dict):
-            if None in node.keys:
-                raise UnknownValueError
-            keys = [self.value(key) for key in node.keys if key is not None]
-            return dict(zip(keys, map(self.value, node.values), strict=True))
-        if isinstance(node, ast.Name | ast.IfExp) and (target := self.chosen(node)) is not node:
-            return self.value(target)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self.value(node.operand)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not self.value(node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            try:
-                return OPERATORS[type(node.op)](self.value(node.left), self.value(node.right))
-            except (TypeError, ArithmeticError):  # such as None for an option without a value
-                raise UnknownValueError from None
-        if isinstance(node, ast.JoinedStr):
-            return "".join(str(self.value(part)) for part in node.values)
-        if isinstance(node, ast.FormattedValue) and node.format_spec is None:
-            return self.value(node.value)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node)
-        if isinstance(node, ast.Call):
-            return self._called(node)
-        raise UnknownValueError
-
-    def _attribute(self, node: ast.Attribute) -> Any:
-        """Evaluates `torch.bfloat16` or a command-line option."""
-        if isinstance(node.value, ast.Name) and node.value.id == "torch":
-            return node.attr
-        if self.is_parsed(node.value):
-            return self._option(node.attr)
-        raise UnknownValueError
-
-    def _option(self, name: str) -> Any:
-        """The value of an option: from the command line, or its default."""
-        if name in self.options:
-            return self.options[name]
-        for call in self._all(ast.Call):
-            if name_of(call.func) == "add_argument":
-                flags = [str(flag.value) for flag in call.args if isinstance(flag, ast.Constant)]
-                names, keywords = {flag.lstrip("-").replace("-", "_") for flag in flags}, self.keywords(call)
-                if name == self.value(keywords["dest"]) if "dest" in keywords else name in names:
-                    given = [self.options[flag] for flag in names & self.options.keys()]
-                    return given[0] if given else self._default(keywords)
-        for one in self._all(ast.ClassDef):
-            if (default := self.fields(one).get(name)) is not None:
-                return self.value(default)
-        if name in OF_MODEL:
-            return OF_MODEL[name]
-        raise UnknownValueError
-
-    def _default(self, keywords: Mapping[str, ast.expr]) -> Any:
-        """The default of an argparse option."""
-        action = self.value(keywords.get("action", ast.Constant("store")))
-        if "default" in keywords:
-            return self.value(keywords["default"])
-        if "required" in keywords and self.value(keywords["required"]):
-            raise UnknownValueError
-        return {"store_true": False, "store_false": True}.get(action)
-
-    def fields(self, one: ast.ClassDef) -> dict[str, ast.expr]:
-        """The defaults of a dataclass, by field."""
-        found: dict[str, ast.expr] = {}
-        for statement in one.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-                value = statement.value
-                if isinstance(value, ast.Call) and name_of(value.func) == "field":
-                    keywords = self.keywords(value)
-                    made = keywords.get("default_factory")
-                    value = keywords.get("default", made.body if isinstance(made, ast.Lambda) else UNSHOWN)
-                found[statement.target.id] = value
-        return found
-
-    def _all(self, kind: type[Node]) -> Iterator[Node]:
-        """All nodes of a kind."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, kind))
-
-    def is_parsed(self, node: ast.expr) -> bool:
-        """True if a name holds the parsed command-line options."""
-        target: ast.expr | None = self.resolved(node, take=False) if isinstance(node, ast.Name) else None
-        if isinstance(target, ast.Name):  # one of several unpacked values
-            found = self.binding(target.id, target.lineno)
-            target = found.value if found else None
-        return isinstance(target, ast.Call) and self.parses(target)
-
-    def parses(self, call: ast.Call) -> bool:
-        """True if a call returns the parsed command-line options, directly or through a function of the script."""
-        found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
-        if found is None or not isinstance(found.statement, ast.FunctionDef):
-            return name in PARSED
-        return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
-
-    def _called(self, node: ast.Call) -> Any:
-        """Evaluates `dict(a=1)`, `textwrap.dedent(text)` and `text.strip()`."""
-        name = name_of(node.func)
-        if name == "dict" and not node.args:
-            return {key: self.value(value) for key, value in self.keywords(node).items()}
-        if name == "dedent" and len(node.args) == 1:
-            return textwrap.dedent(self.value(node.args[0]))
-        if name == "strip" and isinstance(node.func, ast.Attribute) and not node.args:
-            return str(self.value(node.func.value)).strip()
-        raise UnknownValueError
 
     def config_options(self) -> dict[str, ast.expr | Any]:
         """Options of the RLOOConfig or GRPOConfig, as expressions or as values from the script's command line."""
@@ -292,7 +79,7 @@ class TrlScript:
         if node is None:
             return {}
         target, found = self.resolved(node), dict[str, ast.expr | Any]()
-        for one in self._all(ast.ClassDef):
+        for one in all_nodes(self.tree, ast.ClassDef):
             if any(name_of(base) == f"{self.kind}Config" for base in one.bases):
                 found |= self.fields(one)
         if isinstance(target, ast.Call) and name_of(target.func).endswith("Config"):
@@ -300,30 +87,54 @@ class TrlScript:
         elif self.is_parsed(node):
             others = {
                 part.attr
-                for part in self._all(ast.Attribute)
+                for part in all_nodes(self.tree, ast.Attribute)
                 if ast.unparse(part.value) != ast.unparse(node) and self.is_parsed(part.value)
             }
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
-        for statement in self.statements:  # config.beta = 0.1
+        for statement in (*self.statements, *self.inner):  # config.beta = 0.1
             place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if isinstance(place, ast.Attribute) and ast.unparse(place.value) == ast.unparse(node):
+            if isinstance(place, ast.Attribute) and self._is_same(place.value, node, target):
                 found[place.attr] = statement.value  # type: ignore[attr-defined]
                 self.taken.add(statement.lineno)
         return found
 
+    def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:
+        """True if an expression is written like another, or stands for the same object as it."""
+        return ast.unparse(one) == ast.unparse(node) or self.resolved(one, take=False) is target
+
     def left(self) -> Iterator[ast.stmt]:
         """Statements that the project does not take over, except imports and statements about the trainer."""
         about = {name for name, known in self.bindings.items() if any(self._is_training(one.value) for one in known)}
-        for statement in self.statements:
+        for statement in (*self.statements, *self.inner):
             names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
+            kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
             trains = names & about or "__name__" in names or any(node in self.calls for node in ast.walk(statement))
-            is_taken = statement.lineno in self.taken or text or isinstance(statement, kinds)
-            if not (is_taken or (trains and not self._sets(statement))):
+            trains = trains and not self._makes_another(statement)
+            is_taken = statement.lineno in self.taken or isinstance(statement, kinds) or _only_shows(statement)
+            if not (is_taken or self.is_afterwards(statement) or (trains and not self._sets(statement))):
                 yield statement
+
+    def is_afterwards(self, statement: ast.stmt) -> bool:
+        """True if a statement is below the one that trains, in the same function."""
+        trains = [
+            call.lineno
+            for call in all_nodes(self.tree, ast.Call)
+            if name_of(call.func) == "train" and call.lineno >= self.trainer.lineno
+        ]
+        inside = [
+            function
+            for function in self.makers
+            if function.lineno < min(trains, default=0) <= (function.end_lineno or 0)
+        ]
+        end = inside[-1].end_lineno if inside else None
+        return bool(trains) and min(trains) < statement.lineno <= (end or statement.lineno)
+
+    def _makes_another(self, statement: ast.stmt) -> bool:
+        """True if a statement makes another trainer, such as one that fine-tunes the model first."""
+        calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call) and part not in self.calls]
+        return any(name_of(call.func).endswith("Trainer") for call in calls)
 
     def _sets(self, statement: ast.stmt) -> bool:
         """True if a statement sets an option or adds a callback."""
@@ -339,3 +150,29 @@ class TrlScript:
         if not isinstance(value, ast.Call):
             return False
         return name_of(value.func).endswith(("Trainer", "Config", "Parser")) or self.parses(value)
+
+
+def _trainer(path: Path, tree: ast.Module) -> ast.Call:
+    """The call that makes the trainer.
+
+    Raises:
+        UserError: there is none, or several.
+    """
+    trainers = [call for call in all_nodes(tree, ast.Call) if name_of(call.func).endswith("Trainer")]
+    found = [call for call in trainers if name_of(call.func) in TRAINERS]
+    if len(found) == 1:
+        return found[0]
+    others = sorted({f"{name_of(call.func)} (line {call.lineno})" for call in trainers})
+    seen = f"; it has {', '.join(others)}" if others else ""
+    raise UserError(f"{path}: one call of {' or '.join(TRAINERS)} is needed{seen}")
+
+
+def _only_shows(statement: ast.stmt) -> bool:
+    """True for an expression alone on its line, such as text or `rows[0]`, for a call that prints, and for what has no
+    effect on the training, such as `os.environ[…] = …`.
+    """
+    if isinstance(statement, ast.Assign):
+        return ast.unparse(statement.targets[0]).startswith("os.environ[")
+    if not isinstance(statement, ast.Expr):
+        return isinstance(statement, ast.Pass | ast.Return | ast.Global | ast.Delete)
+    return not isinstance(statement.value, ast.Call) or name_of(statement.value.func) in TALK

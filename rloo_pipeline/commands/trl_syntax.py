@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 UNSHOWN = ast.Name("?", ast.Load(), lineno=0, col_offset=0)
 """An expression whose value the script does not show."""
+
+
+Node = TypeVar("Node", bound=ast.AST)
 
 
 class Binding(NamedTuple):
@@ -18,6 +21,8 @@ class Binding(NamedTuple):
     """The value; None for a function, class or import. For a parameter of a function, its argument or default."""
     place: int | None = None
     """Position in an unpacked tuple."""
+    function: ast.FunctionDef | None = None
+    """The function that the statement is in, if only lines of that function see the name."""
 
     @property
     def is_parameter(self) -> bool:
@@ -26,7 +31,10 @@ class Binding(NamedTuple):
 
     def is_seen(self, line: int) -> bool:
         """True if a line is below the statement or, for a parameter, inside its function."""
-        return self.statement.lineno < line <= (self.statement.end_lineno or line if self.is_parameter else line)
+        scope = self.statement if self.is_parameter else self.function
+        if scope is not None and not scope.lineno < line <= (scope.end_lineno or line):
+            return False
+        return self.is_parameter or (self.statement.end_lineno or line) < line
 
 
 def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str, ast.expr]:
@@ -43,6 +51,11 @@ def parameters(function: ast.FunctionDef, calls: Sequence[ast.Call]) -> dict[str
         found |= dict(zip(names, calls[0].args, strict=False))
         found |= {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg in found}
     return found if len(calls) <= 1 else dict.fromkeys(found, UNSHOWN)
+
+
+def all_nodes(tree: ast.AST, kind: type[Node]) -> Iterator[Node]:
+    """All nodes of a kind."""
+    return (node for node in ast.walk(tree) if isinstance(node, kind))
 
 
 def name_of(function: ast.expr) -> str:
@@ -73,3 +86,45 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
                 yield inner.id, UNSHOWN, None
             elif isinstance(inner, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
                 yield from ((name, None, None) for name, _, _ in bound(inner))
+
+
+def free_names(node: ast.AST) -> Iterator[str]:
+    """Yields the names that a node reads, without the arguments and variables of functions and comprehensions in it."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+        return
+    inside: list[ast.AST] = []
+    own: set[str] = set()
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        inside, own = _body(node), own_names(node)
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        inside = list(ast.iter_child_nodes(node))
+        own = {name for part in node.generators for name in _stored(part.target)}
+    for part in ast.iter_child_nodes(node):
+        yield from (name for name in free_names(part) if part not in inside or name not in own)
+
+
+def own_names(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The arguments and variables of a function."""
+    own = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+    own |= {name for statement in _body(node) for name in _stored(statement)}
+    return own - {name for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names}
+
+
+def _body(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.AST]:
+    return [*node.body] if isinstance(node.body, list) else [node.body]
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    """Yields the names that a node binds, without those inside functions in it."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (name for name, _, _ in bound(node))
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif not isinstance(node, ast.Lambda):
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+        for part in ast.iter_child_nodes(node):
+            yield from _stored(part)

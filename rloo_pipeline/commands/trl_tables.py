@@ -20,7 +20,7 @@ SAME = {
         *("epsilon", "epsilon_high", "delta", "normalize_advantages", "reward_clip_range"),
         *("mask_truncated_completions", "top_entropy_quantile", "multi_objective_aggregation"),
     ),
-    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon"),
+    "update": ("learning_rate", "weight_decay", "max_grad_norm", "disable_dropout", "adam_epsilon", "torch_compile"),
     "dataset": ("chat_template_kwargs",),
     "model": ("trust_remote_code",),
 }
@@ -89,14 +89,19 @@ SILENT = {
     *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "logging_strategy", "logging_first_step"),
     *("save_strategy", "save_total_limit", "save_only_model", "hub_model_id", "hub_strategy", "bf16"),
     *("dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters"),
-    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "torch_compile", "eval_steps"),
+    *("ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "tf32", "eval_steps"),
     *("use_transformers_paged", "use_transformers_continuous_batching", "disable_tqdm", "overwrite_output_dir"),
     *("bf16_full_eval", "fp16_full_eval", "report_to_trackio", "trackio_space_id", "project", "run_name", "optim_args"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "do_train"),
 }
 """Options that change only speed, logs or storage, or that are read together with another option."""
-LOADING = {"attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir"}
+LOADING = {
+    *("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels", "cache_dir", "token"),
+    *("local_files_only", "offload_folder", "fast_inference", "max_lora_rank", "gpu_memory_utilization"),
+}
 """Arguments for loading a model that change only speed."""
+LORA_SILENT = {"task_type", "inference_mode", "use_gradient_checkpointing", "random_state"}
+"""Arguments of LoraConfig, and of Unsloth's get_peft_model, that change only speed or a seed."""
 OF_LORA = {
     "lora_r": "r",
     "lora_alpha": "lora_alpha",
@@ -109,7 +114,7 @@ OF_LORA = {
 }
 """Command-line options, and the LoraConfig arguments that TRL's get_peft_config makes from them."""
 OF_MODEL: Mapping[str, Any] = {
-    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config")),
+    **dict.fromkeys(("dtype", "torch_dtype", "attn_implementation", "dataset_config", "datasets")),
     **dict.fromkeys(("lora_target_modules", "lora_modules_to_save", "lora_target_parameters")),
     **dict.fromkeys(("use_peft", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "dataset_streaming"), False),
     "model_revision": "main",
@@ -136,6 +141,13 @@ REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """Trainer arguments that may be positional."""
+BEFORE_TRL_022 = {"policy", "ref_policy", "reward_model", "config"}
+"""Arguments of RLOOTrainer before TRL 0.22, which sampled and scored in another way."""
+TALK = {
+    *("print", "system", "run_line_magic", "run_cell_magic", "info", "warning", "debug", "basicConfig", "setLevel"),
+    *("filterwarnings", "login", "notebook_login", "print_trainable_parameters", "empty_cache", "collect"),
+}
+"""Functions whose calls say or show something, and do not change the training."""
 KNOWN = {*POSITIONAL, "peft_config", "quantization_config", "tools", "environment_factory"}
 """Trainer arguments that a project takes over."""
 SECTIONS = ("run", "rounds", "seed", "model", "dataset", "rollout", "vllm", "rewards", "correct", "algorithm", "update")

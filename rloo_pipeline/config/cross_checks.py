@@ -24,6 +24,7 @@ def problems(config: RunKeys) -> Iterator[str]:
     yield from distillation.problems(config.algorithm.teacher, config.rollout, config.rewards)
     yield from trained_reward.problems(config.reward_model, config.rewards, config.deepspeed)
     yield from _optimizers(config)
+    yield from _torch_compile(config)
     yield from _offload(config)
     yield from _images(config)
     yield from _quantization(config)
@@ -207,6 +208,16 @@ def _optimizers(config: RunKeys) -> Iterator[str]:
             )
 
 
+def _torch_compile(config: RunKeys) -> Iterator[str]:
+    refused = {
+        "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
+        "model.quantization": config.model.quantization,
+        "reproducible": config.reproducible,
+    }
+    for key in (key for key, value in refused.items() if value and config.update.torch_compile):
+        yield f"update.torch_compile cannot be used with {key}; leave one of the two out"
+
+
 def _offload(config: RunKeys) -> Iterator[str]:
     """Combinations of offload and number format. DeepSpeed's offload to disk would hold weights in bfloat16, whatever
     their format.
@@ -249,6 +260,7 @@ def _images(config: RunKeys) -> Iterator[str]:
         "rollout.token_budget": config.rollout.token_budget,
         "warmstart.sft": config.warmstart.sft,
         "evaluation.harness": config.evaluation.harness,
+        "update.torch_compile": config.update.torch_compile,
         "model.quantization": config.model.quantization,
         "deepspeed.zero_stage: 3": config.deepspeed.zero_stage == 3,
         "deepspeed.sequence_parallel": config.deepspeed.sequence_parallel > 1,

@@ -60,6 +60,7 @@ LATER: Mapping[str, object] = {
     "rollout.environment_python": None,
     "rollout.generation_kwargs": None,
     "rollout.generation_kwargs.repetition_detection": None,
+    "update.torch_compile": False,
     "update.lora.use_rslora": False,
     "checks.limits.pair_accuracy": [0.55, 0.5],
     "checks.limits.reward_length": [0.8, None],

@@ -117,6 +117,11 @@ class Update(Section):
     the old log-probs that they are compared with, with different random masks in each pass. `lora_dropout` is not
     affected.
     """
+    torch_compile: bool = False
+    """Compile the model's layers, except attention, with torch.compile when the engine starts. The stage fails if the
+    compiled layers do not give what plain transformers gives. Needs g++ on CPUs and gcc on GPUs. Excludes
+    `deepspeed.zero_stage: 3`, `model.quantization`, `reproducible`, prompts with images and mixtures of experts.
+    """
     lora: Lora | None = None
     """Train a LoRA adapter instead of all weights. Off by default."""
 

@@ -149,7 +149,10 @@ def _is_turn(message: Any) -> bool:
     """True if a message is a text or tool calls of the assistant, or the answer of a tool."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         return False
-    functions = (isinstance(call, dict) and call.get("function") for call in message.get("tool_calls") or ())
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        return False
+    functions = (isinstance(call, dict) and call.get("function") for call in calls)
     named = all(isinstance(function, dict) and "name" in function for function in functions)
     return message.get("role") in ("assistant", "tool") and named
 

@@ -225,7 +225,7 @@ def chart(title: str, curves: Sequence[Values], form: str, width: int) -> Text:
     points = [(number, value) for curve in curves for number, value in curve.items()]
     first, last = min(number for number, _ in points), max(number for number, _ in points)
     low, high = min(value for _, value in points), max(value for _, value in points)
-    columns = min(width - LABELS - 1, max(2 * (last - first) + 1, 20))
+    columns = max(1, min(width - LABELS - 1, max(2 * (last - first) + 1, 20)))
     cells = [[Text(" ")] * columns for _ in range(HEIGHT)]
     for mark, curve in zip(_marks(len(curves)), curves, strict=True):
         for number, value in curve.items():
@@ -236,5 +236,5 @@ def chart(title: str, curves: Sequence[Values], form: str, width: int) -> Text:
     lines = [Text(title, "bold")]
     for row, line in enumerate(cells):
         lines.append(Text.assemble((f"{labels.get(row, ''):>{LABELS - 1}} ", "dim"), ("│", "dim"), *line))
-    rounds = f"{first}{f'round {last}':>{columns - len(str(first))}}"
+    rounds = f"{first}{f'round {last}'.rjust(columns - len(str(first)))}"
     return Text("\n").join([*lines, Text(" " * (LABELS + 1) + rounds, "dim")])

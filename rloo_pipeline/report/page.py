@@ -183,5 +183,7 @@ def verdict(summary: JSON) -> str:
     if low > 0:
         return "The interval lies above 0: other problems of this kind would very probably show a gain too."
     if high < 0:
-        return "The interval lies below 0: the final policy is worse than the warm start, not just unlucky."
+        return "The interval lies below 0: other problems of this kind would very probably show a loss too."
+    if summary["gain_p_holm"] <= 0.05:
+        return "The interval contains 0 although p is small: more held-out problems would tell."
     return "The interval contains 0: this evaluation cannot tell the change from chance."

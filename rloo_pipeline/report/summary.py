@@ -12,7 +12,7 @@ import pyarrow as pa
 from rloo_pipeline.artifacts import prompt_counts, tables
 from rloo_pipeline.artifacts.files import check_facts, read_artifact
 from rloo_pipeline.checks.history import Metrics
-from rloo_pipeline.checks.statistics import RESAMPLES, Array, gain, holm, is_share, pass_at_ks, powers_of_two
+from rloo_pipeline.checks.statistics import RESAMPLES, Array, gain, holm, pass_at_ks, powers_of_two, two_values
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.data.prompts_of_round import kept_rows
 from rloo_pipeline.judging import run_files
@@ -112,30 +112,34 @@ def gains_of(config: Config, run: Path, pair: Pair) -> dict[str, dict[str, Any]]
         corrected for all these comparisons.
     """
     samples = config.evaluation.num_generations
-    # number of independent samples behind each value, if values are shares
+    # number of independent samples behind each value, if scores have two values
     drawn = {f"pass@{k}": samples // k for k in powers_of_two(samples)} | {"truncated": samples}
+    widths: dict[str, float] = {}
     for name in score_names(config.rewards):
-        if is_share(*(scores_of(table, name, samples) for table in pair)):
-            drawn[f"rewards/{name}"] = samples
+        if values := two_values(*(scores_of(table, name, samples) for table in pair)):
+            drawn[f"rewards/{name}"], widths[f"rewards/{name}"] = samples, values[1] - values[0]
     before, after = (_values(config, table, samples) for table in pair)
     greedy = read_pair(run, "greedy")
     if len(greedy[0]):
         drawn["greedy"] = 1
         before["greedy"], after["greedy"] = (is_correct(config, table, 1).mean(axis=1) for table in greedy)
     seed = derive(config.seed, "bootstrap")
-    gains = {name: gain(before[name], after[name], RESAMPLES, seed, drawn.get(name)) for name in before}
+    gains = {
+        name: gain(before[name], after[name], RESAMPLES, seed, drawn.get(name), widths.get(name, 1.0))
+        for name in before
+    }
     corrected = holm({name: paired.p for name, paired in gains.items()})
     return {name: {**paired._asdict(), "p_holm": corrected[name]} for name, paired in gains.items()}
 
 
 def win_rates_of(config: Config, pair: Pair) -> dict[str, dict[str, Any] | None]:
     """Win rate of the final policy against the warm start, by each reward whose scores are not only 0 and 1."""
-    samples, seed = config.evaluation.num_generations, derive(config.seed, "bootstrap")
+    samples = config.evaluation.num_generations
     rates = {}
     for reward in config.rewards:
         before, after = (scores_of(table, reward.column, samples) for table in pair)
         if not {*np.unique(before[~np.isnan(before)]), *np.unique(after[~np.isnan(after)])} <= {0.0, 1.0}:
-            rate = win_rate(before, after, RESAMPLES, seed)
+            rate = win_rate(before, after)
             rates[reward.column] = rate and rate._asdict()
     return rates
 
@@ -151,7 +155,7 @@ def judged(config: Config, run: Path, pair: Pair) -> dict[str, Any]:
     table = tables.read(run / "judgements.parquet", "judgements", **of)
     verdicts = np.array([table[name].to_numpy() for name in ("final_first", "warmstart_first")], dtype=float)
     by_prompt = verdicts.reshape(2, -1, config.evaluation.num_generations)
-    rate, same = judged_rate(by_prompt, RESAMPLES, derive(config.seed, "bootstrap"))
+    rate, same = judged_rate(by_prompt)
     return {"rate": rate and rate._asdict(), "same_in_both_orders": same}
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from importlib import import_module
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ LONGEST = 50
 """Longest path, in characters, for the folder of the sockets; Linux allows 107 for the path of a socket."""
 SECONDS = 10.0
 """Longest wait for LAST_WORDS after vLLM has noticed that the process ends."""
+
+
+scratch.hold()  # before a spawned process imports torch and vLLM, which it does before it calls `run`
 
 
 def prepare() -> dict[str, Any]:
@@ -110,6 +114,25 @@ def _last_words() -> Iterator[None]:
         with suppress(FileExistsError), Path(os.environ["VLLM_RPC_BASE_PATH"], LAST_WORDS).open("x") as file:
             file.write(f"{type(error).__name__}: {error}")
         raise
+
+
+def end_calls_with_engine(llm: LLM) -> None:
+    """Makes calls of an engine raise an error if its process is killed; vLLM would wait forever for the answers."""
+    if not is_separate():
+        return
+    core: Any = llm.llm_engine.engine_core
+    resources, calls = core.resources, core.utility_results  # `core` itself would never be collected
+    processes = [process.sentinel for process in resources.engine_manager.processes]
+    dead: Any = import_module("vllm.v1.engine.exceptions").EngineDeadError
+
+    def wait() -> None:
+        connection.wait(processes)
+        while not resources.engine_dead:  # then vLLM refuses further calls
+            time.sleep(0.05)
+        for call in [*calls.values()]:
+            call.set_exception(dead())
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def follow_output(llm: LLM) -> None:

@@ -14,6 +14,7 @@ than `max_completion_length` tokens; the answer is then left out. So its last me
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,9 @@ class EpisodeRecord:
     row: dict[str, Any]
     request: Request
     """The first turn; its sampling parameters are those of the episode."""
-    ids: list[int] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("i"))
     mask: list[bool] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
+    logps: array[float] = field(default_factory=lambda: array("f"))
     turns: list[dict[str, Any]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     text: str = ""
@@ -75,7 +76,7 @@ class EpisodeRecord:
     def extend(self, role: str, ids: Sequence[int]) -> None:
         """Appends the tokens of one role, as a turn."""
         self.turns.append({"start": len(self.ids), "end": len(self.ids) + len(ids), "role": role})
-        self.ids += ids
+        self.ids.extend(ids)
         self.mask += [role == "assistant"] * len(ids)
 
     def next_request(self) -> Request:
@@ -148,11 +149,11 @@ class Episodes:
         episode = self.episodes[index]
         episode.extend("assistant", completion.ids)
         episode.text += completion.text
-        episode.logps += completion.logps
+        episode.logps.extend(completion.logps)
         if completion.finish_reason != "stop":
             episode.messages.append({"role": "assistant", "content": completion.text})
             return self._end(index, completion.finish_reason)
-        text = self.template.tokenizer.decode(completion.ids[:-1], skip_special_tokens=False)
+        text = self.template.tokenizer.decode([*completion.ids[:-1]], skip_special_tokens=False)
         turn = self.reader.read(str(text), self.pool.schemas(episode.row))
         plain = {"role": "assistant", "content": completion.text}
         too_many = len(turn.calls) > 1 and not self.template.several_calls

@@ -57,16 +57,16 @@ class ShownImages(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """One sampled completion."""
+    """One sampled completion. The sampler's numbers are in arrays: in lists, a token would take 70 bytes."""
 
-    ids: list[int]
+    ids: Sequence[int]
     """Token ids, including the end token if it stopped by itself."""
     text: str
-    logps: list[float]
+    logps: Sequence[float]
     """Log-prob of each token under the distribution that it was sampled from."""
     finish_reason: str
     """`stop` or `length`."""
-    experts: list[int] | None = None
+    experts: Sequence[int] | None = None
     """Experts, layer by layer, of every token of prompt and completion except the last; None unless requested."""
 
     def columns(self) -> dict[str, Any]:

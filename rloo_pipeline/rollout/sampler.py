@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,7 @@ class Sampler:
         compiling = self._compiling(vllm.__version__) if on_gpu else contextlib.nullcontext()
         with compiling, announcing(f"starting vLLM{kernels}"), engine_process.errors_told():
             engine: LLM = vllm.LLM(**self.settings)
+        engine_process.end_calls_with_engine(engine)
         if not on_gpu:
             engine_arguments.check_heads(self.policy, engine.llm_engine.vllm_config.model_config)
             logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)  # otherwise it warns for each image
@@ -301,18 +303,19 @@ def completion_of(tokenizer: Any, request: Request, params: SamplingParams, outp
     ids = [*begun.ids, *new_ids]
     text = _text(tokenizer, params, request.prompt_ids, ids)
     experts = _experts_of(sampled.routed_experts, len(output.prompt_token_ids) + len(new_ids) - 1)
-    return Completion(ids, text, [*begun.logps, *sampled.logprobs.logprobs], sampled.finish_reason, experts)
+    logps = array("f", [*begun.logps, *sampled.logprobs.logprobs])
+    return Completion(array("i", ids), text, logps, sampled.finish_reason, experts)
 
 
-def _experts_of(chosen: Any, tokens: int) -> list[int] | None:
-    """vLLM's experts, [tokens, layers, choices], as a flat list; None if it returned none."""
+def _experts_of(chosen: Any, tokens: int) -> Sequence[int] | None:
+    """vLLM's experts, [tokens, layers, choices], in one dimension; None if it returned none."""
     if chosen is None:
         return None
     if len(chosen) < tokens:
         raise UserError(
             f"vLLM returns the experts of {len(chosen)} of {tokens} tokens; set rollout.router_replay: false"
         )
-    return list(chosen[:tokens].flatten().tolist())
+    return array("H", chosen[:tokens].flatten().tolist())
 
 
 def _text(tokenizer: Any, params: SamplingParams, prompt_ids: list[int], ids: list[int]) -> str:

@@ -32,6 +32,12 @@ def cache_folder() -> Path:
     return scratch.user_folder() / f"rloo-{os.getuid()}"
 
 
+def instructions() -> str:
+    """The instructions of this processor, as a line of /proc/cpuinfo."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
 def for_snakemake() -> dict[str, str]:
     """The environment of a Snakemake process, which would fail if it could not write to its own cache."""
     return os.environ | {"XDG_CACHE_HOME": str(cache_folder())}

@@ -33,14 +33,20 @@ def use(folder: Path | None = None) -> None:
     Args:
         folder: a new folder in TMPDIR; None makes one.
     """
-    if around := _folder_around(Path(tempfile.gettempdir())):
-        if not _locks:
-            _lock(os.open(_lock_of(around), os.O_RDONLY))
+    if hold():
         return
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="rloo-"))
     claim(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def hold() -> bool:
+    """Keeps the folder that TMPDIR is in as long as this process lives; returns False if there is none."""
+    around = _folder_around(Path(tempfile.gettempdir()))
+    if around and not _locks:
+        _lock(os.open(_lock_of(around), os.O_RDONLY))
+    return around is not None
 
 
 def claim(folder: Path) -> None:

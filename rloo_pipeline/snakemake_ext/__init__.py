@@ -38,6 +38,8 @@ def install(workflow: Any, runs: RunSet) -> tuple[RunSet, Controller]:
     with _file_errors_explained():
         controller.prepare()
     _controllers.append(controller)
+    if controller.is_module and not controller.alone:  # a Snakefile without hooks would run beside the lock's owner
+        workflow._onstart = lambda _: start()
     return controller.runs, controller
 
 

@@ -111,6 +111,8 @@ _SAMPLED = but("lag", "refill", "token_budget", *_WHERE)
 budget decides in which round completions end."""
 _COMPLETIONS = but("num_generations", "generation_batch_size", "oversample", "lag", "refill", "token_budget", *_WHERE)
 """Keys of `rollout` that decide what a prompt's completions are."""
+_OF_PROBE = but("generation_batch_size", "oversample", "shards", "lag", "refill", "token_budget", *_WHERE)
+"""Keys of `rollout` that decide what the groups of some prompts are, but not how many prompts a round has."""
 _OF_ROUND = but("lag", "refill", *_WHERE)
 """Keys of `rollout` that decide the rollouts of a round."""
 _ENVIRONMENTS = (
@@ -136,7 +138,10 @@ _EVALUATE = _whole(
     *_MODEL,
     "rewards",
     "correct",
-    rollout=but("lag", "refill", "token_budget", "quantization", *_WHERE),
+    rollout=but(
+        *("num_generations", "generation_batch_size", "oversample", "shards", "lag", "refill", "token_budget"),
+        *("temperature", "top_p", "top_k", "min_p", "quantization", *_WHERE),
+    ),
     evaluation=_EVALUATED,
 )
 _SAMPLER_READS = ("run", "scoring", "vllm", "dataset")
@@ -189,7 +194,7 @@ ROWS = (
         "probe",
         "warmstart/probe.parquet",
         policy="first",
-        decides=_whole(*_MODEL, "rewards", rollout=_SAMPLED, checks=only("probe_prompts")),
+        decides=_whole(*_MODEL, "rewards", rollout=_OF_PROBE, checks=only("probe_prompts")),
         reads=_SAMPLER_READS,
         worker="sampler",
         box=(2, 215),
@@ -199,7 +204,7 @@ ROWS = (
         "checks",
         "warmstart/checks.json",
         policy="first",
-        decides=_whole(*_MODEL, "warmstart", "rewards", "checks", "correct", dataset=_ALL_PROMPTS, rollout=_SAMPLED),
+        decides=_whole(*_MODEL, "warmstart", "rewards", "checks", "correct", dataset=_ALL_PROMPTS, rollout=_OF_PROBE),
         reads=("deepspeed",),
         worker="logprobs",
         box=(3, 215),

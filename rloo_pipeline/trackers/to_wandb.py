@@ -2,7 +2,7 @@
 
 `wandb sync` appends to the run on the server, so no round may be in two folders that are sent. A folder that has not
 been sent yet is rewritten with every new round. Once it has been sent, later rounds go to a new folder. If rounds were
-repeated with different numbers, everything starts over as a new run.
+repeated with different numbers, or with a configuration that an earlier run had, everything starts over as a new run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rloo_pipeline.trackers.trackers import PROJECT, History, Point
 
 STATE = "rloo.json"
 """File that records what the folders hold: the run's `id`, how often it started over (`again`), `rounds` and their
-`digest`, the first round in the last folder (`first`), and that folder's name (`last`).
+`digest`, the first round in the last folder (`first`), that folder's name (`last`), and how often the runs of earlier
+configurations started (`earlier`, by their ids).
 """
 
 
@@ -33,7 +34,11 @@ def send(history: History, run: Path) -> str:
     place = run / "wandb"
     state = read_json(place / STATE) if (place / STATE).exists() else None
     again, first = 0, 1
-    if state and state["id"] == history.id:
+    earlier = state.get("earlier", {}) if state else {}
+    if state and state["id"] != history.id:
+        earlier[state["id"]] = state["again"] + 1
+        again = earlier.get(history.id, 0)
+    elif state:
         again, written = state["again"], state["rounds"]
         if written <= len(history.points) and state["digest"] == history.digest(written):
             first = written + 1 if list((place / state["last"]).glob("*.synced")) else state["first"]
@@ -46,7 +51,7 @@ def send(history: History, run: Path) -> str:
         name = history.id if not again else f"{history.id}-{again + 1}"
         folder = _folder(place, name, history, history.points[first - 1 :])
         state = {"id": history.id, "again": again, "rounds": len(history.points), "first": first, "last": folder.name}
-        write_json(place / STATE, state | {"digest": history.digest(len(history.points))})
+        write_json(place / STATE, state | {"digest": history.digest(len(history.points)), "earlier": earlier})
     return f"to send them: wandb sync {place}/offline-run-*"
 
 

@@ -27,7 +27,15 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices, ranks
 from rloo_pipeline.runtime.progress import announcing
 from rloo_pipeline.seeds import derive
-from rloo_pipeline.training import formats, optimizers, plain_model, policy_model, sequence_group, weight_files
+from rloo_pipeline.training import (
+    compiled_layers,
+    formats,
+    optimizers,
+    plain_model,
+    policy_model,
+    sequence_group,
+    weight_files,
+)
 from rloo_pipeline.training.deepspeed_internals import deepspeed_config, nvme, offload, split_loading
 from rloo_pipeline.training.expert_load import ExpertLoad
 from rloo_pipeline.training.host_copies import HostCopies
@@ -88,6 +96,9 @@ class Engine:
         self.step_count = 0
         self.grad_norm = 0.0
         deepspeed_config.adjust(self.engine, settings)
+        if settings.torch_compile:
+            with announcing("compiling the layers"):
+                compiled_layers.install(module, policy, self.device)
         self.seed_dropout(seed)
         self.host_copies = HostCopies()
         """Host memory for offloaded weights and optimizer."""

@@ -50,8 +50,13 @@ def install(model: Any, policy: Policy, checked: SelfCheck) -> None:
             _problems[name, checked.digest] = problem(use, *source, checked, device)
             if why := _problems[name, checked.digest]:
                 say(f"{checked.model} trains without {name} ({why})")
-        if not _problems[name, checked.digest]:
+        if passed(name, checked):
             use(model)
+
+
+def passed(name: str, checked: SelfCheck) -> bool:
+    """True if `install` uses a kernel for the model of this self-check."""
+    return _problems.get((name, checked.digest)) == ""
 
 
 def problem(use: Callable[[Any], None], config: Any, trust_remote_code: bool, checked: SelfCheck, device: str) -> str:

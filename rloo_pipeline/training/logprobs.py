@@ -61,7 +61,7 @@ class TokenLogProbs(nn.Module):
         self.temperature = temperature
         """Sampling temperature T."""
         self._copies = HostCopies()
-        base: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+        base = batch_forms.full_model(model)
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
         self.form = batch_forms.form_of(base)

@@ -15,7 +15,7 @@ from rloo_pipeline.artifacts.policy import Policy
 from rloo_pipeline.config import JSON, Lora
 from rloo_pipeline.errors import UserError, did_you_mean, one_line
 from rloo_pipeline.runtime.progress import say
-from rloo_pipeline.training import batch_forms, faster_kernels, model_support, plain_model, self_check
+from rloo_pipeline.training import batch_forms, compiled_layers, faster_kernels, model_support, plain_model, self_check
 from rloo_pipeline.training.deepspeed_internals import split_loading
 from rloo_pipeline.training.kernels import attention
 from rloo_pipeline.training.self_check import SelfCheck
@@ -107,6 +107,11 @@ def check_replay(policy: Policy, form: str) -> None:
     """Raises UserError if a full model, which trains in this form of batch, cannot replay the sampler's experts."""
     model = plain_model.without_weights(policy)
     RouterReplay(model, model.config.get_text_config().num_hidden_layers).require(form)
+
+
+def check_compilation(policy: Policy, form: str) -> None:
+    """Raises UserError if the layers of a full model, which trains in this form of batch, cannot be compiled."""
+    compiled_layers.require(plain_model.without_weights(policy), form)
 
 
 def _with_adapter(model: PreTrainedModel, lora: Lora, low_cpu_mem_usage: bool = False) -> Any:

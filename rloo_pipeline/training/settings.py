@@ -52,6 +52,7 @@ class TrainerSettings(NamedTuple):
     optimizer: OptimizerName = "adamw"
     quantization: Literal["nf4"] | None = None
     """Number format of an adapter's frozen base."""
+    torch_compile: bool = False
     train_vision: bool = False
     """True if the vision encoder of a model with images is trained too."""
     deepspeed: Deepspeed = Deepspeed()

@@ -34,6 +34,13 @@ def as_in_checkpoint(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor
     return dict(revert_weight_conversion(model, tensors))
 
 
+def decoder_layers(model: Any) -> list[Any]:
+    """The layers whose activations a model can recompute."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
 def takes_experts(layer: Any) -> bool:
     """True if a module is an expert layer that is called with the experts of each token."""
     return hasattr(layer, "num_experts") and bool(CHOSEN & inspect.signature(layer.forward).parameters.keys())

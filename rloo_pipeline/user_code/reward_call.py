@@ -84,12 +84,13 @@ def score_refused(scores: Scores, refused: Mapping[int, str], prompts: Sequence[
         refused: reasons by index of the refused completions.
         prompts: the call's prompts, one per completion.
     """
+    lowest: dict[str, float] = {}  # score of the accepted completions of a prompt, or 0
+    for prompt, score in ((prompts[place], scores[place]) for place in range(len(scores)) if place not in refused):
+        lowest[repr(prompt)] = min(lowest.get(repr(prompt), 0.0), 0.0 if score is None else score)
     scored = list(scores)
     for place, why in refused.items():
         unscored(place, why)
-        others = [other for other in range(len(scores)) if other not in refused and prompts[other] == prompts[place]]
-        if others:
-            scored[place] = min([0.0, *(score for other in others if (score := scores[other]) is not None)])
+        scored[place] = lowest.get(repr(prompts[place]))
     return scored
 
 

@@ -77,7 +77,10 @@ def _connect(role: str, argv: Sequence[str], terminal: int) -> tuple[int, socket
         busy = False
         names, run = _listening(os.environ[FOLDER], role, _shard(argv)), _run_of(argv)
         for name in sorted(names, key=lambda name: _last_run(name) not in ("", run)):
-            lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # the workers have ended and removed their folder
+                return None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(lock, 0)

@@ -1,7 +1,9 @@
 """The workflow is used from a folder of one's own: with --directory, and as a module of another Snakefile."""
 
+import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import forks
@@ -73,6 +75,22 @@ def test_a_module_of_another_workflow(tmp_path, prefix, rules) -> None:
     snakemake(tmp_path, "--", str(Path(prefix) / PROMPTS))
     assert (tmp_path / prefix / PROMPTS / "train").is_dir()
     assert yaml.safe_load((tmp_path / prefix / "results" / "mini" / "config.yaml").read_text())["run"] == "mini"
+
+
+def test_a_second_process_is_refused_although_its_snakefile_calls_no_hooks(tmp_path) -> None:
+    """One that has Snakemake's own lock, since the first has not taken it yet."""
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mini()))
+    (tmp_path / "Snakefile").write_text(MODULE.format(prefix=""))
+    lock = tmp_path / ".snakemake" / "rloo-mini.lock"
+    lock.parent.mkdir()
+    lock.write_text(f"{socket.gethostname()} process {os.getpid()}")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        argv = ["--cores", "1", "--workflow-profile", "none", "--", PROMPTS]
+        outcome = forks.run("snakemake", argv, ENVIRONMENT, tmp_path)
+    assert outcome.returncode == 1
+    assert f"process {os.getpid()} is at work on it, or suspended; end it first" in outcome.stdout + outcome.stderr
+    assert not (tmp_path / PROMPTS).exists()
 
 
 def test_the_page_of_an_experiment_is_made_below_the_prefix(tmp_path) -> None:

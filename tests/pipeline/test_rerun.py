@@ -151,7 +151,18 @@ def test_another_choice_of_prompts_reruns_the_pass_rates_the_rollouts_and_what_f
 def test_a_sampling_option_reruns_the_rollouts_and_what_follows(finished) -> None:
     planned = finished.planned(rollout={"temperature": 0.9})
     rounds = gates(range(1, 2)) | sampled() | of_rounds(("scores", "reference")) | updates() | pages()
-    assert planned == rounds | WARM | FINAL | REPORT | CHECKS
+    assert planned == rounds | FINAL | REPORT | CHECKS, "the warm start is evaluated at evaluation.temperature"
+
+
+def test_another_size_of_a_round_reruns_neither_the_probe_nor_the_evaluation_of_the_warm_start(finished) -> None:
+    kept = {*CHECKS, *WARM, "policies/00000"}
+    for keys in ({"shards": 1}, {"generation_batch_size": 48}, {"oversample": 1.5}):
+        planned = finished.planned(rollout=keys)
+        assert "rounds/00001/metrics.json" in planned
+        assert not planned & kept
+    planned = finished.planned(rollout={"num_generations": 8})
+    assert planned >= CHECKS
+    assert not planned & WARM
 
 
 def test_a_lag_reruns_what_follows_the_first_rollouts(finished) -> None:

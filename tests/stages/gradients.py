@@ -70,7 +70,7 @@ def main(model: Path, output: Path) -> None:
     def keep() -> None:
         """Replaces clipping, at which point every rank has the whole gradient."""
         parameters = engine.engine.module.parameters()
-        gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in parameters]))
+        gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in parameters]).cpu())
 
     engine.engine.clip_fp32_gradients = keep
     all_gradients = {}
@@ -79,7 +79,7 @@ def main(model: Path, output: Path) -> None:
         rollout = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=30)
         batch, _ = make_batch(algorithm, rollout, data, AlgorithmState())
         for size in (8, 4, 1):
-            loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8))
+            loss_of = StepLoss(algorithm, batch, ROWS, rollout.max_completion_length, Record.empty(8, engine.device))
             loss = engine.step(sequences, ROWS, size * LENGTH, loss_of, lambda _: None)
             all_gradients[name, size] = (loss, gradients.pop())
     if engine.rank.first:

@@ -58,7 +58,7 @@ def rollout(rollouts: list[tuple[Path, Rollout]]) -> tuple[list[Rows], str]:
         except IncompatibleEngine:
             break
         sampled = sampler.sample(request.requests, "completions")
-        rows.append([(completion.ids, completion.logps) for completion in sampled])
+        rows.append([([*completion.ids], [*completion.logps]) for completion in sampled])
     sampler.leave_gpu()
     return rows, " ".join(messages)
 

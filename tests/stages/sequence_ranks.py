@@ -70,7 +70,7 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
         """Replaces clipping, at which point every rank has the whole gradient."""
         engine.engine._global_grad_norm = 1.0
         gradients.extend(
-            weights.grad.flatten().clone() for weights in engine.model.parameters() if weights.requires_grad
+            weights.grad.flatten().clone().cpu() for weights in engine.model.parameters() if weights.requires_grad
         )
 
     engine.engine.clip_fp32_gradients = keep
@@ -78,7 +78,7 @@ def measured(folder: Path, case: str, split: bool) -> dict[str, Any]:
     rollout = Rollout(num_generations=4, generation_batch_size=8, max_completion_length=150)
     draws = completions_of(0.5 * torch.randn(8, 150, generator=torch.Generator().manual_seed(3)) - 3)
     batch, _ = make_batch(algorithm, rollout, draws, AlgorithmState())
-    record = Record.empty(8)
+    record = Record.empty(8, engine.device)
     of_policy = StepLoss(algorithm, batch, range(8), 150, record, first=True)
 
     def loss_of(rows: Any, logps: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor, others: torch.Tensor) -> Any:

@@ -40,7 +40,7 @@ def step(engine: Engine) -> None:
     """An optimizer step on all rows, of which LENGTH tokens are a micro-batch."""
 
     def loss_of(rows: Sequence[int], logps: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        return -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows])).sum() / 9
+        return -((logps * mask).sum(-1) * torch.tensor([1.0 - row % 3 for row in rows], device=logps.device)).sum() / 9
 
     engine.step(SEQUENCES, range(ROWS), LENGTH, loss_of, lambda _: None)
 

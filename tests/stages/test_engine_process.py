@@ -2,6 +2,8 @@
 
 import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import forks
@@ -109,6 +111,18 @@ def test_an_engine_ends_when_the_process_that_started_it_is_killed(tmp_path) -> 
     process.wait()
     [engine] = started.findall(log.read_text())
     wait_until(lambda: has_ended(int(engine)))
+
+
+def test_a_call_of_an_engine_whose_process_is_killed_is_an_error(tmp_path, monkeypatch) -> None:
+    """As by the kernel, where host memory is too small for the weights of a sleeping engine."""
+    tiny_qwen3(tmp_path / "model", 0, **SIZES)
+    monkeypatch.setattr(engine_process, "SEPARATE_ON_CPUS", True)
+    sampler = Sampler(Policy(tmp_path / "model"), EngineSettings("float32", 0.5, 1, 1), 256, 0)
+    [engine] = sampler.llm.llm_engine.engine_core.resources.engine_manager.processes
+    os.kill(engine.pid, signal.SIGSTOP)
+    threading.Timer(1.0, engine.kill).start()
+    with pytest.raises(Exception, match="EngineCore encountered an issue"):
+        sampler.llm.reset_prefix_cache()
 
 
 def test_what_ended_the_process_of_an_engine_is_the_error(tmp_path, monkeypatch) -> None:

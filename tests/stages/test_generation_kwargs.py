@@ -49,7 +49,7 @@ def test_a_stop_cuts_a_completion_and_changes_nothing_before(policy, sample) -> 
         place = next((place for place, token in enumerate(before.ids) if token in ends), None)
         count = len(before.ids) if place is None else place + 1
         assert after.ids == before.ids[:count]
-        assert after.logps == pytest.approx(before.logps[:count], abs=1e-5)
+        assert [*after.logps] == pytest.approx([*before.logps[:count]], abs=1e-5)
         if place is not None:
             cut += 1
             assert after.finish_reason == "stop"
@@ -74,7 +74,7 @@ def test_a_completion_that_repeats_itself_ends_there_and_counts_as_truncated(sam
         )
         count = next(repeats, None)
         assert after.ids == ids[:count]
-        assert after.logps == pytest.approx(before.logps[:count], abs=1e-5)
+        assert [*after.logps] == pytest.approx([*before.logps[:count]], abs=1e-5)
         assert after.finish_reason == ("length" if count is None or count == LONGEST else "repetition")
     assert sum(one.finish_reason == "repetition" for one in ended) > len(ended) / 2
 
@@ -112,9 +112,9 @@ def test_a_mask_divides_the_whole_distribution_by_what_is_allowed(policy, sample
     for keys, completion in [(mask, one) for mask in MASKS for one in sample(**mask)]:
         raised = 0.0
         with torch.no_grad():
-            logits = model(torch.tensor([PROMPT + completion.ids])).logits[0, len(PROMPT) - 1 : -1]
+            logits = model(torch.tensor([[*PROMPT, *completion.ids]])).logits[0, len(PROMPT) - 1 : -1]
         logps = logits.double().log_softmax(-1)
-        for place, tokens in enumerate(allowed(policy, keys, completion.ids)):
+        for place, tokens in enumerate(allowed(policy, keys, [*completion.ids])):
             token = completion.ids[place]
             assert token in tokens
             inside = float(logps[place, sorted(tokens)].logsumexp(-1))

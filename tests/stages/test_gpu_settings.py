@@ -46,7 +46,7 @@ def started_with(folder: Path) -> dict[str, object]:
     import vllm
     from vllm.engine.arg_utils import EngineArgs
 
-    from rloo_pipeline.rollout import engine_arguments, sampler
+    from rloo_pipeline.rollout import engine_arguments, engine_process, sampler
     from rloo_pipeline.runtime import devices
     from rloo_pipeline.workers import engine_cache
 
@@ -54,6 +54,7 @@ def started_with(folder: Path) -> dict[str, object]:
     devices.device_type = lambda: "cuda"
     engine_arguments.visible_gpu = lambda _: VisibleGpu(140 * GIB, "NVIDIA H200")
     vllm.LLM = lambda **settings: given.update(settings)
+    engine_process.end_calls_with_engine = lambda _: None  # there is no engine
     engine_cache.enable()
     sampler.Sampler(
         Policy(folder), engine_arguments.EngineSettings("bfloat16", 0.9, 1, 1, 0, True, "fp8_per_tensor"), 100, 7

@@ -69,8 +69,9 @@ def test_what_the_engine_holds_already_is_not_loaded_again(engines, policies, tm
 def test_a_step_of_the_swap_that_is_left_out_is_noticed(engines, policies, monkeypatch) -> None:
     """Without its step, the tied LM head stays stale, or the cache has prompts of the old policy."""
     first, _, sampler = engines
+    packed = [(vllm_internals, "_repack_lm_head", lambda _: None, "weights")]  # GPUs have no packed copy
     for owner, name, left_out, why in (
-        (vllm_internals, "_repack_lm_head", lambda _: None, "weights"),
+        *(packed if not forks.HAS_GPU else []),
         (sampler.llm, "reset_prefix_cache", lambda: True, "cache"),
     ):
         sampler.swap(Policy(policies[0]), 256)
@@ -109,12 +110,13 @@ def test_a_swap_of_large_weights_is_checked_once(engines, policies, monkeypatch)
 
 
 def test_an_engine_that_sleeps_is_woken_before_anything_is_done_with_it(engines, policies, monkeypatch) -> None:
-    """Without a GPU, vLLM's sleep and wake_up are replaced; everything else is real."""
+    """vLLM's sleep and wake_up are replaced, except those that only hold requests back; everything else is real."""
     _, second, sampler = engines
     llm, messages = sampler.llm, list[str]()
+    hold, go_on = llm.sleep, llm.wake_up
     monkeypatch.setitem(sampler.settings, "enable_sleep_mode", True)
-    monkeypatch.setattr(llm, "sleep", lambda level: messages.append(f"sleep {level}"))
-    monkeypatch.setattr(llm, "wake_up", lambda: messages.append("wake"))
+    monkeypatch.setattr(llm, "sleep", lambda level: messages.append(f"sleep {level}") if level else hold(level=0))
+    monkeypatch.setattr(llm, "wake_up", lambda tags=None: go_on(tags=tags) if tags else messages.append("wake"))
     load = llm.collective_rpc
     monkeypatch.setattr(
         llm, "collective_rpc", lambda method, **options: messages.append(method) or load(method, **options)

@@ -88,6 +88,16 @@ def test_a_test_with_an_engine_has_the_gpu_to_itself_and_others_see_none(monkeyp
             FileLock(lock).acquire(timeout=0)
 
 
+@pytest.mark.parametrize(("count", "visible"), [(1, "1"), (2, "")])
+def test_ranks_that_cannot_have_a_gpu_each_have_none(monkeypatch, count, visible) -> None:
+    started = []
+    monkeypatch.setattr(forks, "HAS_GPU", True)
+    monkeypatch.setattr(forks, "run_together", started.extend)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    forks.run_ranks("module", [], count)
+    assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in started] == [visible] * count
+
+
 def test_a_test_that_holds_vllm_runs_with_its_fixtures_in_a_pytest_of_its_own(tmp_path) -> None:
     shutil.copy(forks.ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(

@@ -12,8 +12,11 @@ import two_rounds
 import yaml
 from helpers import ROOT
 
+from rloo_pipeline.before_run import memory
+from rloo_pipeline.before_run.cards import CARDS
+
 ROWS_OF_THE_TEST = """
-import os, signal, subprocess, time
+import os, signal, subprocess, sys, time
 from rows import RowError, NotHereError
 
 def passes(folder, number): return {"answer": number}
@@ -24,6 +27,11 @@ def dies(folder): os.kill(os.getpid(), signal.SIGKILL)
 def hangs(folder): time.sleep(600)
 def leaves(folder):
     subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return {}
+def leaves_an_engine(folder):
+    program = "import setproctitle, time; setproctitle.setproctitle('VLLM::Engine'); print(flush=True); time.sleep(600)"
+    engine = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stdout=subprocess.PIPE)
+    engine.stdout.readline()
     return {}
 """
 
@@ -65,6 +73,7 @@ def test_each_end_of_a_row_is_an_outcome_with_its_reason(outcome_of, acceptance,
         ("is_not_here", "not run", "no such card"),
         ("dies", "failed", "its process ended by SIGKILL"),
         ("leaves", "failed", "processes went on after it: sleep 600"),
+        ("leaves_an_engine", "failed", "processes went on after it: "),
     ):
         result = outcome_of(name)
         assert (result["outcome"], result["why"][: len(why)]) == (outcome, why)
@@ -147,6 +156,35 @@ def test_each_row_starts_the_stored_command_on_a_gpu(acceptance, tmp_path, monke
     if not COMMANDS.exists():
         COMMANDS.write_text("\n".join(lines) + "\n")
     assert lines == COMMANDS.read_text().splitlines()
+
+
+OUT_OF_MEMORY = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "gpu.py", line 380, in <module>
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 28.37 GiB.
+[rank0]:[W1126 05:06:12.547 ProcessGroupNCCL.cpp:1624] Warning: destroy_process_group() was not called
+"""
+
+
+def test_the_error_of_a_rank_is_told_and_not_what_nccl_says_after_it(acceptance) -> None:
+    of_bench, of_row = import_module("gpu").cause, acceptance.machine.sentence
+    for told in (of_bench(OUT_OF_MEMORY, 1), of_row(OUT_OF_MEMORY, 1)):
+        assert told.endswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 28.37 GiB.")
+    assert of_bench("FlashAttention 3 is off: not installed\n", 1) == "FlashAttention 3 is off: not installed"
+    assert of_bench("", -9) == "ended with -9"
+
+
+def test_deepspeed_has_a_side_only_in_rows_of_models_that_it_can_train_on_one_card(acceptance) -> None:
+    step_rows = import_module("step_rows")
+    checked = set()
+    for row in acceptance.ROWS:
+        if row.function.startswith("step_rows:") and "deepspeed" in row.options.get("sides", ("deepspeed",)):
+            size = row.options["size"]
+            config, dims = step_rows.config_of(size), step_rows.dims_of(size)
+            terms = memory.RunMemory(config, dims, "cuda").update(memory.MicroBatch(8192, 8192, several=True))
+            assert memory.total(terms) < CARDS["h200"].gigabytes * 1e9, (row.name, terms)
+            checked.add(size)
+    assert checked == {"0.5B", "1.5B"}
 
 
 def test_trl_runs_where_the_rewards_of_the_round_are(acceptance, tmp_path, monkeypatch) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -191,28 +192,16 @@ def flash3(task: Task, folder: Path) -> list[float]:
 
 def compiled(task: Task, folder: Path) -> list[float]:
     """Compiled layers in place of Liger's kernels: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
+    from rloo_pipeline.training import compiled_layers, faster_kernels
 
-    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compile_layers])
+    return plain(task, folder, [*([faster_kernels.one_pass] if task.device == "cuda" else []), compiled_layers.use])
 
 
 def compiled_fast(task: Task, folder: Path) -> list[float]:
     """Compiled layers with Liger's kernels in them: seconds of each."""
-    from rloo_pipeline.training import faster_kernels
+    from rloo_pipeline.training import compiled_layers, faster_kernels
 
-    return plain(task, folder, [*faster_kernels.KERNELS.values(), compile_layers])
-
-
-def compile_layers(model: Any) -> None:
-    """Compiles a model's layers for packs of any length; attention, between two graphs of a layer, stays as it is."""
-    import torch
-    from transformers import AttentionInterface
-
-    from rloo_pipeline.training.kernels import attention
-
-    AttentionInterface.register(attention.NAME, torch.compiler.disable(attention.packed_attention))
-    for layer in model.base_model.layers:
-        layer.compile(dynamic=True)
+    return plain(task, folder, [*faster_kernels.KERNELS.values(), compiled_layers.use])
 
 
 def deepspeed(task: Task, folder: Path) -> list[float]:
@@ -363,8 +352,16 @@ def _row(task: Task, side: str) -> dict[str, Any]:
     if outcome.returncode == 0:
         figures: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
         return figures
-    lines = outcome.stderr.strip().splitlines() or [f"ended with {outcome.returncode}"]
-    return {"left_out": lines[-1][:300]}
+    return {"left_out": cause(outcome.stderr, outcome.returncode)[:300]}
+
+
+def cause(output: str, code: int) -> str:
+    """The line of a failed side's output that names the error. NCCL may warn after it, and torch names the rank before
+    it.
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in output.strip().splitlines()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return [f"ended with {code}", *lines[-1:], *raised[-1:]][-1]
 
 
 def _compare(rows: dict[str, Any]) -> None:

@@ -163,8 +163,11 @@ def run(row: Row, folder: Path, rehearse: bool) -> Record:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a row: this one's, the mark, this source tree, and no network."""
-    own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    """The environment of a row: this one's, the mark, this source tree, and no network.
+
+    SPT_NOENV keeps the title that vLLM's processes give themselves from overwriting the mark.
+    """
+    own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1"}
     return {**os.environ, **own}
 
 

@@ -96,7 +96,7 @@ def sentence(output: str, code: int) -> str:
     after = [line for before, line in pairwise(lines) if before.startswith("WorkflowError in ")]
     failed = [line for line in lines if line.startswith("failed: ")]
     errors = [line for line in lines if re.search(r"\berror: ", line)]
-    raised = [line for line in lines[::-1] if re.match(r"[\w.]*(Error|Exception): ", line)]
+    raised = [line for line in lines[::-1] if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ", line)]
     return [*after, *failed, *errors, *raised, *lines[::-1], f"ended with {code}, without a word"][0][:400]
 
 

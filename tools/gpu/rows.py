@@ -317,6 +317,7 @@ ROWS = (
     ),
     _mini("nvme", "ZeRO 3, weights and optimizer in files", **_trainer(zero_stage=3, offload=OFFLOAD["nvme"])),
     _mini("checkpointing", "activations computed twice", **_trainer(gradient_checkpointing=True)),
+    _mini("torch-compile", "layers by torch.compile", **_update(torch_compile=True)),
     _mini("two-ranks", "an update on two GPUs", "2 gpus", **_trainer(processes=2, zero_stage=3)),
     _mini(
         "sequence-parallel",
@@ -359,12 +360,13 @@ ROWS = (
             f"an optimizer step of {size[:-1]} billion weights against TRL's",
             "step_rows:step",
             minutes=15,
-            options={"size": size},
+            options={"size": size, "sides": sides},
             rehearse="the row step-1.5B does it with a tiny model",
             needs=("gpu", "trl"),
             alone=True,
         )
-        for size in ("0.5B", "7B")
+        # DeepSpeed takes 20 bytes for each weight, which is 152 GB for 7 billion
+        for size, sides in (("0.5B", ["plain", "deepspeed", "trl"]), ("7B", ["plain", "trl"]))
     ),
     _mini("image", "in the image for GPUs (`--sdm apptainer`)", "gpu", "apptainer", "image", container=True)._replace(
         rehearse="needs the image; tests/cluster runs it in that for CPUs"

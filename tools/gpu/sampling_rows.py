@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def prompts_of(vocabulary: int, requests: int) -> list[list[int]]:
     return [prompts[number // 8] for number in range(requests)]
 
 
-def speed(name: str, ids: list[list[int]], began: float, cpu: float) -> Figures:
+def speed(name: str, ids: Sequence[Sequence[int]], began: float, cpu: float) -> Figures:
     """Tokens a second since `began`, and the CPU ms of this process for a thousand tokens since `cpu`."""
     tokens = sum(map(len, ids))
     host = (time.process_time() - cpu) * 1e6 / tokens

@@ -6,9 +6,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import gpu
 import machine
 from rows import Figures, RowError
+
+if TYPE_CHECKING:
+    from rloo_pipeline.artifacts.model_dims import ModelDims
+    from rloo_pipeline.config import Config
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "gpu.py"
 PROMPTS, MICRO = 16, 16
@@ -28,25 +34,34 @@ def filled(folder: Path, size: str, room: float | None = None, sides: Sequence[s
     Raises:
         RowError: they do not fit, or a side was left out.
     """
-    import gpu
-
-    from rloo_pipeline.artifacts.model_dims import ModelDims
     from rloo_pipeline.before_run import checkpointing
-    from rloo_pipeline.config.loading import load
     from rloo_pipeline.runtime import devices
+
+    room = devices.training_bytes() if room is None else room
+    resolved = checkpointing.resolve_for(config_of(size), dims_of(size), "cuda", room)
+    tokens = resolved.deepspeed.micro_batch_tokens
+    micro = max(4, tokens // sum(TINY if size == "tiny" else LONGEST))
+    return Figures({"tokens a micro-batch": tokens}) | step(folder, size, sides, [micro // 2, micro])
+
+
+def config_of(size: str) -> Config:
+    """The mini configuration with a size's number format, checkpointing and the largest micro-batches."""
+    from rloo_pipeline.config.loading import load
+
+    config = load(machine.ROOT / ".test" / "config" / "config.yaml")
+    keys = {"gradient_checkpointing": gpu.SIZES[size].checkpointing, "max_tokens_per_micro_batch": "auto"}
+    training = {"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+    return config.model_copy(update=training | {"deepspeed": config.deepspeed.model_copy(update=keys)})
+
+
+def dims_of(size: str) -> ModelDims:
+    """A size's dimensions."""
+    from rloo_pipeline.artifacts.model_dims import ModelDims
 
     of = gpu.SIZES[size]
     widths = of.heads * of.head_dim, of.key_value_heads * of.head_dim, of.intermediate, of.vocabulary
     head = of.vocabulary * of.hidden * (1 if of.tied else 2)
-    shape = ModelDims(of.hidden, of.layers, *widths, of.layer_weights + head)
-    config = load(machine.ROOT / ".test" / "config" / "config.yaml")
-    keys = {"gradient_checkpointing": of.checkpointing, "max_tokens_per_micro_batch": "auto"}
-    training = {"model": config.model.model_copy(update={"dtype": "bfloat16"})}
-    config = config.model_copy(update=training | {"deepspeed": config.deepspeed.model_copy(update=keys)})
-    resolved = checkpointing.resolve_for(config, shape, "cuda", devices.training_bytes() if room is None else room)
-    tokens = resolved.deepspeed.micro_batch_tokens
-    micro = max(4, tokens // sum(TINY if size == "tiny" else LONGEST))
-    return Figures({"tokens a micro-batch": tokens}) | step(folder, size, sides, [micro // 2, micro])
+    return ModelDims(of.hidden, of.layers, *widths, of.layer_weights + head)
 
 
 def step(

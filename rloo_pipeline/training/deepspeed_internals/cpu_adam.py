@@ -84,10 +84,8 @@ def _folder() -> Path:
     """
     import torch
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    kind = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", caches.cache_folder() / "torch_extensions"))
-    where = f"{sys.version}{sys.prefix}{torch.__version__}{kind}{socket.gethostname()}"
+    where = f"{sys.version}{sys.prefix}{torch.__version__}{caches.instructions()}{socket.gethostname()}"
     digest = hashlib.sha256(where.encode()).hexdigest()[:12]
     folder = root if root.name == digest else root / digest
     folder.mkdir(parents=True, exist_ok=True)

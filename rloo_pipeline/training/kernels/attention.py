@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -146,11 +147,18 @@ def packed_attention(
     return (out if group is None else group.to_tokens(out)).unsqueeze(0), None
 
 
+@cache
+def _untraced(function: Callable[..., object]) -> Callable[..., object]:
+    """The function, always the same object, which torch.compile leaves out of its graphs."""
+    untraced: Callable[..., object] = torch.compiler.disable(function)
+    return untraced
+
+
 def register() -> None:
     """Registers the attention with transformers as `NAME`, with descriptions in place of masks."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, packed_attention)
+    AttentionInterface.register(NAME, _untraced(packed_attention))
     AttentionMaskInterface.register(NAME, _describe_mask)
 
 

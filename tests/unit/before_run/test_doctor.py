@@ -146,6 +146,14 @@ def test_requests_are_compared_with_partitions() -> None:
         assert (word in fix) if word else not fix, (request, message, fix)
 
 
+def test_slices_of_gpus_whose_type_begins_with_a_digit_are_counted() -> None:
+    whole = slurm_checks.partitions(SHOWN, NODES)["gpu"]
+    sliced = {"gpu": whole._replace(gres="gpu:1g.10gb:4(S:0-1)")}
+    for gres, fits in (("gpu:4", True), ("gpu:1g.10gb:4", True), ("gpu:5", False), ("gpu:3g.40gb:1", False)):
+        _, fix = slurm_checks.judge(sliced, ResourceRequest("gpu", 60, 8000, gres))
+        assert (not fix) is fits, gres
+
+
 def test_a_later_attempt_that_its_partition_does_not_allow_is_a_note() -> None:
     by_name = slurm_checks.partitions(SHOWN, NODES)
     (fits,) = slurm_checks.compare_requests(by_name, {"update": ResourceRequest("gpu", 60, 8000, "gpu:1", None, 2)})

@@ -249,11 +249,34 @@ def test_the_plan_names_its_assumptions(tmp_path) -> None:
     ):
         assert text in output
     assert "--gpu h100:80" in printed_for(config, None)
-    with pytest.raises(UserError, match=r"--gpu h1000: unknown card; name one of v100, .*h100:80"):
+    with pytest.raises(UserError, match=r"--gpu h1000: unknown card; name one of t4, .*h100:80"):
         printed_for(config, "h1000")
+    with pytest.raises(UserError, match=r"--gpu t4: .* set model.dtype to float16"):
+        printed_for(config, "t4")
     for size in ("much", "0", "-80", "nan", "inf"):
         with pytest.raises(UserError, match=f"--gpu h100:{size}: '{size}' is not a number of GB"):
             cards.card_of(f"h100:{size}")
+
+
+@pytest.mark.parametrize(
+    ("shown", "argument", "gigabytes"),
+    [
+        ("NVIDIA H200, 143771", "h200", 150.8),
+        ("NVIDIA H200, 143771", "h200:100", 100),
+        ("NVIDIA H200, 143771", "h100", 80),
+        ("NVIDIA GeForce RTX 3090, 24576", "rtx3090", 25.8),
+        ("NVIDIA RTX A4000, 16376", "a40", 48),
+        ("NVIDIA H200, [N/A]", "h200", 141),
+    ],
+)
+def test_a_plan_counts_on_the_memory_that_the_driver_shows_of_such_a_card(
+    shown, argument, gigabytes, monkeypatch
+) -> None:
+    monkeypatch.setattr(cards.devices, "visible_gpus", lambda: ["0"])
+    monkeypatch.setattr(cards.devices, "gpu_facts", lambda _: [shown])
+    assert cards.card_here(argument).gigabytes == gigabytes
+    monkeypatch.setattr(cards.devices, "visible_gpus", lambda: ["MIG-7"])
+    assert cards.card_here(argument) == cards.card_of(argument)
 
 
 def test_an_unknown_model_is_one_line() -> None:

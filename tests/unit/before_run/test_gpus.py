@@ -5,15 +5,16 @@ import sys
 
 import pytest
 import torch
-from helpers import executable
+from helpers import executable, mini
 
 from rloo_pipeline.before_run import gpu_kernels, gpus
+from rloo_pipeline.config import Config
 from rloo_pipeline.runtime import devices
 
 SMI = """case "$*" in
 -L) printf 'GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n' ;;
 topo*) printf 'GPU0 X NV18 0-15\\nGPU1 NV18 X 0-15\\n' ;;
-*) printf 'NVIDIA H200, 143771, 9.0, 580.95.05\\nNVIDIA H200, 143771, 9.0, 580.95.05\\n' ;;
+*) printf 'NVIDIA H200, 143771, 9.0, 580.95.05, Default\\nNVIDIA H200, 143771, 9.0, 580.95.05, Default\\n' ;;
 esac"""
 
 
@@ -31,7 +32,7 @@ def h200(tmp_path, monkeypatch):
 
 
 def messages(in_image: bool = False) -> dict[str, str]:
-    return {finding.subject: finding.message for finding in gpus.findings(in_image)}
+    return {finding.subject: finding.message for finding in gpus.findings(Config(**mini()), in_image)}
 
 
 def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypatch) -> None:
@@ -39,7 +40,7 @@ def test_a_machine_with_gpus_is_described_and_each_kernel_is_run(h200, monkeypat
     executable(h200, "python", f"echo $3 runs; [ $3 != nvcc ] || {command} 'raise OSError(\"no gcc\")'")
     monkeypatch.setattr(sys, "executable", str(h200 / "python"))
     (h200 / "vllm" / "torch_compile_cache" / "a").mkdir(parents=True)
-    found = list(gpus.findings(in_image=False))
+    found = list(gpus.findings(Config(**mini()), in_image=False))
     by_subject = {finding.subject: finding.message for finding in found}
     assert by_subject["GPU"] == "NVIDIA H200, 150.8 GB, compute capability 9.0"
     assert by_subject["GPUs"] == "2 for this process, for as many stages at once: 0, 1"
@@ -56,7 +57,7 @@ def test_in_the_image_its_own_kernels_are_not_those_of_this_environment(h200) ->
 
 def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch) -> None:
     monkeypatch.setattr(gpus, "_installed", {"nvidia-cuda-runtime": "13.0.96"}.get)
-    *_, packages = gpus.findings(in_image=False)
+    *_, packages = gpus.findings(Config(**mini()), in_image=False)
     assert not packages.ok
     assert packages.fix == "run `make setup ACCELERATOR=cuda`"
     old = gpus.driver("525.60", (12, 0))
@@ -66,10 +67,33 @@ def test_the_packages_for_cpus_and_an_old_driver_are_problems(h200, monkeypatch)
 
 def test_a_job_that_has_no_gpu_is_told_so_and_a_machine_without_one_nothing(h200, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (finding,) = gpus.findings(in_image=False)
+    (finding,) = gpus.findings(Config(**mini()), in_image=False)
     assert not finding.ok
     monkeypatch.setattr(devices, "has_gpu", lambda: False)
-    assert not list(gpus.findings(in_image=False))
+    assert not list(gpus.findings(Config(**mini()), in_image=False))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "fix"),
+    [
+        ("7.0", "float16", "use newer GPUs"),
+        ("7.5", "bfloat16", "set model.dtype to float16 or float32, or use newer GPUs"),
+        ("7.5", "float16", ""),
+        ("8.0", "bfloat16", ""),
+    ],
+)
+def test_a_gpu_that_is_too_old_for_the_packages_or_for_bfloat16_is_a_problem(h200, capability, dtype, fix) -> None:
+    executable(h200, "nvidia-smi", SMI.replace("9.0", capability))
+    first, *_ = gpus.findings(Config(**mini(model={"dtype": dtype})), in_image=True)
+    assert first.subject == "GPU"
+    assert (first.ok, first.ok or first.fix) == (not fix, fix or True)
+
+
+def test_warm_engines_cannot_share_a_gpu_in_exclusive_mode(h200) -> None:
+    executable(h200, "nvidia-smi", SMI.replace("Default", "Exclusive_Process"))
+    problems = [finding for finding in gpus.findings(Config(**mini()), in_image=True) if not finding.ok]
+    assert [problem.fix for problem in problems] == ["set `workers: never`, or ask for the mode Default"]
+    assert all(finding.ok for finding in gpus.findings(Config(**mini(workers="never")), in_image=True))
 
 
 def test_the_call_of_flash_attention_fits_its_operator(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from rloo_pipeline.checks.pair_checks import measures
 from rloo_pipeline.judging.win_rate import judged_rate, win_rate
@@ -35,17 +36,28 @@ def test_the_interval_of_rewards_that_know_nothing_begins_below_chance() -> None
 def test_the_win_rate_counts_every_pair_of_scored_completions_and_ties_half() -> None:
     before = np.array([[0.0, 1.0], [2.0, NAN], [NAN, NAN], [1.0, 1.0]])
     after = np.array([[1.0, 2.0], [1.0, 3.0], [1.0, 1.0], [1.0, 0.0]])
-    rate = win_rate(before, after, 1000, 0)
+    rate = win_rate(before, after)
     by_prompt = [(1 + 0.5 + 1 + 1) / 4, (0 + 1) / 2, (0.5 + 0.5 + 0 + 0) / 4]
     assert rate.value == pytest.approx(sum(by_prompt) / 3)
     assert 0 <= rate.ci95[0] < rate.value < rate.ci95[1] <= 1
-    assert win_rate(before[2:3], after[2:3], 1000, 0) is None
-    assert win_rate(before, before, 1000, 0).value == 0.5
+    assert win_rate(before[2:3], after[2:3]) is None
+    assert win_rate(before, before).value == 0.5
+
+
+@pytest.mark.parametrize(("prompts", "samples", "shift"), [(10, 4, 2.9), (50, 1, 1.8)])
+def test_the_intervals_of_win_rates_have_their_coverage(prompts, samples, shift) -> None:
+    """Of high rates, of which Student's interval and the bootstrap's miss a tenth."""
+    draw, truth, hits = np.random.default_rng(prompts), norm.cdf(shift / np.sqrt(2)), 0
+    for _ in range(400):
+        before, after = (draw.normal(mean, 1, (prompts, samples)) for mean in (0, shift))
+        low, high = win_rate(before, after).ci95
+        hits += low <= truth <= high
+    assert hits >= 0.935 * 400
 
 
 def test_a_judged_pair_counts_with_the_mean_of_both_orders_if_it_has_both() -> None:
     verdicts = np.array([[[1.0, 0.0], [1.0, NAN], [NAN, NAN]], [[1.0, 0.5], [0.0, 1.0], [1.0, 1.0]]])
-    rate, same = judged_rate(verdicts, 1000, 0)
+    rate, same = judged_rate(verdicts)
     assert rate.value == pytest.approx(((1 + 0.25) / 2 + 0.5) / 2)
     assert same == pytest.approx(1 / 3)
-    assert judged_rate(verdicts[:, 2:], 1000, 0) == (None, None)
+    assert judged_rate(verdicts[:, 2:]) == (None, None)

@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from scipy.special import betaln
 from scipy.stats import binomtest, ttest_rel
 
 from rloo_pipeline.checks.statistics import (
@@ -79,6 +80,37 @@ def test_the_intervals_of_gains_in_shares_have_their_coverage(prompts: int) -> N
                 (intervals[:, 0] <= after_rate - before_rate) & (after_rate - before_rate <= intervals[:, 1])
             ).mean()
             assert coverage >= MIN_COVERAGE, (before_rate, after_rate, samples)
+
+
+@pytest.mark.parametrize("prompts", [5, 20, 50])
+def test_the_intervals_of_pass_at_k_have_their_coverage(prompts: int) -> None:
+    """For values that hardly any prompt keeps from 1, and many almost reach."""
+    for mean, k in ((0.5, 4), (0.9, 2), (0.9, 4)):
+        draw = np.random.default_rng([prompts, k])
+        of_count = np.array([pass_at_k(16, right, k) for right in range(17)])
+        values = of_count[draw.binomial(16, draw.beta(mean, 1 - mean, (2000, prompts)))]
+        truth = 1 - np.exp(betaln(mean, 1 - mean + k) - betaln(mean, 1 - mean))
+        intervals = np.array([estimate_share(row, 16 // k).ci95 for row in values])
+        coverage = ((intervals[:, 0] <= truth) & (truth <= intervals[:, 1])).mean()
+        assert coverage >= 0.935, (mean, k, coverage)
+
+
+@pytest.mark.parametrize(("prompts", "samples", "rate"), [(10, 4, 0.1), (50, 1, 0.1), (200, 4, 0.005)])
+def test_the_intervals_of_rewards_with_two_values_have_their_coverage(prompts, samples, rate) -> None:
+    """Rewards of −1 and 1, of which one is rare: Student's interval and the bootstrap's miss it in a tenth of cases."""
+    draw = np.random.default_rng(prompts)
+    own = draw.beta(3 * rate, 3 - 3 * rate, (DRAWS, prompts, 1))
+    rewards = 1.0 - 2.0 * (draw.random((DRAWS, prompts, samples)) < own)
+    intervals = [estimate.ci95 for table in rewards if (estimate := estimate_scores(table, 100, 1))]
+    coverage = np.mean([low <= 1 - 2 * rate <= high for low, high in filter(None, intervals)])
+    assert coverage >= MIN_COVERAGE
+
+
+def test_rewards_with_two_values_are_shares_of_another_unit() -> None:
+    before, after = np.array([0.0, 0.5, 0.5, 0.0, 0.75]), np.array([0.5, 0.75, 1.0, 0.0, 1.0])
+    share, reward = gain(before, after, 100, 1, 4), gain(2 * before - 1, 2 * after - 1, 100, 1, 4, 2.0)
+    assert (reward.value, reward.p) == (2 * share.value, share.p)
+    assert reward.ci95 == pytest.approx((2 * share.ci95[0], 2 * share.ci95[1]))
 
 
 @pytest.mark.parametrize("prompts", [5, 20, 200])
@@ -174,10 +206,14 @@ def test_an_interval_that_excludes_0_has_a_p_below_5_percent(samples: int | None
     assert excluding > 0
 
 
-def test_scores_of_0_and_1_are_shares_and_others_means() -> None:
+def test_scores_with_two_values_are_shares_and_others_means() -> None:
     scores = np.array([[0.0, 1.0], [1.0, np.nan], [np.nan, np.nan], [0.0, 0.0]])
     assert estimate_scores(scores, 100, 1) == estimate_share(np.array([0.5, 1.0, 0.0]), 2)
-    assert estimate_scores(scores * 2, 100, 1) == estimate_mean(np.array([1.0, 2.0, 0.0]), 100, 1)
+    assert estimate_scores(scores * 2 - 1, 100, 1).ci95 == pytest.approx(
+        [2 * end - 1 for end in estimate_share(np.array([0.5, 1.0, 0.0]), 2).ci95]
+    )
+    third = np.where(np.isnan(scores), 0.5, scores)
+    assert estimate_scores(third, 100, 1) == estimate_mean(np.array([0.5, 0.75, 0.5, 0.0]), 100, 1)
     assert estimate_scores(scores * 0, 100, 1) == (0.0, None), "equal scores say nothing about the spread"
     assert estimate_scores(scores * np.nan, 100, 1) is None
 

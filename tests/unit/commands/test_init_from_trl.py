@@ -330,6 +330,202 @@ def test_an_adapter_under_a_condition_is_taken_left_out_or_listed(condition, ran
     assert ("the script does not show a LoraConfig" in output) is isinstance(rank, str)
 
 
+NOTEBOOK = """
+import random
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from unsloth import FastModel
+
+get_ipython().system("pip install unsloth")
+RANK = 16
+model, tokenizer = FastModel.from_pretrained(
+    model_name="org/model", load_in_4bit=True, fast_inference=True, max_seq_length=512
+)
+model = FastModel.get_peft_model(
+    model,
+    r=RANK,
+    lora_alpha=(
+        RANK * 2
+    ),
+    bias="all",
+    random_state=3407,
+)
+
+
+def part(text):
+    return text.split("=")[-1]
+
+
+def right(completions, answer, **kwargs):
+    return [float(part(one[-1]["content"]) == wanted) for one, wanted in zip(completions, answer)]
+
+
+text = tokenizer.apply_chat_template([{"role": "user", "content": "1+1"}])
+print(text)
+rows = Dataset.from_list([{"prompt": f"{n}", "answer": f"{n}"} for n in range(5)])
+rows = rows.shuffle(seed=1)
+rows[0]
+SFTTrainer(model=model, train_dataset=rows).train()
+args = GRPOConfig(
+    per_device_train_batch_size=1,
+    num_generations=6,
+    num_train_epochs=1,
+    warmup_ratio=0.1,
+    generation_kwargs={"temperature": 0.7, "stop": ["#"]},
+)
+trainer = GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=[right], args=args, train_dataset=rows)
+trainer.train()
+rows = rows.map(broken)
+text = model.generate("1+1")
+"""
+"""In the shape of a notebook that trains an adapter with Unsloth."""
+
+
+def test_a_notebook_of_unsloth_keeps_its_4_bit_weights_adapter_and_whole_groups(monkeypatch) -> None:
+    config, output = project(NOTEBOOK)
+    assert config["model"] == {"name_or_path": "org/model", "quantization": "nf4"}
+    assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+    assert config["rollout"] == {
+        "num_generations": 6,
+        "max_completion_length": 512,
+        "temperature": 0.7,
+        "generation_kwargs": {"stop": ["#"]},
+        "generation_batch_size": 6,
+    }
+    words = " ".join(output.split())
+    assert "1 × 1 × 6 processes, the fewest that make whole groups of 6" in words
+    assert "; update.lr_horizon_rounds and update.warmup_steps too" in words
+    missing = output[output.index("Without a counterpart") : output.index("Next:")].splitlines()[1:]
+    names = [line.split(":")[0] for line in missing if line]
+    assert names == ["max_seq_length", "peft_config.bias", "line 31", "line 36"], (
+        "not what is copied or done afterwards"
+    )
+    monkeypatch.chdir("project")
+    assert "model" not in Path("data.py").read_text() + Path("rewards.py").read_text(), "text is a local name"
+    assert load_function("rewards.py:right")([[{"content": "1+1=2"}]], answer=["2"]) == [1.0]
+    assert len(load_function("data.py:train")()) == 4
+
+
+HELPERS = """
+from datasets import Dataset, load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import RLOOConfig, RLOOTrainer
+import argparse
+
+
+class Settings:
+    RATE = 3e-6
+    batch: int = 16
+
+
+def options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bits", type=int, default=16)
+    parser.add_argument("--lora", action="store_true")
+    return parser.parse_args()
+
+
+def load(name, args):
+    loading = {"device_map": "auto"}
+    if args.bits == 4:
+        loading["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True)
+    model = AutoModelForCausalLM.from_pretrained(name, **loading).to("cuda")
+    tokenizer.chat_template = TEMPLATE
+    return model, None
+
+
+def config(steps, dtype="bfloat16"):
+    made = RLOOConfig(learning_rate=Settings.RATE, per_device_train_batch_size=Settings().batch, max_steps=steps)
+    made.beta = 0.2 if dtype == "bfloat16" else 0.1
+    made.temperature = {"high": 1.2}["high"]
+    made.run_name = f"{len('abc')}".strip().upper()
+    return made
+
+
+def data():
+    rows = Dataset.from_list([{"prompt": f"{n}"} for n in range(20)])
+    return rows, rows
+
+
+def train(rows, held):
+    model, tokenizer = load("org/model", args)
+    peft = None
+    if args.lora:
+        peft = LoraConfig(r=4, target_modules=["q_proj"])
+    trainer = RLOOTrainer(model=model, reward_funcs=length, args=config(steps=(
+        30 or None
+    )), train_dataset=rows, eval_dataset=held, peft_config=peft)
+    trainer.train()
+
+
+def length(completions, **kwargs):
+    args = {"weight": 1.0}
+    return [args["weight"] * len(text) for text in completions]
+
+
+args = options()
+rows, held = data()
+train(rows, held)
+"""
+
+
+def test_functions_classes_and_conditions_of_a_script_are_followed(monkeypatch) -> None:
+    config, output = project(HELPERS)
+    assert config["model"] == {"name_or_path": "org/model"}
+    assert config["update"].items() >= {"learning_rate": 3e-6}.items()
+    assert "lora" not in config["update"]
+    assert (config["rounds"], config["rollout"]["generation_batch_size"]) == (30, 16)
+    assert (config["algorithm"]["beta"], config["rollout"]["temperature"]) == (0.2, 1.2)
+    missing = output[output.index("Without a counterpart") :]
+    assert "tokenizer.chat_template = TEMPLATE" in missing
+    assert missing.count("line ") == 1
+    config, _ = project(HELPERS, "--bits 4 --lora", "other")
+    assert config["model"] == {"name_or_path": "org/model", "quantization": "nf4"}
+    assert config["update"]["lora"]["r"] == 4
+    monkeypatch.chdir("other")
+    assert len(load_function("data.py:held_out")()) == 20
+    assert load_function("rewards.py:length")(["abc"]) == [3.0], "its variable has the name of the options"
+
+
+def test_reward_functions_that_a_call_makes_are_made_in_the_project_too(monkeypatch) -> None:
+    makes = """
+from functools import partial
+LEAST = 2
+
+def scaled(weight):
+    def inner(completions, **kwargs):
+        return [weight * len(text) for text in completions]
+    return inner
+
+def reward(completions, least=0, **kwargs):
+    return [float(len(text) >= least) for text in completions]
+
+long = partial(reward, least=LEAST)
+"""
+    functions = "[scaled(0.5), lambda completions, **kwargs: [1.0] * len(completions), long, reward]"
+    script = SMALL.format(options="").replace(", length,", f", {functions},")
+    config, _ = project(script.replace("RLOOTrainer(", makes + "RLOOTrainer(", 1))
+    names = [entry["function"] for entry in config["rewards"]]
+    assert names == [f"rewards.py:{name}" for name in ("scaled_1", "reward_2", "long", "reward")]
+    assert config["rewards"][3]["name"] == "reward_function", "reward is the name of the sum"
+    monkeypatch.chdir("project")
+    assert [load_function(name)(["a", "bcd"]) for name in names] == [[0.5, 1.5], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
+
+
+def test_the_adapter_of_a_model_config_that_the_script_makes_is_taken() -> None:
+    makes = 'made = ModelConfig(model_name_or_path="org/m", use_peft=True, lora_r=4)\n'
+    script = SMALL.format(options="").replace("RLOOTrainer(", makes + "RLOOTrainer(", 1)
+    config, _ = project(script.replace('split="test"))', 'split="test"), peft_config=get_peft_config(made))'))
+    assert config["update"]["lora"].items() >= {"r": 4, "lora_alpha": 32}.items()
+
+
+def test_defaults_that_differ_from_those_of_trl_are_told() -> None:
+    words = " ".join(project(SMALL.format(options=""))[1].split())
+    assert "max_prompt_length: null (TRL's default) dataset.max_prompt_length 512 by default" in words
+    assert "disable_dropout: false (TRL's default) update.disable_dropout true by default" in words
+
+
 def test_a_batch_of_all_processes_is_not_said_to_grow_with_them() -> None:
     _, output = project(SMALL.format(options="generation_batch_size=64, gradient_accumulation_steps=2"))
     assert "of all processes" in output
@@ -349,6 +545,12 @@ def test_options_of_grpo_become_their_keys(options, expected) -> None:
     config, output = project(GRPO.format(options=options))
     assert expected.items() <= config["algorithm"].items()
     assert options.partition("=")[0] not in output[output.index("Without a counterpart") :]
+
+
+def test_compiled_layers_become_compiled_layers() -> None:
+    config, output = project(SMALL.format(options="torch_compile=True"))
+    assert config["update"]["torch_compile"] is True
+    assert "torch_compile" not in output[output.index("Without a counterpart") :]
 
 
 def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
@@ -486,6 +688,16 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
             r"one call of RLOOTrainer or GRPOTrainer .* DPOTrainer \(line 2\)",
         ),
         ("def f(:", "", r"script\.py: not valid Python"),
+        (
+            SMALL.format(options="").replace('"org/model"', "PeftModel.from_pretrained(base, path)"),
+            "",
+            "line 6: the script trains this adapter further; merge it .* with --model",
+        ),
+        (
+            SMALL.format(options="").replace('"test"))', '"test"), reward_model=m)'),
+            "",
+            "the trainer's reward_model belongs",
+        ),
         (GRPO.format(options="loss_type='mine'"), "", "loss_type mine: has no counterpart; there are grpo"),
         (
             GRPO.format(options="loss_type='vespo', use_vllm=True, vllm_importance_sampling_mode='token_mask'"),
@@ -502,7 +714,7 @@ def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(option
         (AGENT, "sft", "'sft' does not belong to an option"),
         (AGENT, "--model_name_or_path 'm", r"'script\.py .* 'm': cannot be split into words \(No closing quotation\)"),
         (SMALL.format(options="").replace(", length,", ", make(),"), "", "its reward functions cannot be read"),
-        (SMALL.format(options="num_generations=3"), "", "generation_batch_size"),
+        (SMALL.format(options="num_generations=3, generation_batch_size=8"), "", "generation_batch_size"),
         (
             SMALL.format(options="").replace('load_dataset("org/data", "main", split="test")', "{'a': DATA}"),
             "",
@@ -521,3 +733,12 @@ def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script
     with pytest.raises(UserError, match=message):
         project(script, words)
     assert not Path("project").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"), [("grpo.yaml", "SCRIPT --config FILE"), ("grpo.ipynb", "jupyter nbconvert")]
+)
+def test_another_file_than_a_script_is_said_to_be_one(file, advice) -> None:
+    Path(file).write_text("{}")
+    with pytest.raises(UserError, match=advice):
+        init_from_trl(Path("project"), file, None, False)

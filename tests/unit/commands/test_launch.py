@@ -24,6 +24,9 @@ def configuration() -> None:
     installation.DEFAULT_CONFIG.touch()
 
 
+ALL = ("--cores", "all")
+
+
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
@@ -33,6 +36,9 @@ def configuration() -> None:
         (["a.yaml", "--profile", "mine"], ["--configfile", "a.yaml", "--profile", "mine"]),
         (["-n", "a.yaml", "x=1"], ["--cores", "all", "--configfile", "a.yaml", "--config", "x=1", "-n"]),
         (["-n", "--config", "x=1", "a.yaml"], ["--cores", "all", "--configfile", "a.yaml", "--config", "x=1", "-n"]),
+        (["results/x/report.html"], ["--cores", "all", "--", "results/x/report.html"]),
+        (["a.yaml", "results/x/a", "-n", "--", "b"], [*ALL, "--configfile", "a.yaml", "-n", "--", "results/x/a", "b"]),
+        (["results/x/config.yaml", "-n"], ["--cores", "all", "--configfile", "results/x/config.yaml", "-n"]),
         (["-R", "x=1", "-c", "2", "y=1"], ["--config", "y=1", "-R", "x=1", "-c", "2"]),
         (["--config=x=1", "-n", "--", "y=1"], ["--cores", "all", "--config", "x=1", "-n", "--", "y=1"]),
     ],

@@ -44,6 +44,7 @@ PIXEL = {
     "path": None,
 }
 DELTA = {"linear_num_value_heads": 4, "linear_key_head_dim": 96}
+COMPILED = {"update": {"torch_compile": True}}
 REPLAY = {"rollout": {"router_replay": True}}
 LORA = {"target_modules": ["q_proj"]}
 
@@ -171,7 +172,14 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "artifacts.image_store.ImageStore.file": STAGES_FILE,
     "artifacts.lineage": STAGES_FILE,
     "artifacts.manifest": STAGES_FILE,
-    "artifacts.model_dims": "about a plan; stages go on without the dimensions",
+    "artifacts.model_dims.read": "about a plan; stages go on without the dimensions",
+    "artifacts.model_dims.check_types": (
+        Case(
+            "config.json: rope_parameters is 'x', not an object; fetch",
+            model=edited("config.json", rope_parameters="x"),
+            checks=MODEL,
+        ),
+    ),
     "artifacts.model_files.check_files": (Case("pipe.json: a pipe, socket or device", model=a_pipe, checks=MODEL),),
     "artifacts.model_files.check": (
         Case("no config.json, so this is no", model=lambda folder: (folder / "config.json").unlink(), checks=WEIGHTS),
@@ -490,6 +498,9 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
             ),
             checks=MODEL,
         ),
+    ),
+    "training.compiled_layers._refusal": (
+        Case("it is a mixture of experts", config=COMPILED, model=of_kind("qwen3_moe"), checks=MODEL),
     ),
     "training.deepspeed_internals.nvme": NODE,
     "training.plain_model.load_plain": WEIGHTS_IN_MEMORY,

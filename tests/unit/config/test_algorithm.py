@@ -236,6 +236,19 @@ RATES = {
     "a warm-up to the horizon": ({"warmup_steps": 8}, ["update.warmup_steps (8)", "8 optimizer steps"]),
 }
 REFUSED |= {name: ({}, {"update": update}, parts) for name, (update, parts) in RATES.items()}
+COMPILED = {
+    "deepspeed.zero_stage: 3": {"deepspeed": {"zero_stage": 3}},
+    "reproducible": {"reproducible": True},
+    "model.quantization": {"model": {"dtype": "bfloat16", "quantization": "nf4"}},
+}
+REFUSED |= {
+    f"compiled layers with {key}": (
+        {},
+        {"update": {"torch_compile": True}, **changes},
+        [f"torch_compile cannot be used with {key}"],
+    )
+    for key, changes in COMPILED.items()
+}
 REFUSED["a warm-up as long as SFT"] = (
     {},
     {"warmstart": {"sft": {"steps": 10}}},

@@ -52,7 +52,7 @@ def shared(run_set, group: str) -> int:
         ("update.learning_rate", [1e-6, 3e-6], set()),
         ("algorithm.preset", ["rloo", "grpo"], set()),
         ("checks.limits", [{}, {"truncated": [0.8, 0.9]}], {"checks"}),
-        ("rollout.num_generations", [4, 8], {"checks", "rollout", "score", "reference", "evaluate"}),
+        ("rollout.num_generations", [4, 8], {"checks", "rollout", "score", "reference"}),
         ("evaluation.each_round", [0, 8], {"rollout", "score", "reference"}),
         ("evaluation.num_prompts", [2, 50], {"rollout", "score", "reference", "evaluate"}),
         ("evaluation.temperature", [0.5, 1.0], {"rollout", "score", "reference", "evaluate"}),

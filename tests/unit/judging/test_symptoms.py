@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import mini, printed
 from synthetic_runs import metrics_of, write_config, write_log
@@ -142,6 +143,21 @@ def test_a_rising_reward_with_falling_held_out_accuracy_is_reward_hacking() -> N
         latest = {"accuracy": accuracy, "ci95": interval}
         assert named(diagnose(rounds, evaluations={0: first, 10: latest})) == expected
         assert diagnose(rounds, evaluations={0: first, 99: latest}) == [], "of a policy that does not exist yet"
+
+
+@pytest.mark.parametrize("prompts", [4, 8, 16])
+def test_noise_between_small_rounds_is_not_reward_hacking(prompts: int) -> None:
+    """Sixty rounds of a policy that does not change: its reward and its monitor are right on opposite prompts."""
+    hacked = 0
+    for seed in range(20):
+        draw, rounds = np.random.default_rng([prompts, seed]), run_of()[:1] * 60
+        for place in range(60):
+            chances = draw.beta(0.6, 0.6, (prompts, 1))
+            right, worked = draw.random((prompts, 4)) < chances, draw.random((prompts, 4)) < 1 - chances
+            means = {"reward": right.mean(), MONITOR: worked.mean()}
+            rounds[place] = rounds[place] | {"round": place + 1} | means
+        hacked += "reward_hacking" in named(diagnose(rounds, monitors=["worked"]))
+    assert hacked <= 2, "the thresholds alone take it for this in more than half of such runs"
 
 
 def test_a_short_run_that_ended_where_it_began_has_not_moved() -> None:

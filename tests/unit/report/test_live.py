@@ -19,7 +19,7 @@ from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
 from rloo_pipeline.judging.diagnosis import STOPPED
 from rloo_pipeline.report import live_run
-from rloo_pipeline.report.live import sparkline, watched
+from rloo_pipeline.report.live import chart, sparkline, watched
 from rloo_pipeline.report.live_run import LiveRun
 from rloo_pipeline.report.run_progress import progress_of
 from rloo_pipeline.runtime.console import Terminal
@@ -384,6 +384,13 @@ def test_several_runs_are_laid_over_each_other(tmp_path) -> None:
     assert reward[-1].strip().startswith("0.1 │B"), "where curves meet, the later one is drawn"
     assert sum(line.count("A") for line in reward) == 2
     assert lines[-1].split() == ["0", "round", "3"]
+
+
+@pytest.mark.parametrize("width", [8, 10, 12])
+def test_several_runs_are_drawn_on_a_terminal_that_is_too_narrow(width, tmp_path) -> None:
+    runs = [write_curves(tmp_path / name, [0.1 * number for number in range(12)]) for name in "ab"]
+    assert "│" in printed(watch.watch, runs, once=True, every=1.0, width=width)
+    assert chart("reward", [{120: 0.5, 121: 0.6}], ".3g", width).plain.count("A") == 2
 
 
 def test_an_experiment_is_a_curve_of_means_for_each_arm(tmp_path) -> None:

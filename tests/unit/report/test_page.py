@@ -104,7 +104,14 @@ def test_the_verdict_follows_the_interval(interval: tuple[float, float], word: s
 
 def test_the_verdict_depends_on_the_number_of_comparisons() -> None:
     assert "that can be chance" in verdict({"gain_ci95": (0.1, 0.2), "gain_p_holm": 0.06})
-    assert "contains 0" in verdict({"gain_ci95": (-0.1, 0.2), "gain_p_holm": 0.06})
+    assert "cannot tell the change from chance" in verdict({"gain_ci95": (-0.1, 0.2), "gain_p_holm": 0.06})
+
+
+def test_the_verdict_does_not_contradict_a_small_p_and_is_never_certain() -> None:
+    assert "although p is small" in verdict({"gain_ci95": (-0.1, 0.2), "gain_p_holm": 0.01})
+    loss = verdict({"gain_ci95": (-0.2, -0.1), "gain_p_holm": 0.01})
+    gain = verdict({"gain_ci95": (0.1, 0.2), "gain_p_holm": 0.01})
+    assert loss == gain.replace("above", "below").replace("gain", "loss")
 
 
 def test_the_table_has_corrected_p_values_with_an_explanation(page: str, run: Path, config: Config) -> None:

@@ -1,13 +1,18 @@
-"""The text that rewards see of a completion: special tokens that a model speaks, and none that ends or fills a turn."""
+"""The text that rewards see of a completion: special tokens that a model speaks, and none that ends or fills a turn;
+and the memory that a completion takes.
+"""
 
 import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from tokenizers import AddedToken
 
 from rloo_pipeline.artifacts import policy
+from rloo_pipeline.artifacts.tables import EXPERTS, WITH_EXPERTS
 from rloo_pipeline.demo.character_model import character_tokenizer
 from rloo_pipeline.demo.text_model import bpe_tokenizer
 from rloo_pipeline.rollout import vllm_internals
@@ -79,3 +84,21 @@ def test_the_text_of_bytes_in_one_call_is_vllms_token_by_token() -> None:
         at_once += text is not None and "\ufffd" in text
     assert at_once > 100, "texts with broken characters are among them"
     assert _byte_text(character_tokenizer(), [5], [5], False) is None
+
+
+def test_a_sampled_token_takes_8_bytes_and_not_those_of_objects(tokenizer) -> None:
+    count = 10_000
+    ids, logps = [4 + number % 10 for number in range(count)], [-1 / number for number in range(1, count + 1)]
+    logprobs = SimpleNamespace(token_ids=ids, logprobs=logps)
+    output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="length")
+    output.routed_experts = np.arange(2 * (count + 2)).reshape(-1, 1, 2) % 300
+    request = Request([4, 5], 0, SamplingConfig(1.0, 1.0, 0, None, count))
+    result = SimpleNamespace(outputs=[output], prompt_token_ids=[4, 5])
+    completion = completion_of(tokenizer, request, params_of(request, [2]), result)
+    assert completion.experts is not None
+    held = sum(memoryview(numbers).nbytes for numbers in (completion.ids, completion.logps, completion.experts))
+    assert held == 8 * count + 2 * 2 * (count + 1)
+    row = completion.columns() | {"prompt_id": "a", "sample": 0, "prompt_ids": [4, 5], "seed": 0}
+    lists = row | {"completion_ids": ids, "sampling_logps": logps, EXPERTS: [*completion.experts]}
+    of_arrays, of_lists = (pa.Table.from_pylist([one], schema=WITH_EXPERTS) for one in (row, lists))
+    assert of_arrays.equals(of_lists)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers import has_ended, wait_until
 
 from rloo_pipeline.runtime import scratch
 
@@ -55,6 +56,32 @@ def test_the_next_process_removes_what_a_killed_one_left_and_nothing_else(folder
     assert {*folders(folder)} == {folder_of_living, folder / "snakemakeforeign"}
     living.kill()
     living.wait()
+
+
+def test_the_process_of_an_engine_keeps_the_folder_of_its_killed_stage_while_it_imports_vllm(folder) -> None:
+    begun = folder / "begun"
+    imports = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+    spawned = (
+        "import multiprocessing, time\n"
+        "class Arguments:\n"
+        f"    __reduce__ = lambda self: (exec, ({imports!r},))\n"
+        "from rloo_pipeline.rollout import engine_process\n"
+        "process = multiprocessing.get_context('spawn').Process(target=engine_process.run, args=(Arguments(),))\n"
+        "process.start()\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    stage, own = start(f"exec({spawned!r})")
+    engine = psutil.Process(int(stage.stdout.readline()))
+    wait_until(begun.exists)
+    stage.kill()
+    stage.wait()
+    scratch.remove_abandoned(folder)
+    assert own.exists()
+    engine.kill()
+    wait_until(lambda: has_ended(engine.pid))
+    scratch.remove_abandoned(folder)
+    assert folders(folder) == []
 
 
 def test_a_stage_uses_the_folder_of_its_snakemake(folder) -> None:

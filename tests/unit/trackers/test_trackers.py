@@ -140,6 +140,18 @@ def test_rounds_that_wandb_has_sent_are_in_no_folder_to_be_sent(tmp_path) -> Non
     assert wandb_curves(run) == numbers_of(run)
 
 
+def test_a_configuration_that_comes_back_is_another_run_of_wandb(tmp_path) -> None:
+    run, names = tmp_path / "run", list[str]()
+    for rate in (0.1, 0.2, 0.1, 0.2, 0.1):
+        history = write_run(run, 1, update={"learning_rate": rate})
+        to_wandb.send(history, run)
+        [file] = run.glob("wandb/offline-run-*/*.wandb")
+        file.with_suffix(".wandb.synced").touch()
+        names.append(file.stem.removeprefix("run-"))
+    a, b = names[:2]
+    assert names == [a, b, f"{a}-2", f"{b}-2", f"{a}-3"], "the server has the earlier ones"
+
+
 def test_a_run_of_a_killed_writer_is_rewritten(tmp_path) -> None:
     from mlflow import MlflowClient
 

@@ -103,6 +103,8 @@ def test_a_message_with_calls_may_lack_a_text() -> None:
         [ANSWER, ANSWER],
         [CALL, TOLD, TOLD],
         [BARE, TOLD, ANSWER],
+        [{**ANSWER, "tool_calls": True}, TOLD, ANSWER],
+        [{**ANSWER, "tool_calls": 1}],
     ],
 )
 def test_calls_without_answers_are_refused(messages) -> None:

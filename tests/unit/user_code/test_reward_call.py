@@ -1,5 +1,7 @@
 """A call of a reward function: which return values are scores, and what its errors name."""
 
+import time
+
 import pytest
 from helpers import score
 
@@ -135,3 +137,12 @@ def test_a_refused_completion_gets_no_more_than_its_siblings_and_none_if_all_wer
     notes, reasons = collect_notes(), dict.fromkeys(refused, "was too long")
     assert score_refused(scores, reasons, prompts) == expected
     assert notes == reasons
+
+
+def test_refused_completions_are_found_in_time_that_grows_with_their_number() -> None:
+    count = 20_000
+    prompts = [[{"role": "user", "content": str(place // 8)}] for place in range(count)]
+    reasons = dict.fromkeys(range(0, count, 8), "was too long")
+    started = time.process_time()
+    assert score_refused([None if place in reasons else 1.0 for place in range(count)], reasons, prompts)[:2] == [0, 1]
+    assert time.process_time() - started < 1.0

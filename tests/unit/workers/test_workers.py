@@ -154,6 +154,12 @@ def test_without_a_free_worker_a_stage_runs_in_its_own_process(worker, monkeypat
     assert client.run_stage(HELP) is None, "dead"
 
 
+def test_a_stage_runs_in_its_own_process_if_the_folder_of_the_workers_goes_meanwhile(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(client.FOLDER, str(tmp_path / "workers"))
+    monkeypatch.setattr(client, "_listening", lambda *_: [str(tmp_path / "workers" / "sampler-0")])
+    assert client.run_stage(HELP) is None
+
+
 def test_a_shard_goes_to_the_same_worker_in_every_round(tmp_path) -> None:
     for number in range(3):
         (tmp_path / f"sampler-{number}.sock").touch()

@@ -1,0 +1,165 @@
+"""The statements of a script that are read, and the expressions that its names stand for."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, all_nodes, bound, free_names, name_of, parameters
+
+PASSES = 5
+"""Most conditions inside each other that are read, since each pass knows the names that the one before found."""
+
+
+class ScriptNames(ABC):
+    """The statements of a script that are read, and the names that they bind.
+
+    Args:
+        path: the script's file.
+        tree: its syntax tree.
+        options: its command-line options.
+        calls: the call that makes the trainer, and the calls of the functions around it.
+        makers: these functions.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tree: ast.Module,
+        options: Mapping[str, Any],
+        calls: Sequence[ast.Call],
+        makers: Sequence[ast.FunctionDef],
+    ) -> None:
+        self.path, self.tree, self.options, self.calls = path, tree, options, calls
+        self.functions = list(all_nodes(tree, ast.FunctionDef))
+        self.taken: set[int] = set()
+        """First lines of the statements that the project takes over."""
+        self.statements: list[ast.stmt] = []
+        self.bindings: dict[str, list[Binding]] = {}
+        self.followed: dict[str, ast.expr | None] = {}
+        """Functions of whose results the project is made, with what they return if the script shows it."""
+        self.inner: list[ast.stmt] = []
+        """Their statements."""
+        for _ in range(PASSES):
+            read = list(self._flat(tree.body))
+            if read == self.statements:
+                break
+            self.statements, self.bindings, self.followed, self.inner = read, {}, {}, []
+            for function in makers:
+                self._bind_parameters(function, calls)
+            for statement in read:
+                self._bind(statement)
+
+    @abstractmethod
+    def holds(self, condition: ast.expr) -> bool | None:
+        """True if a condition holds; None if the script does not show it."""
+
+    def _bind(self, statement: ast.stmt, function: ast.FunctionDef | None = None) -> None:
+        for name, value, place in bound(statement):
+            self.bindings.setdefault(name, []).append(Binding(statement, value, place, function))
+
+    def _bind_parameters(self, function: ast.FunctionDef, calls: Sequence[ast.Call]) -> None:
+        for name, passed in parameters(function, calls).items():
+            self.bindings.setdefault(name, []).append(Binding(function, passed))
+
+    def _flat(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        """Statements in order, including those in blocks and in the functions in which the trainer is made, and those
+        of the branch that applies if the script shows the condition.
+        """
+        for statement in body:
+            block = self._block(statement)
+            if block is None:
+                yield statement
+            else:
+                yield from self._flat(block)
+
+    def _block(self, statement: ast.stmt) -> Sequence[ast.stmt] | None:
+        """The part of a compound statement that is read as if it stood alone; None if the statement is kept whole."""
+        for part in ("body", "orelse"):
+            block = getattr(statement, part, ())
+            if any(node in self.calls for inner in block for node in ast.walk(inner)):
+                return block
+        if not isinstance(statement, ast.If) or (holds := self.holds(statement.test)) is None:
+            return None
+        return statement.body if holds else statement.orelse
+
+    def at(self, node: ast.AST, problem: str) -> str:
+        """Formats a problem with its position in the script."""
+        return f"{self.path}, line {getattr(node, 'lineno', '?')}: {problem}"
+
+    def binding(self, name: str, before: int) -> Binding | None:
+        """The last statement above a line that binds a name. A function, class or import may also be below, and for a
+        line of a function, the only statement that binds the name.
+        """
+        known = self.bindings.get(name, [])
+        above = [binding for binding in known if binding.is_seen(before)]
+        usable = above or [binding for binding in known if binding.value is None]
+        if not usable and any(one.lineno < before <= (one.end_lineno or 0) for one in self.functions):
+            below = [binding for binding in known if not binding.function and not binding.is_parameter]
+            usable = below if len(below) == 1 else []
+        return usable[-1] if usable else None
+
+    def resolved(self, node: ast.expr, take: bool = True) -> ast.expr:
+        """The expression that a name stands for. With `take`, the lines that define it count as taken over by the
+        project.
+        """
+        if isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.value is not None:
+            if take:
+                self.taken.add(found.statement.lineno)
+            if found.place is None:
+                return self.resolved(found.value, take)
+            several = self._returned(found.value)
+            if isinstance(several, ast.Tuple | ast.List):
+                return self.resolved(several.elts[found.place], take)
+            if found.place == 0 and isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
+                return several  # model, tokenizer = FastLanguageModel.from_pretrained(…)
+        elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
+            return self.resolved(returned, take)
+        return node
+
+    def passed(self, node: ast.expr | None) -> ast.expr | None:
+        """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""
+        while isinstance(node, ast.Name) and (found := self.binding(node.id, node.lineno)) and found.is_parameter:
+            if found.value is None or found.value is UNSHOWN:
+                break
+            node = found.value
+        return node
+
+    def _returned(self, node: ast.expr) -> ast.expr:
+        """The expression that a called function of the script returns, if the script shows it; otherwise the node."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            return node
+        function = found.statement if (found := self.binding(node.func.id, node.lineno)) else None
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            return node
+        if function.name not in self.followed:
+            self.followed[function.name] = None  # a function that calls itself shows nothing
+            self.followed[function.name] = self._follow(function)
+        return self.followed[function.name] or node
+
+    def _follow(self, function: ast.FunctionDef) -> ast.expr | None:
+        """Binds the names of a function. Returns the expression that it returns; None if there are several or none."""
+        self._bind_parameters(function, list(all_nodes(self.tree, ast.Call)))
+        lines = list[ast.stmt]()
+        for statement in self._flat(function.body):
+            lines.append(statement)
+            self._bind(statement, function)
+        self.inner += lines
+        returns = [part for one in lines for part in _own(one) if isinstance(part, ast.Return)]
+        return returns[0].value if returns == lines[-1:] else None
+
+    def shows(self, node: ast.expr | None) -> bool:
+        """True if the script defines all names in an expression."""
+        return node is None or all(name in self.bindings or hasattr(builtins, name) for name in free_names(node))
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of functions inside it."""
+    yield node
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for part in ast.iter_child_nodes(node):
+            yield from _own(part)

@@ -1,0 +1,269 @@
+"""Evaluates expressions of a script through its syntax tree. Nothing in it is run or imported.
+
+Only values that the script shows are used: constants, names and dictionaries of constants, results of its functions,
+concatenated strings, defaults of argparse, and the script's command-line options.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rloo_pipeline.commands.trl_names import ScriptNames
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, name_of
+from rloo_pipeline.commands.trl_tables import OF_MODEL
+from rloo_pipeline.errors import UserError
+
+PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
+OPERATORS: Mapping[type[ast.operator], Any] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Pow: lambda a, b: a**b,
+}
+COMPARISONS: Mapping[type[ast.cmpop], Any] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+FUNCTIONS = {
+    **{function.__name__: function for function in (bool, float, int, len, max, min, str)},
+    "dedent": textwrap.dedent,
+}
+METHODS = ("strip", "lower", "upper", "split", "replace")
+"""Methods of strings."""
+
+
+class UnknownValueError(Exception):
+    """The text does not show the value of an expression."""
+
+
+class ScriptValues(ScriptNames):
+    """The values of the expressions of a script."""
+
+    def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
+        """Keyword arguments of a call, including those of a `**` dictionary that the script shows.
+
+        Raises:
+            UserError: the script does not show the dictionary.
+        """
+        found: dict[str, ast.expr] = {}
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                found[keyword.arg] = keyword.value
+                continue
+            entries = self.entries(keyword.value)
+            if entries is None:
+                raise UserError(self.at(keyword.value, "write the arguments out; the script does not show them"))
+            found |= entries
+        return found
+
+    def entries(self, node: ast.expr) -> dict[str, ast.expr] | None:
+        """The values of a dictionary by key; None if the script does not show its keys."""
+        value = self.resolved(node)
+        if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
+            return self.keywords(value)
+        if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
+            names = (str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+            return dict(zip(names, value.values, strict=True)) | self._added(value, node)
+        return None
+
+    def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
+        """The entries that lines such as `settings["rate"] = 1e-6` above the one that reads a dictionary add to it."""
+        found: dict[str, ast.expr] = {}
+        for statement in (*self.statements, *self.inner):
+            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if not isinstance(place, ast.Subscript) or not isinstance(place.slice, ast.Constant):
+                continue
+            if statement.lineno < read.lineno and self.resolved(place.value, take=False) is entries:
+                found[str(place.slice.value)] = statement.value  # type: ignore[attr-defined]
+                self.taken.add(statement.lineno)
+        return found
+
+    def chosen(self, node: ast.expr) -> ast.expr:
+        """The branch of `a if condition else b` that applies, if the script shows the condition."""
+        target = self.resolved(node)
+        if not isinstance(target, ast.IfExp):
+            return target
+        try:
+            return self.chosen(target.body if self.value(target.test) else target.orelse)
+        except UnknownValueError:
+            return target
+
+    def holds(self, condition: ast.expr) -> bool | None:
+        """True if a condition holds; None if the script does not show it."""
+        try:
+            return bool(self.value(condition))
+        except UnknownValueError:
+            return None
+
+    def value(self, node: ast.expr) -> Any:
+        """Evaluates an expression to plain data.
+
+        Raises:
+            UnknownValueError: the script does not show it.
+        """
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return [self.value(part) for part in node.elts]
+        if isinstance(node, ast.Dict):
+            if None in node.keys:
+                raise UnknownValueError
+            keys = [self.value(key) for key in node.keys if key is not None]
+            return dict(zip(keys, map(self.value, node.values), strict=True))
+        if isinstance(node, ast.Name | ast.IfExp | ast.Call) and (target := self.chosen(node)) is not node:
+            return self.value(target)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.value(node.operand)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return not self.value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return self._computed(OPERATORS[type(node.op)], node.left, node.right)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            return self._computed(COMPARISONS[type(node.ops[0])], node.left, node.comparators[0])
+        if isinstance(node, ast.BoolOp):
+            return self._either(node)
+        if isinstance(node, ast.Subscript):
+            return self._item(node)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(str(self.value(part)) for part in node.values)
+        if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+            return self.value(node.value)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        raise UnknownValueError
+
+    def _computed(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
+        """Applies a function without side effects to values."""
+        values = [self.value(node) for node in nodes]
+        try:
+            return function(*values)
+        except (TypeError, ValueError, LookupError, ArithmeticError):  # such as None for an option without a value
+            raise UnknownValueError from None
+
+    def _either(self, node: ast.BoolOp) -> Any:
+        """Evaluates `a or b` and `a and b`."""
+        for part in node.values[:-1]:
+            if bool(value := self.value(part)) is isinstance(node.op, ast.Or):
+                return value
+        return self.value(node.values[-1])
+
+    def _item(self, node: ast.Subscript) -> Any:
+        """Evaluates `settings["rate"]`, of which the script may show only this entry."""
+        entries = self.entries(node.value)
+        if entries is None:
+            return self._computed(operator.getitem, node.value, node.slice)
+        if (key := self.value(node.slice)) not in entries:
+            raise UnknownValueError
+        return self.value(entries[key])
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        """Evaluates `torch.bfloat16`, a command-line option, or a field of a class of the script or of its object."""
+        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return node.attr
+        shown = self.settings(node.value)
+        if node.attr not in shown and self.is_parsed(node.value):
+            return self._option(node.attr)
+        return self.value(shown.get(node.attr, UNSHOWN))
+
+    def settings(self, node: ast.expr) -> dict[str, ast.expr]:
+        """The fields of a class of the script or of an object, as far as the script shows them."""
+        target = self.resolved(node, take=False)
+        made = target.func if isinstance(target, ast.Call) else target
+        found = self.binding(made.id, made.lineno) if isinstance(made, ast.Name) else None
+        fields = self.fields(found.statement) if found and isinstance(found.statement, ast.ClassDef) else {}
+        if not isinstance(target, ast.Call) or not isinstance(made, ast.Name):
+            return fields
+        if target.args or any(keyword.arg is None for keyword in target.keywords):
+            return {}
+        return fields | self.keywords(target)
+
+    def _option(self, name: str) -> Any:
+        """The value of an option: from the command line, or its default."""
+        if name in self.options:
+            return self.options[name]
+        for call in all_nodes(self.tree, ast.Call):
+            if name_of(call.func) == "add_argument":
+                flags = [str(flag.value) for flag in call.args if isinstance(flag, ast.Constant)]
+                names, keywords = {flag.lstrip("-").replace("-", "_") for flag in flags}, self.keywords(call)
+                if name == self.value(keywords["dest"]) if "dest" in keywords else name in names:
+                    given = [self.options[flag] for flag in names & self.options.keys()]
+                    return given[0] if given else self._default(keywords)
+        for one in all_nodes(self.tree, ast.ClassDef):
+            if (default := self.fields(one).get(name)) is not None:
+                return self.value(default)
+        if name in OF_MODEL:
+            return OF_MODEL[name]
+        raise UnknownValueError
+
+    def _default(self, keywords: Mapping[str, ast.expr]) -> Any:
+        """The default of an argparse option."""
+        action = self.value(keywords.get("action", ast.Constant("store")))
+        if "default" in keywords:
+            return self.value(keywords["default"])
+        if "required" in keywords and self.value(keywords["required"]):
+            raise UnknownValueError
+        return {"store_true": False, "store_false": True}.get(action)
+
+    def fields(self, one: ast.ClassDef) -> dict[str, ast.expr]:
+        """The defaults of a dataclass, by field."""
+        found: dict[str, ast.expr] = {}
+        for statement in one.body:
+            for name, value, place in bound(statement) if isinstance(statement, ast.Assign | ast.AnnAssign) else ():
+                if value is None or place is not None:
+                    continue
+                if isinstance(value, ast.Call) and name_of(value.func) == "field":
+                    keywords = self.keywords(value)
+                    made = keywords.get("default_factory")
+                    value = keywords.get("default", made.body if isinstance(made, ast.Lambda) else UNSHOWN)
+                found[name] = value
+        return found
+
+    def is_parsed(self, node: ast.expr) -> bool:
+        """True if a name holds the parsed command-line options."""
+        target = node
+        while isinstance(target, ast.Name):
+            found = self.binding(target.id, target.lineno)
+            if found is None or found.value is None:
+                return False
+            target = found.value
+            if isinstance(target, ast.Tuple | ast.List) and found.place is not None:
+                target = target.elts[found.place]
+        return isinstance(target, ast.Call) and self.parses(target)
+
+    def parses(self, call: ast.Call) -> bool:
+        """True if a call returns the parsed command-line options, directly or through a function of the script."""
+        found = self.binding(name, call.lineno) if (name := name_of(call.func)) not in PARSED else None
+        if found is None or not isinstance(found.statement, ast.FunctionDef):
+            return name in PARSED
+        return any(isinstance(part, ast.Call) and name_of(part.func) in PARSED for part in ast.walk(found.statement))
+
+    def _called(self, node: ast.Call) -> Any:
+        """Evaluates `dict(a=1)`, `getattr(torch, name)`, `len(names)`, `textwrap.dedent(text)` and `text.strip()`."""
+        name = name_of(node.func)
+        if name == "dict" and not node.args:
+            return {key: self.value(value) for key, value in self.keywords(node).items()}
+        if node.keywords:
+            raise UnknownValueError
+        if name == "getattr" and len(node.args) > 1 and ast.unparse(node.args[0]) == "torch":
+            return self.value(node.args[1])
+        if name == "dedent" or (name in FUNCTIONS and isinstance(node.func, ast.Name)):
+            return self._computed(FUNCTIONS[name], *node.args)
+        if name in METHODS and isinstance(node.func, ast.Attribute):
+            return self._computed(getattr(str, name), node.func.value, *node.args)
+        raise UnknownValueError
