@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ TYPES = {
     image_store.IDS: pa.list_(pa.string()),
 }
 """Types of the columns that `prompts` adds. `datasets` would write JSON twice if columns were cast afterwards."""
+PACKED = 10_000
+"""Number of rows that become Arrow at once."""
 UNSTORABLE = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """Exceptions for values that Arrow cannot hold."""
 
@@ -136,6 +138,28 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], place: str = "the prompts") ->
     except UNSTORABLE as error:
         name = next(name for name, column in columns.items() if not _is_storable(name, column))
         raise UserError(f"{place}: column '{name}' cannot be stored ({one_line(error)}); simplify it") from error
+
+
+def packed(rows: Iterable[Mapping[str, Any]], place: str) -> Dataset:
+    """The same as `as_dataset`, for more rows than memory holds as Python's objects."""
+    import datasets
+
+    rest, tables, digest = iter(rows), list[pa.Table](), datasets.fingerprint.Hasher()
+    while some := [*islice(rest, PACKED)]:
+        tables.append(as_dataset(some, place).data.table)
+        digest.update(tables[-1])  # `datasets` would hold two copies of all rows to compute a fingerprint
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name in tables[0].column_names:
+        columns[name] = _joined([table.select([name]) for table in tables], place)
+        tables = [table.drop_columns(name) for table in tables]  # frees their memory
+    return datasets.Dataset(pa.table(columns), fingerprint=digest.hexdigest())
+
+
+def _joined(parts: Sequence[pa.Table], place: str) -> pa.ChunkedArray:
+    """The column of these tables in one piece; if its types differ, as if all values were stored at once."""
+    if all(part.schema.equals(parts[0].schema) for part in parts):
+        return pa.concat_tables(parts).combine_chunks()[0]
+    return as_dataset([row for part in parts for row in rows_of(part)], place).data.table[0]
 
 
 def _is_storable(name: str, column: Any) -> bool:

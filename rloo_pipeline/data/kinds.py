@@ -59,19 +59,21 @@ def uniform(located: Iterable[LocatedRow]) -> list[Row]:
             the row and the column.
     """
     first: dict[str, tuple[str, str]] = {}
-    rows = list(located)
-    plain_rows = [
-        {
+    places, rows = list[tuple[str, str]](), list[Row]()
+    for source, where, row in located:  # one row is in memory twice, not all
+        places.append((source, where))
+        plain = {
             _key(name, f"{source}, {where}: the row"): _plain(value, name, f"{source}, {where}", where, first, 0)
             for name, value in row.items()
         }
-        for source, where, row in rows
-    ]
-    names = dict.fromkeys(name for row in plain_rows for name in row)
-    mixed = {name for name in names if {int, float} <= {type(row.get(name)) for row in plain_rows}}
-    for (source, where, _), row in zip(rows, plain_rows, strict=True):
+        rows.append(plain)
+    names = dict.fromkeys(name for row in rows for name in row)
+    mixed = {name for name in names if {int, float} <= {type(row.get(name)) for row in rows}}
+    for number, ((source, where), row) in enumerate(zip(places, rows, strict=True)):
         row.update({name: _float(row[name], f"{source}, {where}: column '{name}'") for name in mixed & row.keys()})
-    return [{name: row.get(name) for name in names} for row in plain_rows]
+        if [*row] != [*names]:
+            rows[number] = {name: row.get(name) for name in names}
+    return rows
 
 
 def _plain(value: Any, name: str, location: str, where: str, first: dict[str, tuple[str, str]], depth: int) -> Any:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rloo_pipeline.artifacts import image_store, vision
@@ -52,7 +52,7 @@ class Templater:
         self.tools: dict[str, list[JSON]] = {}
         """Schemas of the tools, by the environment of a row (empty if all rows have the same)."""
 
-    def prompt_rows(self, rows: Sequence[Row], path: str) -> Iterator[Row]:
+    def prompt_rows(self, rows: Iterable[Row], path: str) -> Iterator[Row]:
         """Yields the rows with all their columns and prompt, prompt_ids and prompt_id.
 
         Args:
@@ -62,19 +62,20 @@ class Templater:
         Raises:
             UserError: a prompt cannot be made, or the chat template cannot be used with tools.
         """
-        locations = [f"{path}, row {number}" for number in range(len(rows))]
+        located = ((row, f"{path}, row {number}") for number, row in enumerate(rows))
         if self.pool is None:
-            for row, location in zip(rows, locations, strict=True):
+            for row, location in located:
                 if self.dataset.image_column is not None:
                     yield self._with_images(row, location, self.dataset.image_column)
                     continue
                 prompt_row = self._begin(row, location)
                 yield {**prompt_row, "prompt_ids": encode(prompt_row["prompt"], self.dataset, self.tokenizer, location)}
             return
-        prompt_rows = [self._begin(row, location) for row, location in zip(rows, locations, strict=True)]
+        begun = [(self._begin(row, location), location) for row, location in located]
+        prompt_rows = [row for row, _ in begun]
         stored = rows_of(as_dataset(prompt_rows, path).data.table)  # as later stages read them
         texts = resets.observations(self.pool, stored)
-        for row, text, location in zip(prompt_rows, texts, locations, strict=True):
+        for (row, location), text in zip(begun, texts, strict=True):
             prompt = _with_observation(row["prompt"], text, location)
             ids = encode(prompt, self.dataset, self.tokenizer, location, self._tools(self.pool, row))
             yield {**row, "prompt": prompt, "prompt_ids": ids, OBSERVATION: text}
@@ -136,7 +137,9 @@ class PromptParts:
         self.templater, self.dataset = templater, templater.dataset
         self.hf_config = hf_config or {}
         self.rows: dict[str, list[Row]] = {}
-        """Kept rows of each part."""
+        """Kept rows of each part that was added."""
+        self.longest = 0
+        """Tokens of the longest prompt."""
         self.counts: dict[str, dict[str, int]] = {}
         """For each part, the numbers of rows read, kept, and dropped by reason."""
         self.held_out: dict[Identity, str] = {}
@@ -146,17 +149,16 @@ class PromptParts:
         """Names of the parts, in the order in which to add them; training rows come last."""
         return [*reversed(self.dataset.parts)]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(len(row["prompt_ids"]) for part in self.rows.values() for row in part)
-
     def add(self, name: str, rows: list[Row], path: str) -> None:
-        """Templates a part.
+        """Templates a part, and keeps its rows in memory; see `kept`."""
+        self.rows[name] = [*self.kept(name, [*rows], path)]
+
+    def kept(self, name: str, rows: list[Row], path: str) -> Iterator[Row]:
+        """Templates a part and yields the rows to keep.
 
         Args:
             name: name of the part.
-            rows: rows of its data.
+            rows: rows of its data; emptied, so that memory does not hold both them and their prompts.
             path: path of the data, for messages.
 
         Raises:
@@ -168,12 +170,12 @@ class PromptParts:
         if dataset.image_column is not None:
             self.templater.single &= not any(isinstance(row.get(dataset.image_column), list) for row in rows)
         counts: Counter[str] = Counter(rows=len(rows), kept=0)
-        kept: list[Row] = []
         ids: set[str] = set()
+        identities: set[Identity] = set()
         shortest: int | None = None
         check_columns(rows[0], dataset, path)
         check_names(rows[0], dataset, path)
-        for row in track(self.templater.prompt_rows(rows, path), f"templating {name}", len(rows)):
+        for row in track(self.templater.prompt_rows(_drained(rows), path), f"templating {name}", len(rows)):
             length = len(row["prompt_ids"])
             shortest = min(length, shortest or length)
             if length > dataset.max_prompt_length:
@@ -184,13 +186,22 @@ class PromptParts:
                 counts[f"also in {other}"] += 1
             else:
                 ids.add(row["prompt_id"])
-                kept.append(row | {"prompt_ids": array("i", row["prompt_ids"])})  # a list has up to 40 bytes a token
-        counts["kept"] = len(kept)
-        if not kept:
+                self.longest = max(self.longest, length)
+                if name != "train":
+                    identities.add(identity(row))
+                yield row | {"prompt_ids": array("i", row["prompt_ids"])}  # a list has up to 40 bytes a token
+        counts["kept"] = len(ids)
+        if not ids:
             raise UserError(_nothing_left(name, counts, path, dataset.max_prompt_length, shortest))
-        self.rows[name], self.counts[name] = kept, dict(counts)
-        if name != "train":
-            self.held_out |= {identity(row): name for row in kept}
+        self.counts[name] = dict(counts)
+        self.held_out |= dict.fromkeys(identities, name)
+
+
+def _drained(rows: list[Row]) -> Iterator[Row]:
+    """Yields the rows in order and removes them."""
+    rows.reverse()
+    while rows:
+        yield rows.pop()
 
 
 def shown(counts: Mapping[str, int]) -> str:

@@ -9,21 +9,26 @@ Images are in `images/`, each once; a prompt names them by digest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rloo_pipeline.artifacts import assets as asset_files
 from rloo_pipeline.artifacts import image_store, lineage
 from rloo_pipeline.artifacts.files import atomic_folder, write_json
 from rloo_pipeline.artifacts.manifest import write_manifest
 from rloo_pipeline.artifacts.policy import Policy
-from rloo_pipeline.artifacts.prompt_set import TOOLS, as_dataset
+from rloo_pipeline.artifacts.prompt_set import TOOLS, packed
 from rloo_pipeline.before_run import model_inputs
 from rloo_pipeline.config import Config
-from rloo_pipeline.data.rows import Row, read_rows
+from rloo_pipeline.data.rows import read_rows
 from rloo_pipeline.rollout import resets
 from rloo_pipeline.rollout.templating import PromptParts, Templater, shown
 from rloo_pipeline.runtime.progress import say
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 COUNTS = "counts.json"
 
@@ -48,26 +53,28 @@ def prompts(config: Config, assets: Path, output: Path) -> None:
         pool = stack.enter_context(resets.pool_of(config.rollout)) if uses_tools else None
         templater = Templater(config.dataset, model, pool)
         parts = PromptParts(templater, model.config)
+        sets: dict[str, Dataset] = {}
         for name in parts.order:
             path = places[name]["path"]
-            parts.add(name, read_rows(config.dataset.parts[name], path), path)
+            rows = parts.kept(name, read_rows(config.dataset.parts[name], path), path)
+            sets[name] = packed(rows, path)
     model_inputs.check_context(config, model.config, parts.longest, str(model))
     with atomic_folder(output) as temporary:
-        for name, part in parts.rows.items():
-            as_dataset(part, places[name]["path"]).save_to_disk(str(temporary / name))
+        for name, part in sets.items():
+            part.save_to_disk(str(temporary / name))
         write_json(temporary / COUNTS, parts.counts)
         if uses_tools:
             write_json(temporary / TOOLS, templater.tools)
         if config.dataset.image_column is not None:
-            _save_images(config.dataset.image_column, templater, parts.rows, temporary)
+            _save_images(config.dataset.image_column, templater, sets.values(), temporary)
         write_manifest(temporary, assets=lineage.assets_digest(assets))
     for name in config.dataset.parts:
         say(f"prompts/{name}: {shown(parts.counts[name])}")
 
 
-def _save_images(column: str, templater: Templater, rows: dict[str, list[Row]], folder: Path) -> None:
+def _save_images(column: str, templater: Templater, sets: Iterable[Dataset], folder: Path) -> None:
     """Writes the images of the rows that are kept."""
-    of_rows = [row[image_store.IDS] for part in rows.values() for row in part]
+    of_rows = [ids for part in sets for ids in part.data.table[image_store.IDS].to_pylist()]
     digests = dict.fromkeys(digest for ids in of_rows for digest in ids)
     files = {digest: templater.files[digest] for digest in digests}
     image_store.write(folder, files, image_store.About(column, templater.single, max(map(len, of_rows))))

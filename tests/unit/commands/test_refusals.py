@@ -405,7 +405,7 @@ TABLE: dict[str, str | tuple[Case | str, ...]] = {
     "rollout.sampler.completion_of": SAMPLED,
     "rollout.swap_check": SAMPLED,
     "rollout.templating": TOOLS,
-    "rollout.templating.PromptParts.add": (
+    "rollout.templating.PromptParts.kept": (
         Case("(4 also in eval); training prompts must not be held-out ones", [{"question": f"{n}?"} for n in range(4)]),
     ),
     "rollout.tool_calls": TOOLS,

@@ -69,4 +69,9 @@ def test_a_kept_prompt_takes_the_memory_of_its_numbers_and_not_of_objects(tiny_m
     tracemalloc.stop()
     assert parts.counts["train"] == {"rows": 101, "kept": 100, "also in eval": 1}
     assert held < 8 * sum(len(row["prompt_ids"]) for row in parts.rows["train"])
+    assert len(rows) == 100, "`add` leaves the rows, which `rloo check` looks at"
+    assert [row["prompt"] for row in parts.kept("train", rows, "train")] == [
+        f"{number}+" * 100 for number in range(100)
+    ]
+    assert rows == [], "each is freed as its prompt is made"
     assert as_dataset(parts.rows["train"])[7]["prompt_ids"] == [1000 + ord(letter) for letter in "7+" * 100]
