@@ -77,13 +77,20 @@ def source_alone(wildcards):
 # True if any run does SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
+
+def tasks_per_node(config):
+    return config.deepspeed.processes // config.deepspeed.nodes
+
+
 # A multi-node update runs srun outside the image, and srun starts the image once per rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
 SPREAD_RESOURCES = (
     dict(
         nodes=CONFIG.deepspeed.nodes,
-        tasks=by_run(lambda config: config.deepspeed.processes),
+        # Given only the total, SLURM may put all tasks but one on the first node. The plugin refuses one task per node.
+        tasks_per_node=by_run(lambda config: tasks_per_node(config) if tasks_per_node(config) > 1 else 0),
+        tasks=by_run(lambda config: config.deepspeed.nodes if tasks_per_node(config) == 1 else 0),
         cpus_per_task=by_run(lambda config: config.deepspeed.threads),
         tasks_per_gpu=0,
         mpi="srun",
