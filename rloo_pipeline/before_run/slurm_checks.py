@@ -257,7 +257,7 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         message = f"requests {request.gres}, but {key} uses {count} GPUs per node"
         return message, f"set gres to that number in the profile, or lower {key}"
     if request.gres and not re.fullmatch(r"[\w.:]+", request.gres):
-        message = f"requests {request.gres}, but Snakemake's SLURM plugin takes one resource, of letters, digits, _ and ."
+        message = f"requests {request.gres}, but Snakemake's SLURM plugin takes only letters, digits, _ and ."
         return message, "write gpu:N, without a type; `constraint` of the rule can name the model"
     if request.partition is None:
         return "the default partition of the cluster", ""

@@ -69,8 +69,8 @@ def refuse_too_few(ranks: int) -> None:
     visible = devices.visible_gpus() if devices.has_gpu() else []
     if visible and len(visible) < ranks:
         raise UserError(
-            f"deepspeed.processes: {ranks} processes on a node with only {len(visible)} GPUs for this job; ask for more "
-            "(gres in the profile, or --gpus-per-node), or lower it"
+            f"deepspeed.processes: {ranks} processes on a node with only {len(visible)} GPUs for this job; ask for "
+            "more (gres in the profile, or --gpus-per-node), or lower it"
         )
 
 
