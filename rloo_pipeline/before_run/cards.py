@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_pipeline.config import Dtype
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.runtime import devices
+
+if TYPE_CHECKING:
+    from rloo_pipeline.config import Dtype
 
 
 class Card(NamedTuple):

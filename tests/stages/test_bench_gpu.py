@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 
 import forks
@@ -62,14 +63,23 @@ def test_our_step_without_deepspeed_is_measured_on_any_device(tmp_path) -> None:
     assert 0.1 < row["peak_memory_gb"] < 4
 
 
+@pytest.fixture
+def without(tmp_path) -> dict[str, str]:
+    """Environment variables of a machine with only torch, transformers and peft."""
+    for name in ("trl", "deepspeed", "vllm", "pydantic"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module {name}', name={name!r})")
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+def test_the_script_starts_without_the_libraries_of_single_sides(without) -> None:
+    succeeded(subprocess.run([sys.executable, SCRIPT, "--help"], env=os.environ | without, capture_output=True))
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path) -> None:
-    """On a machine with only torch, transformers and peft: the step without DeepSpeed imports no more than these."""
-    missing = ("trl", "deepspeed", "vllm", "pydantic")
-    for name in missing:
-        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('no module {name}', name={name!r})")
-    figures = measured(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+def test_a_side_whose_library_is_missing_is_left_out_by_name(tmp_path, without) -> None:
+    """The step without DeepSpeed imports no more than what is there."""
+    figures = measured(tmp_path, **without)
     assert "tokens_per_s" in figures["plain"]
     assert "deepspeed" in figures["deepspeed"]["left_out"] or "pydantic" in figures["deepspeed"]["left_out"]
     assert "no module trl" in figures["trl"]["left_out"]
