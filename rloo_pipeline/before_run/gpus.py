@@ -48,7 +48,9 @@ def findings(config: Config, in_image: bool, vllm_cache: Path | None = None) -> 
         yield Finding("GPUs", False, "this process may use none", fix)
         return
     for name, memory, capability, *_ in sorted(map(tuple, rows)):
-        message = f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB, compute capability {capability}"
+        # the driver's table has no slices; the name of a slice says its memory
+        shown = devices.card() if names[0].startswith("MIG-") else f"{name}, {float(memory) * 2**20 / 1e9:.1f} GB"
+        message = f"{shown}, compute capability {capability}"
         yield compute_capability(message, float(capability), config)
     yield Finding("GPUs", True, f"{len(names)} for this process, for as many stages at once: {', '.join(names)}")
     if config.workers != "never" and (mode := rows[0][4]) != "Default":

@@ -155,6 +155,9 @@ def requests(settings: Mapping[str, Any], rules: Path, config: Config) -> dict[s
         grows = "attempt" in str(for_rule.get("runtime", "growing(attempt)"))
         attempts = 1 + int(settings.get("retries") or 0) if grows else 1
         gpus = None if row is None else _engine_gpus(row, config)
+        if not gres and isinstance(total := resources.get("gpu"), int):  # --gpus, of all nodes
+            per_node = total // config.deepspeed.nodes if gpus and gpus[0] == "deepspeed.processes" else total
+            gres = ":".join(["gpu", *filter(None, [resources.get("gpu_model")]), str(per_node)])
         by_rule[rule] = ResourceRequest(partition, minutes, memory, gres, gpus, attempts)
     return by_rule
 
@@ -253,6 +256,9 @@ def judge(by_name: Mapping[str, Partition], request: ResourceRequest) -> tuple[s
         key, count = request.engine_gpus
         message = f"requests {request.gres}, but {key} uses {count} GPUs per node"
         return message, f"set gres to that number in the profile, or lower {key}"
+    if request.gres and not re.fullmatch(r"[\w.:]+", request.gres):
+        message = f"requests {request.gres}, but Snakemake's SLURM plugin takes only letters, digits, _ and ."
+        return message, "write gpu:N, without a type; `constraint` of the rule can name the model"
     if request.partition is None:
         return "the default partition of the cluster", ""
     names = str(request.partition).split(",")  # SLURM starts a job in any of several partitions

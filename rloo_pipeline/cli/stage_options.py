@@ -204,6 +204,8 @@ def runs_here(arguments: argparse.Namespace, config: Config, stage: str) -> bool
         processes = 1
     if section.nodes == 1 and not ranks.is_rank():
         gpu_claims.claim(processes, from_the_end=True)
+    if not ranks.is_rank():
+        gpu_claims.refuse_too_few(1 if processes == 1 else processes // section.nodes)
     argv = without_log(arguments.argv)
     if section.nodes > 1 and processes == 1 and nodes.is_outside_image():  # the rule may have started the ranks instead
         nodes.launch(nodes.RankLayout(1, 1, section.threads), arguments.output, argv)

@@ -6,6 +6,7 @@ submitit's files and the job's log.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from rloo_pipeline.errors import UserError
 
 FOLDER = Path("logs/submit")
 RECORD = "job.json"
+DEFAULTS = ("account", "partition", "qos", "constraint", "reservation")
+"""Options of sbatch for which users set variables such as SBATCH_ACCOUNT."""
 
 
 class Resources(NamedTuple):
@@ -64,7 +67,10 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
         executor = submitit.SlurmExecutor(folder=folder)
     except RuntimeError:
         raise UserError("no srun on the PATH: call this where SLURM's commands are") from None
-    options = {"time": resources.time, "requeue": True, **resources.sbatch}
+    # submitit hides these from sbatch; as variables they would also override what `--sbatch` says
+    defaults = {name: value for name in DEFAULTS if (value := os.environ.get(f"SBATCH_{name.upper()}"))}
+    cluster = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
+    options = {"time": resources.time, "requeue": True, **defaults, **resources.sbatch}
     if resources.gpus_per_node:
         options.setdefault("gres", f"gpu:{resources.gpus_per_node}")
     # SIGCONT is harmless, whereas submitit's default signal before the time limit would kill stages
@@ -81,6 +87,7 @@ def submit(run: str, plan: allocation.Plan, resources: Resources) -> str:
     (folder / allocation.OUTCOME).unlink(missing_ok=True)
     try:
         with submitit.helpers.clean_env():  # in case this process itself runs in a job
+            os.environ |= cluster
             job = executor.submit(allocation.work, plan)
     except submitit.core.utils.FailedJobError as error:
         reason = " ".join((str(error) or str(error.__cause__)).split())

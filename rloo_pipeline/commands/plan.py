@@ -52,7 +52,8 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
-    card = card_here(gpu, runs.first.model.dtype) if gpu else None
+    dtypes = {config.model.dtype for config in runs.configs.values()}
+    card = card_here(gpu, "bfloat16" if "bfloat16" in dtypes else "float32") if gpu else None
     seeds = len(runs.experiment.seeds)
     arms = {arm: runs.configs[f"{runs.name}/{arm}/{runs.experiment.seeds[0]}"] for arm in runs.experiment.arm_changes()}
     columns = ("jobs", "completion tokens", "disk, GB", *(["GPU-hours"] if card else []))

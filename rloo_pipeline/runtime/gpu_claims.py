@@ -60,6 +60,20 @@ def claim(needed: int, from_the_end: bool = False) -> None:
         time.sleep(0.1)
 
 
+def refuse_too_few(ranks: int) -> None:
+    """Checks that each rank on this node can have a GPU, if the node has GPUs at all.
+
+    Raises:
+        UserError: there are fewer GPUs than ranks.
+    """
+    visible = devices.visible_gpus() if devices.has_gpu() else []
+    if visible and len(visible) < ranks:
+        raise UserError(
+            f"deepspeed.processes: {ranks} processes on a node with only {len(visible)} GPUs for this job; ask for "
+            "more (gres in the profile, or --gpus-per-node), or lower it"
+        )
+
+
 def set_aside(count: int) -> None:
     """Takes the last GPUs out of CUDA_VISIBLE_DEVICES, for processes that this one starts. Does nothing on a machine
     without GPUs.

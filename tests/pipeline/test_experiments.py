@@ -73,7 +73,8 @@ def test_arms_may_differ_in_their_rounds(project) -> None:
 def test_only_what_is_chosen_is_evaluated_on_the_test_rows(project) -> None:
     dev = {"generator": "rloo_pipeline.demo.arithmetic:problems", "options": {"split": "dev", "size": 50}}
     arms = {"a": {}, "b": {"update.learning_rate": 1e-5}}
-    write(project, mini(dataset={"dev": dev}), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1"})
+    ranks = {"processes": 8, "nodes": 2, "zero_stage": 3}  # the proof runs on them, too
+    write(project, mini(dataset={"dev": dev}, deepspeed=ranks), arms=arms, seeds=[0, 1, 2], select={"by": "dev.pass@1"})
     jobs = planned(project)
     assert (jobs["select"], jobs["evaluate_chosen"], jobs["prove_chosen"], jobs["evaluate"]) == (1, 3, 3, 3 + 6)
     text = printed(plan, read_runs(project.folder / "config" / "test.yaml"), None)

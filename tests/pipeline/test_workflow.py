@@ -64,6 +64,13 @@ def test_benchmarks_are_run_on_every_evaluated_policy(project) -> None:
     assert {file for file in planned if "harness" in file} == expected
 
 
+def test_each_node_of_an_update_gets_as_many_tasks(project) -> None:
+    """Of `--nodes=2 --ntasks=8` alone, SLURM may make 7 tasks and 1."""
+    outcome = project.snakemake("--dry-run", deepspeed={"processes": 8, "nodes": 2})
+    asked = re.findall(r"resources: .*\bnodes=2, (.*), tasks_per_gpu=0", outcome.stdout + outcome.stderr)
+    assert {*asked} == {"tasks_per_node=4, tasks=0, cpus_per_task=1"}
+
+
 def test_a_reward_function_that_needs_a_gpu_has_jobs_of_its_own(project) -> None:
     rewards = [
         {"function": "rloo_pipeline.rewards.answer:exact_answer_reward", "name": "answer"},

@@ -77,20 +77,30 @@ def source_alone(wildcards):
 # True if any run does SFT before its first round.
 TRAINS_FIRST = any(config.warmstart.sft for config in RUNS.configs.values())
 
+
+def tasks_per_node(config):
+    return config.deepspeed.processes // config.deepspeed.nodes
+
+
 # A multi-node update runs srun outside the image, and srun starts the image once per rank.
 SPREAD = CONFIG.deepspeed.nodes > 1
 SPREAD_IMAGE = None if SPREAD else IMAGE
-SPREAD_RESOURCES = (
-    dict(
+
+
+def spread(of):
+    """Resources of ranks on several nodes; `of` is by_run, or takes a value from one configuration."""
+    return dict(
         nodes=CONFIG.deepspeed.nodes,
-        tasks=by_run(lambda config: config.deepspeed.processes),
-        cpus_per_task=by_run(lambda config: config.deepspeed.threads),
+        # Given only the total, SLURM may put all tasks but one on the first node. The plugin refuses one task per node.
+        tasks_per_node=of(lambda config: tasks_per_node(config) if tasks_per_node(config) > 1 else 0),
+        tasks=of(lambda config: config.deepspeed.nodes if tasks_per_node(config) == 1 else 0),
+        cpus_per_task=of(lambda config: config.deepspeed.threads),
         tasks_per_gpu=0,
         mpi="srun",
     )
-    if SPREAD
-    else {}
-)
+
+
+SPREAD_RESOURCES = spread(by_run) if SPREAD else {}
 
 # If the model or sequences are split, log-probs run on as many processes and nodes as an update.
 SPLIT = {config.deepspeed.splits_passes for config in RUNS.configs.values()}
@@ -104,6 +114,11 @@ PASS_RESOURCES = SPREAD_RESOURCES if SPLIT == {True} else {}
 
 def pass_threads(config):
     return config.deepspeed.threads * config.deepspeed.forward_processes
+
+
+def largest(value):
+    """The value of the run with the most threads, for jobs that serve any run of an experiment."""
+    return value(max(RUNS.configs.values(), key=pass_threads))
 
 
 def one_of(names):

@@ -110,9 +110,9 @@ rule prove_chosen:
         seed=one_of(map(str, SEEDS)),
     container:
         PASS_IMAGE
-    threads: max(map(pass_threads, RUNS.configs.values()))
+    threads: largest(pass_threads)
     resources:
-        **PASS_RESOURCES,
+        **(spread(largest) if PASS_RESOURCES else {}),
         gpu_stages=1,
         mem_mb=growing(8000),
         runtime=growing(60),

@@ -129,6 +129,7 @@ def test_requests_are_compared_with_partitions() -> None:
         (ResourceRequest("gpu", 60, 8000, "gpu:h200:1"), "gres"),
         (ResourceRequest("gpu", 60, 8000, "gpu:a100:3"), "gres"),
         (ResourceRequest("cpu", 60, 8000, "gpu:1"), "gres"),
+        (ResourceRequest("gpu", 60, 8000, "gpu:nvidia_a100-sxm4-80gb:1"), "write gpu:N, without a type"),
         (ResourceRequest("old", 60, 8000, None), "slurm_partition"),
         (ResourceRequest("none", 60, 8000, None), "slurm_partition"),
         (ResourceRequest("cpu,gpu", 60, 8000, "gpu:1"), ""),
@@ -179,6 +180,8 @@ def test_requests_are_read_from_the_workflow_and_the_profile() -> None:
     assert slurm_checks.requests(settings, rules, config)["update"].attempts == 1
     settings["set-resources"]["update"] |= {"runtime": "4h", "mem": "64GB"}
     assert slurm_checks.requests(settings, rules, config)["update"][1:3] == (240, 64000)
+    settings["set-resources"]["warmstart"] = {"gpu": 8, "gpu_model": "h100"}
+    assert slurm_checks.requests(settings, rules, config)["warmstart"].gres == "gpu:h100:4", "of two nodes"
     as_mappings = slurm_checks.requests(settings, rules, config)
     settings["default-resources"] = [f"{name}={value}" for name, value in settings["default-resources"].items()]
     settings["set-resources"] = [

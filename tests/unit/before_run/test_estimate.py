@@ -231,6 +231,14 @@ def test_a_model_that_is_too_large_to_sample_needs_more_cards(qwen) -> None:
     assert odd.advise().startswith("no setting that was tried would fit"), "2 cards do not divide 27 heads"
 
 
+def test_a_card_without_bfloat16_is_refused_for_each_arm(tmp_path) -> None:
+    (tmp_path / "base.yaml").write_text(json.dumps(mini()))
+    arms = {"one": {}, "two": {"model.dtype": "bfloat16"}}
+    (tmp_path / "study.yaml").write_text(json.dumps({"experiment": "study", "base": "base.yaml", "arms": arms}))
+    with pytest.raises(UserError, match=r"--gpu t4: .* set model.dtype to float16"):
+        plan.plan(read_runs(tmp_path / "study.yaml"), "t4")
+
+
 def printed_for(config: Config, gpu: str | None, wait: float | None = None) -> str:
     return printed(plan_run, config, gpu, wait, width=160)
 

@@ -13,6 +13,7 @@ from rloo_pipeline.runtime import devices
 
 SMI = """case "$*" in
 -L) printf 'GPU 0: NVIDIA H200 (UUID: GPU-a)\\nGPU 1: NVIDIA H200 (UUID: GPU-b)\\n' ;;
+*=name\\ *) echo 'NVIDIA H200' ;;
 topo*) printf 'GPU0 X NV18 0-15\\nGPU1 NV18 X 0-15\\n' ;;
 *) printf 'NVIDIA H200, 143771, 9.0, 580.95.05, Default\\nNVIDIA H200, 143771, 9.0, 580.95.05, Default\\n' ;;
 esac"""
@@ -87,6 +88,12 @@ def test_a_gpu_that_is_too_old_for_the_packages_or_for_bfloat16_is_a_problem(h20
     first, *_ = gpus.findings(Config(**mini(model={"dtype": dtype})), in_image=True)
     assert first.subject == "GPU"
     assert (first.ok, first.ok or first.fix) == (not fix, fix or True)
+
+
+def test_a_slice_of_a_gpu_has_its_own_memory(h200, monkeypatch) -> None:
+    executable(h200, "nvidia-smi", SMI.replace("GPU-b)", "GPU-b)\\n  MIG 1g.18gb     Device  0: (UUID: MIG-c)"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c")
+    assert messages(in_image=True)["GPU"] == "NVIDIA H200 1g.18gb, compute capability 9.0"
 
 
 def test_warm_engines_cannot_share_a_gpu_in_exclusive_mode(h200) -> None:

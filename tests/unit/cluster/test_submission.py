@@ -77,6 +77,21 @@ def test_the_reason_for_which_slurm_refuses_a_job_is_in_the_error(project, monke
     assert last_line == ("rloo submit: error: SLURM refuses the job: sbatch: error: invalid partition specified: gpu")
 
 
+def test_variables_of_the_cluster_and_defaults_for_sbatch_apply(project, monkeypatch, capsys) -> None:
+    show = """while read -r line; do case $line in *account=*|*partition=*) echo "$line";; esac; done < "$1" """
+    executable(project, "sbatch", f"{{ {show}; echo conf=$SLURM_CONF env=$SBATCH_PARTITION; }} >&2; exit 1")
+    executable(project, "srun", "exit 0")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(failures.COMMAND, "")
+    monkeypatch.setenv("PATH", str(project))
+    for name, value in (("SLURM_CONF", "/c"), ("SBATCH_ACCOUNT", "ours"), ("SBATCH_PARTITION", "cpu")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main.main(["submit", str(MINI), "--time=60", "--sbatch=partition=gpu"])
+    said = capsys.readouterr().err.splitlines()[-1].partition("the job: ")[2]
+    assert said == "#SBATCH --account=ours #SBATCH --partition=gpu conf=/c env="
+
+
 @pytest.mark.parametrize(("state", "waits"), [("RUNNING", True), ("PREEMPTED", False), ("COMPLETED", False)])
 def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, waits) -> None:
     """squeue shows it for some minutes. A job whose partition cancels preempted ones stays as PREEMPTED."""

@@ -162,3 +162,13 @@ def test_jobs_of_slurm_on_one_node_do_not_wait_for_each_others_gpus(tmp_path, gp
         with stage(tmp_path, gpus[:2]) as other:
             ask(other, 1)
             assert has(other) == gpus[:1]
+
+
+def test_ranks_without_a_gpu_each_are_refused(monkeypatch, gpus) -> None:
+    monkeypatch.setattr(gpu_claims.devices, "has_gpu", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    gpu_claims.refuse_too_few(4)
+    with pytest.raises(UserError, match=r"8 processes on a node with only 4 GPUs for this job; ask for more"):
+        gpu_claims.refuse_too_few(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # all ranks compute on the CPU
+    gpu_claims.refuse_too_few(8)
