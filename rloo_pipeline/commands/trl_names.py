@@ -12,6 +12,7 @@ from typing import Any
 from rloo_pipeline.commands.trl_syntax import (
     UNSHOWN,
     Binding,
+    Node,
     all_nodes,
     bound,
     element,
@@ -129,6 +130,12 @@ class ScriptNames(ABC):
         elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
             return self.resolved(returned, take)
         return node
+
+    def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
+        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
+        for statement in (*self.statements, *self.inner):
+            if isinstance(statement, ast.Assign) and isinstance(place := statement.targets[0], kind):
+                yield place, statement.value
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""

@@ -85,13 +85,12 @@ class ScriptValues(ScriptNames):
     def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
         """The entries that lines such as `settings["rate"] = 1e-6` above the one that reads a dictionary add to it."""
         found: dict[str, ast.expr] = {}
-        for statement in (*self.statements, *self.inner):
-            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if not isinstance(place, ast.Subscript) or not isinstance(place.slice, ast.Constant):
+        for place, value in self.assigned(ast.Subscript):
+            if place.lineno >= read.lineno or not isinstance(place.slice, ast.Constant):
                 continue
-            if statement.lineno < read.lineno and self.resolved(place.value, take=False) is entries:
-                found[str(place.slice.value)] = statement.value  # type: ignore[attr-defined]
-                self.taken.add(statement.lineno)
+            if self.resolved(place.value, take=False) is entries:
+                found[str(place.slice.value)] = value
+                self.taken.add(place.lineno)
         return found
 
     def chosen(self, node: ast.expr) -> ast.expr:
@@ -172,6 +171,10 @@ class ScriptValues(ScriptNames):
         """Evaluates `torch.bfloat16`, a command-line option, or a field of a class of the script or of its object."""
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
+        for place, value in reversed([*self.assigned(ast.Attribute)]):
+            if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
+                self.taken.add(place.lineno)
+                return self.value(value)
         shown = self.settings(node.value)
         if node.attr not in shown and self.is_parsed(node.value):
             return self._option(node.attr)

@@ -656,6 +656,7 @@ def test_a_sum_with_an_option_that_has_no_value_is_listed() -> None:
         ("RATES = {('small', 1): 2e-6}", "RATES['small', 1]", None),
         ("RATES = {'small': 2e-6}", "RATES['small', 1]", None),
         ("rate = None", "-rate", None),
+        ("class Settings: rate = 1e-5\nsettings = Settings()\nsettings.rate = 2e-6", "settings.rate", 2e-6),
         ("*_, rate = 1, 2, 2e-6", "rate", None),
         ("PAIR = 1, 2e-6\n_, rate = (*PAIR,)", "rate", None),
     ],
