@@ -103,7 +103,7 @@ def test_a_model_that_they_are_not_of_or_that_cannot_replay_is_refused(kind, wid
 
 
 def test_vllms_experts_are_those_of_all_tokens_but_the_last() -> None:
-    assert _experts_of(np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 2) == list(range(8))
+    assert [*_experts_of(np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 2)] == list(range(8))
     assert _experts_of(None, 2) is None
     with pytest.raises(UserError, match="3 of 4 tokens"):
         _experts_of(np.zeros((3, 2, 2)), 4)
