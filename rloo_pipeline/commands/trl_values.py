@@ -199,10 +199,10 @@ class ScriptValues(ScriptNames):
         for call in all_nodes(self.tree, ast.Call):
             if name_of(call.func) == "add_argument":
                 flags = [str(flag.value) for flag in call.args if isinstance(flag, ast.Constant)]
-                names, keywords = {flag.lstrip("-").replace("-", "_") for flag in flags}, self.keywords(call)
-                if name == self.value(keywords["dest"]) if "dest" in keywords else name in names:
+                names = {flag.lstrip("-").replace("-", "_") for flag in flags}
+                if name in ([self.value(one.value) for one in call.keywords if one.arg == "dest"] or names):
                     given = [self.options[flag] for flag in names & self.options.keys()]
-                    return given[0] if given else self._default(keywords)
+                    return given[0] if given else self._default(self.keywords(call))
         for one in all_nodes(self.tree, ast.ClassDef):
             if (default := self.fields(one).get(name)) is not None:
                 return self.value(default)

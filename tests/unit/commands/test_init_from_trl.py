@@ -667,6 +667,13 @@ def test_a_value_is_the_one_that_python_would_compute_or_is_listed(line, rate, t
     assert (f"learning_rate: {rate}" in output) == (taken is None)
 
 
+def test_an_option_is_read_beside_one_whose_arguments_are_not_shown() -> None:
+    parser = "parser = ArgumentParser()\nparser.add_argument('--debug', **shared)\n"
+    parser += "parser.add_argument('--rate', default=2e-6)\nargs = parser.parse_args()\n"
+    config, _ = project(parser + SMALL.format(options="learning_rate=args.rate"))
+    assert config["update"]["learning_rate"] == 2e-6
+
+
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
     config, _ = project(SMALL.format(options=""))
     assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
