@@ -170,8 +170,6 @@ def common_facts(**about: object) -> Iterator[None]:
         _common.reset(token)
 
 
-END = 1 << 16
-"""Longest end of a file, in bytes, that begins with the mark of its digest."""
 REPEATED = ("prompt_id", "finish_reason", "error")
 """Columns with few distinct values, which are dictionary-encoded."""
 
@@ -198,7 +196,10 @@ def save(path: Path, table: pa.Table) -> None:
         writer.write_table(table)
         writer.add_key_value_metadata({DIGEST: (MARK + ZEROS).decode()})
     content = memoryview(sink.getvalue())
-    start = bytes(content[-END:]).rindex(MARK + ZEROS) + len(MARK) - min(END, len(content)) + len(content)
+    footer = (
+        len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    )  # a file ends with its footer's length and PAR1
+    start = footer + bytes(content[footer:]).rindex(MARK + ZEROS) + len(MARK)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.writelines((content[:start], _digest(content, start), content[start + len(ZEROS) :]))
 

@@ -200,20 +200,12 @@ class _Filled(ast.NodeTransformer):
         self.own: set[str] = set()
         """Arguments and variables of functions that are copied, whose names do not stand for options."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> ast.AST:
         """Records the function's names."""
         self.own |= own_names(node)
         return self.generic_visit(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        """Records the function's names."""
-        self.own |= own_names(node)
-        return self.generic_visit(node)
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        """Records the function's names."""
-        self.own |= own_names(node)
-        return self.generic_visit(node)
+    visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef  # noqa: N815  the names of ast
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replaces `arguments.dataset` by its value."""

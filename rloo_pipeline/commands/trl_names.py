@@ -9,7 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, Binding, all_nodes, bound, free_names, name_of, parameters
+from rloo_pipeline.commands.trl_syntax import (
+    UNSHOWN,
+    Binding,
+    Node,
+    all_nodes,
+    bound,
+    element,
+    free_names,
+    name_of,
+    parameters,
+)
 
 PASSES = 5
 """Most conditions inside each other that are read, since each pass knows the names that the one before found."""
@@ -113,13 +123,19 @@ class ScriptNames(ABC):
             if found.place is None:
                 return self.resolved(found.value, take)
             several = self._returned(found.value)
-            if isinstance(several, ast.Tuple | ast.List):
-                return self.resolved(several.elts[found.place], take)
+            if part := element(several, found.place):
+                return self.resolved(part, take)
             if found.place == 0 and isinstance(several, ast.Call) and name_of(several.func) == "from_pretrained":
                 return several  # model, tokenizer = FastLanguageModel.from_pretrained(…)
         elif isinstance(node, ast.Call) and (returned := self._returned(node)) is not node:
             return self.resolved(returned, take)
         return node
+
+    def assigned(self, kind: type[Node]) -> Iterator[tuple[Node, ast.expr]]:
+        """Yields the attributes or the entries that lines such as `config.beta = 0.1` set, each with its value."""
+        for statement in (*self.statements, *self.inner):
+            if isinstance(statement, ast.Assign) and isinstance(place := statement.targets[0], kind):
+                yield place, statement.value
 
     def passed(self, node: ast.expr | None) -> ast.expr | None:
         """The argument that a function that makes the trainer gets for a parameter; any other expression unchanged."""

@@ -93,11 +93,10 @@ class TrlScript(ScriptValues):
             found |= {name: value for name, value in self.options.items() if name not in others}
         else:
             raise UserError(self.at(node, "the options are not in a call of RLOOConfig or GRPOConfig in this file"))
-        for statement in (*self.statements, *self.inner):  # config.beta = 0.1
-            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if isinstance(place, ast.Attribute) and self._is_same(place.value, node, target):
-                found[place.attr] = statement.value  # type: ignore[attr-defined]
-                self.taken.add(statement.lineno)
+        for place, value in self.assigned(ast.Attribute):  # config.beta = 0.1
+            if self._is_same(place.value, node, target):
+                found[place.attr] = value
+                self.taken.add(place.lineno)
         return found
 
     def _is_same(self, one: ast.expr, node: ast.expr, target: ast.expr) -> bool:

@@ -63,6 +63,15 @@ def name_of(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def element(node: ast.expr, place: int) -> ast.expr | None:
+    """An element of a tuple or list; None for any other expression, and if one has a star."""
+    return node.elts[place] if isinstance(node, ast.Tuple | ast.List) and not _has_star(node) else None
+
+
+def _has_star(node: ast.Tuple | ast.List) -> bool:
+    return any(isinstance(part, ast.Starred) for part in node.elts)
+
+
 def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | None]]:
     """Yields the names that a statement binds, each with its value and position in an unpacked tuple."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -76,10 +85,12 @@ def bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None, int | Non
         for target in statement.targets:
             if isinstance(target, ast.Name):
                 yield target.id, statement.value, None
-            elif isinstance(target, ast.Tuple):
+            elif isinstance(target, ast.Tuple) and not _has_star(target):
                 for index, part in enumerate(target.elts):
                     if isinstance(part, ast.Name):
                         yield part.id, statement.value, index
+            else:
+                yield from ((name, UNSHOWN, None) for name in _stored(target))
     else:  # inside a block that may not be entered
         for inner in ast.walk(statement):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):

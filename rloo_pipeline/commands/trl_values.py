@@ -13,18 +13,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rloo_pipeline.commands.trl_names import ScriptNames
-from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, name_of
+from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, bound, element, name_of
 from rloo_pipeline.commands.trl_tables import OF_MODEL
 from rloo_pipeline.errors import UserError
 
 PARSED = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
-OPERATORS: Mapping[type[ast.operator], Any] = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Pow: lambda a, b: a**b,
+OPERATORS: Mapping[type[ast.operator | ast.unaryop], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
 }
 COMPARISONS: Mapping[type[ast.cmpop], Any] = {
     ast.Eq: operator.eq,
@@ -83,13 +85,12 @@ class ScriptValues(ScriptNames):
     def _added(self, entries: ast.Dict, read: ast.expr) -> dict[str, ast.expr]:
         """The entries that lines such as `settings["rate"] = 1e-6` above the one that reads a dictionary add to it."""
         found: dict[str, ast.expr] = {}
-        for statement in (*self.statements, *self.inner):
-            place = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if not isinstance(place, ast.Subscript) or not isinstance(place.slice, ast.Constant):
+        for place, value in self.assigned(ast.Subscript):
+            if place.lineno >= read.lineno or not isinstance(place.slice, ast.Constant):
                 continue
-            if statement.lineno < read.lineno and self.resolved(place.value, take=False) is entries:
-                found[str(place.slice.value)] = statement.value  # type: ignore[attr-defined]
-                self.taken.add(statement.lineno)
+            if self.resolved(place.value, take=False) is entries:
+                found[str(place.slice.value)] = value
+                self.taken.add(place.lineno)
         return found
 
     def chosen(self, node: ast.expr) -> ast.expr:
@@ -123,13 +124,11 @@ class ScriptValues(ScriptNames):
             if None in node.keys:
                 raise UnknownValueError
             keys = [self.value(key) for key in node.keys if key is not None]
-            return dict(zip(keys, map(self.value, node.values), strict=True))
+            return _applied(dict, zip(keys, map(self.value, node.values), strict=True))
         if isinstance(node, ast.Name | ast.IfExp | ast.Call) and (target := self.chosen(node)) is not node:
             return self.value(target)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -self.value(node.operand)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return not self.value(node.operand)
+        if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+            return self._computed(OPERATORS[type(node.op)], node.operand)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return self._computed(OPERATORS[type(node.op)], node.left, node.right)
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
@@ -149,12 +148,8 @@ class ScriptValues(ScriptNames):
         raise UnknownValueError
 
     def _computed(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
-        """Applies a function without side effects to values."""
-        values = [self.value(node) for node in nodes]
-        try:
-            return function(*values)
-        except (TypeError, ValueError, LookupError, ArithmeticError):  # such as None for an option without a value
-            raise UnknownValueError from None
+        """Applies a function without side effects to the values of expressions."""
+        return _applied(function, *[self.value(node) for node in nodes])
 
     def _either(self, node: ast.BoolOp) -> Any:
         """Evaluates `a or b` and `a and b`."""
@@ -168,7 +163,7 @@ class ScriptValues(ScriptNames):
         entries = self.entries(node.value)
         if entries is None:
             return self._computed(operator.getitem, node.value, node.slice)
-        if (key := self.value(node.slice)) not in entries:
+        if (key := str(self.value(node.slice))) not in entries:
             raise UnknownValueError
         return self.value(entries[key])
 
@@ -176,6 +171,10 @@ class ScriptValues(ScriptNames):
         """Evaluates `torch.bfloat16`, a command-line option, or a field of a class of the script or of its object."""
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return node.attr
+        for place, value in reversed([*self.assigned(ast.Attribute)]):
+            if place.lineno < node.lineno and ast.unparse(place) == ast.unparse(node):
+                self.taken.add(place.lineno)
+                return self.value(value)
         shown = self.settings(node.value)
         if node.attr not in shown and self.is_parsed(node.value):
             return self._option(node.attr)
@@ -200,10 +199,10 @@ class ScriptValues(ScriptNames):
         for call in all_nodes(self.tree, ast.Call):
             if name_of(call.func) == "add_argument":
                 flags = [str(flag.value) for flag in call.args if isinstance(flag, ast.Constant)]
-                names, keywords = {flag.lstrip("-").replace("-", "_") for flag in flags}, self.keywords(call)
-                if name == self.value(keywords["dest"]) if "dest" in keywords else name in names:
+                names = {flag.lstrip("-").replace("-", "_") for flag in flags}
+                if name in ([self.value(one.value) for one in call.keywords if one.arg == "dest"] or names):
                     given = [self.options[flag] for flag in names & self.options.keys()]
-                    return given[0] if given else self._default(keywords)
+                    return given[0] if given else self._default(self.keywords(call))
         for one in all_nodes(self.tree, ast.ClassDef):
             if (default := self.fields(one).get(name)) is not None:
                 return self.value(default)
@@ -242,8 +241,8 @@ class ScriptValues(ScriptNames):
             if found is None or found.value is None:
                 return False
             target = found.value
-            if isinstance(target, ast.Tuple | ast.List) and found.place is not None:
-                target = target.elts[found.place]
+            if found.place is not None:
+                target = element(target, found.place) or target
         return isinstance(target, ast.Call) and self.parses(target)
 
     def parses(self, call: ast.Call) -> bool:
@@ -267,3 +266,11 @@ class ScriptValues(ScriptNames):
         if name in METHODS and isinstance(node.func, ast.Attribute):
             return self._computed(getattr(str, name), node.func.value, *node.args)
         raise UnknownValueError
+
+
+def _applied(function: Callable[..., Any], *values: Any) -> Any:
+    """Applies a function to values that it may not take, such as None for an option without a value."""
+    try:
+        return function(*values)
+    except (TypeError, ValueError, LookupError, ArithmeticError):
+        raise UnknownValueError from None

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rloo_pipeline.artifacts import files, round_tables, tables
@@ -95,6 +96,12 @@ def test_a_flip_of_any_byte_of_a_table_is_seen(tmp_path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         with pytest.raises(UserError, match=r"rollouts\.parquet: .*; delete it and run again"):
             tables.read(path, "rollouts", ["sample"])
+
+
+def test_a_table_with_a_large_footer_is_saved_and_read(tmp_path) -> None:
+    schema = pa.schema([("reward", pa.float64())])
+    tables.write(tmp_path / "rewards.parquet", [{"reward": 1.0}], schema, "rewards", about="0" * 100_000)
+    assert tables.read(tmp_path / "rewards.parquet", "rewards")["reward"].to_pylist() == [1.0]
 
 
 def test_a_flip_of_any_byte_of_a_json_file_is_seen_or_changes_nothing(tmp_path) -> None:

@@ -101,6 +101,8 @@ def test_warm_engines_cannot_share_a_gpu_in_exclusive_mode(h200) -> None:
     problems = [finding for finding in gpus.findings(Config(**mini()), in_image=True) if not finding.ok]
     assert [problem.fix for problem in problems] == ["set `workers: never`, or ask for the mode Default"]
     assert all(finding.ok for finding in gpus.findings(Config(**mini(workers="never")), in_image=True))
+    executable(h200, "nvidia-smi", SMI.replace("Default", "[N/A]"))
+    assert all(finding.ok for finding in gpus.findings(Config(**mini()), in_image=True))
 
 
 def test_the_call_of_flash_attention_fits_its_operator(monkeypatch) -> None:

@@ -649,6 +649,31 @@ def test_a_sum_with_an_option_that_has_no_value_is_listed() -> None:
     assert "logging_dir: args.root + '/logs'" in output[output.index("Without a counterpart") :]
 
 
+@pytest.mark.parametrize(
+    ("line", "rate", "taken"),
+    [
+        ("RATES = {0: 2e-6}", "RATES[0]", 2e-6),
+        ("RATES = {('small', 1): 2e-6}", "RATES['small', 1]", None),
+        ("RATES = {'small': 2e-6}", "RATES['small', 1]", None),
+        ("rate = None", "-rate", None),
+        ("class Settings: rate = 1e-5\nsettings = Settings()\nsettings.rate = 2e-6", "settings.rate", 2e-6),
+        ("*_, rate = 1, 2, 2e-6", "rate", None),
+        ("PAIR = 1, 2e-6\n_, rate = (*PAIR,)", "rate", None),
+    ],
+)
+def test_a_value_is_the_one_that_python_would_compute_or_is_listed(line, rate, taken) -> None:
+    config, output = project(f"{line}\n" + SMALL.format(options=f"learning_rate={rate}"))
+    assert config["update"]["learning_rate"] == (taken or 1e-6)  # TRL's default
+    assert (f"learning_rate: {rate}" in output) == (taken is None)
+
+
+def test_an_option_is_read_beside_one_whose_arguments_are_not_shown() -> None:
+    parser = "parser = ArgumentParser()\nparser.add_argument('--debug', **shared)\n"
+    parser += "parser.add_argument('--rate', default=2e-6)\nargs = parser.parse_args()\n"
+    config, _ = project(parser + SMALL.format(options="learning_rate=args.rate"))
+    assert config["update"]["learning_rate"] == 2e-6
+
+
 def test_a_plain_data_set_is_named_without_a_copy() -> None:
     config, _ = project(SMALL.format(options=""))
     assert config["dataset"]["train"] == {"name": "org/data", "split": "train"}
