@@ -140,11 +140,6 @@ FORMS = {form.name: form for form in (Packed(), Padded(), Single())}
 """Forms by name, the fastest first."""
 
 
-def full_model(model: Any) -> Any:
-    """The causal language model, without its adapter."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
 def form_of(model: Any) -> Packed:
     """The form that the self-check has chosen for a policy's model; packed for other models."""
     checked = getattr(model, "self_check", None)

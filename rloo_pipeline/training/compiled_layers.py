@@ -62,7 +62,7 @@ def install(module: TokenLogProbs, policy: Policy, device: torch.device) -> None
     Raises:
         UserError: its layers cannot be compiled, or do not give what plain transformers gives.
     """
-    base: Any = batch_forms.full_model(module.model)
+    base = module.full_model
     checked = base.self_check
     require(base, checked.form)
     _set_cache_folder()

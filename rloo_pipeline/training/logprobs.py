@@ -61,7 +61,7 @@ class TokenLogProbs(nn.Module):
         self.temperature = temperature
         """Sampling temperature T."""
         self._copies = HostCopies()
-        base = batch_forms.full_model(model)
+        base = self.full_model
         self.name = type(base).__name__
         self.num_layers: int = base.config.get_text_config().num_hidden_layers
         self.form = batch_forms.form_of(base)
@@ -74,6 +74,12 @@ class TokenLogProbs(nn.Module):
             raise sequence_group.refusal(self.name, f"trains in {self.form.name} batches")
         if self.group.size > 1 and self.split is None:
             raise sequence_group.refusal(self.name, "has its own vocabulary projection")
+
+    @property
+    def full_model(self) -> Any:
+        """The causal language model, without its adapter."""
+        model: Any = self.model
+        return model.get_base_model() if hasattr(model, "peft_config") else model
 
     def forward(
         self, pack: Pack, loss_of: LossOf | None = None, top_k: int = 0
