@@ -121,7 +121,12 @@ class TrlModel:
         if name_of(call.func) == "get_quantization_config":
             given = self.script.options
             return "nf4" if given.get("load_in_4bit") else call if given.get("load_in_8bit") else None
-        return "nf4" if self._value(self.script.keywords(call).get("load_in_4bit")) else call
+        given = self.script.keywords(call)
+        if not self._value(given.get("load_in_4bit")):
+            return call
+        if (kind := self._value(given.get("bnb_4bit_quant_type"), "fp4")) != "nf4":  # fp4 is transformers' default
+            self._row("bnb_4bit_quant_type", kind, "", "4 bits are always nf4")
+        return "nf4"
 
     def _lora(self) -> JSON | None:
         node = self.script.arguments.get("peft_config")

@@ -480,8 +480,11 @@ def test_functions_classes_and_conditions_of_a_script_are_followed(monkeypatch) 
     missing = output[output.index("Without a counterpart") :]
     assert "tokenizer.chat_template = TEMPLATE" in missing
     assert missing.count("line ") == 1
-    config, _ = project(HELPERS, "--bits 4 --lora", "other")
+    config, output = project(HELPERS, "--bits 4 --lora", "other")
     assert config["model"] == {"name_or_path": "org/model", "quantization": "nf4"}
+    assert "bnb_4bit_quant_type" in output[output.index("Without a counterpart") :], "fp4 by default"
+    nf4 = HELPERS.replace("load_in_4bit=True", "load_in_4bit=True, bnb_4bit_quant_type='nf4'")
+    assert "bnb_4bit_quant_type" not in project(nf4, "--bits 4 --lora", "nf4")[1]
     assert config["update"]["lora"]["r"] == 4
     monkeypatch.chdir("other")
     assert len(load_function("data.py:held_out")()) == 20
