@@ -247,8 +247,8 @@ def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
 
 
 def _deciding(rewards: Sequence[JSON]) -> str:
-    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first, and one
-    of the format only if there is no other.
+    """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first. A
+    reward of the format decides only if all rewards are of the format.
     """
     names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
     names = [name for name in names if "format" not in name] or names
