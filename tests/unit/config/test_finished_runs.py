@@ -26,8 +26,8 @@ def keys_in(values: dict[str, Any], before: str = "") -> Iterator[str]:
 
 
 def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> None:
-    """Put a new key into `LATER` in config/run.py. If its default changes results, add it to the list here, and say in
-    CHANGELOG.md that finished stages run again.
+    """Put a new key into `ADDED_KEYS` in config/run.py. If its default changes results, add it to the list here, and
+    say in CHANGELOG.md that finished stages run again.
     """
     config = Config(**mini())
     decides: dict[str, set[str]] = {}
