@@ -197,7 +197,7 @@ def test_pairs_that_are_equal_too_long_or_too_few_are_refused(tiny_model) -> Non
         split_held_out([each._replace(prompt="Q: ") for each in (equal, other)], None, 0, "pairs")
     with pytest.raises(UserError, match="all pairs have prompts of"):
         split_held_out([other], [other], 0, "pairs")
-    with pytest.raises(UserError, match="pairs: rows are texts without a column prompt"):
+    with pytest.raises(UserError, match="pairs: rows are strings without a column prompt"):
         split_held_out([other], None, 0, "pairs")
 
 

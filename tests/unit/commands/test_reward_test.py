@@ -36,7 +36,7 @@ def test_a_function_sees_all_messages_of_an_episode_and_the_text_of_a_single_one
     "answer", [None, [{"role": "assistant", "content": None}], [{"role": "assistant", "tool_calls": []}]]
 )
 def test_a_row_without_an_answer_is_one_sentence(answer) -> None:
-    with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; give it a text"):
+    with pytest.raises(UserError, match=r"^data\.jsonl: row 1 has null where the completion should be; write one"):
         completions_of("2", answer)
 
 

@@ -101,7 +101,7 @@ def test_images_stay_where_the_messages_have_them() -> None:
         *(
             (
                 [{"role": "user", "content": content}],
-                r"^a row: a message has the content .*; it must be a text, or parts",
+                r"^a row: a message has the content .*; it must be a string, or parts",
             )
             for content in (["x"], [{"text": "x"}], {"text": "x"})
         ),

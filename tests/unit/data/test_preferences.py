@@ -55,7 +55,7 @@ def test_the_system_prompt_of_the_run_stands_before_messages_without_one() -> No
 REFUSED = {
     "pairs.jsonl: no column 'rejected'": {"chosen": "a"},
     "row 0: chosen and rejected are equal": {"chosen": "a", "rejected": "a"},
-    "row 0: one of chosen and rejected is a text": {"chosen": "a", "rejected": [WRONG]},
+    "row 0: one of chosen and rejected is a string": {"chosen": "a", "rejected": [WRONG]},
     "row 0: column 'chosen' holds None": {"chosen": None, "rejected": "a"},
     "row 0: column 'rejected' holds ": {"chosen": [RIGHT], "rejected": [ASKED]},
     "row 0: column 'prompt' holds 3": {"prompt": 3, "chosen": "a", "rejected": "b"},
