@@ -75,7 +75,7 @@ def version_of(log: str) -> tuple[int, int] | None:
     may differ from this one's, and some file systems keep whole seconds.
     """
     try:
-        status = os.stat(log)
+        status = Path(log).stat()
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size

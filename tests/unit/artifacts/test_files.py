@@ -105,12 +105,14 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
 def test_of_a_file_system_that_fails_the_error_names_the_folder_and_no_file_is_left(tmp_path) -> None:
     """Whether Python, whose errors after `open` have no file name, or safetensors writes."""
     for failure in (OSError(errno.ESTALE, os.strerror(errno.ESTALE)), RuntimeError("I/O error: Stale file handle")):
-        with (
-            pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"),
-            files.atomic_write(tmp_path / "table") as temporary,
-        ):
-            temporary.write_text("a half")
-            raise failure
+
+        def write(failure: Exception = failure) -> None:
+            with files.atomic_write(tmp_path / "table") as temporary:
+                temporary.write_text("a half")
+                raise failure
+
+        with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"):
+            write()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +120,7 @@ def test_of_a_file_system_that_fails_the_error_names_the_folder_and_no_file_is_l
 def test_an_error_in_reading_names_the_file(tmp_path, read) -> None:
     path = tmp_path / "file"
     path.write_text("content")
-    with mock.patch.object(io, "open", lambda *_, **__: FailsToRead()), pytest.raises(OSError) as error:
+    with mock.patch.object(io, "open", return_value=FailsToRead()), pytest.raises(OSError, match="file") as error:
         read(path)
     assert explain(error.value).startswith(f"{path}: the file system failed (Input/output error); run again")
 

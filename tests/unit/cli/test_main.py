@@ -94,7 +94,8 @@ def test_a_read_only_results_folder_is_one_sentence() -> None:
     with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
         raise denied
     stale = OSError(errno.ESTALE, "Stale file handle", "results/mine")
-    with pytest.raises(UserError, match="^results/mine: the file system failed"), snakemake_ext._file_errors_explained():
+    failed = r"^results/mine: the file system failed"
+    with pytest.raises(UserError, match=failed), snakemake_ext._file_errors_explained():
         raise stale
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
