@@ -24,6 +24,8 @@ SEAL = "blake2b"
 REMEDY = "delete it and run again"
 OUTPUT_CACHE = "SNAKEMAKE_OUTPUT_CACHE"
 """Variable that names the folder in which `snakemake --cache` keeps files."""
+TIMESTAMP = ".snakemake_timestamp"
+"""Snakemake's file in a folder that records when its job ran."""
 UMASK = os.umask(0o022)
 os.umask(UMASK)
 

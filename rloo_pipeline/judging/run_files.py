@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import lineage
-from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.artifacts.files import TIMESTAMP, check_facts, read_artifact
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
@@ -157,9 +157,14 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def _before_rounds(folder: Path) -> list[Path]:
-    """Existing files from which the first round is made; a copy of a run may lack weights."""
-    files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
-    return [file for file in files if file.exists()]
+    """Existing files from which the first round is made; a copy of a run may lack weights.
+
+    Of a folder, the file that Snakemake touches after the job comes first: the time of the others is by the clock of
+    the node that wrote them.
+    """
+    names = ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json")
+    files = [[path.with_name(TIMESTAMP), path] for path in map(folder.joinpath, names)]
+    return [next(filter(Path.exists, either)) for either in files if any(map(Path.exists, either))]
 
 
 def _rounds_of_training(run: Path, last: int) -> int:

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.artifacts import manifest
-from rloo_pipeline.artifacts.files import read_artifact
+from rloo_pipeline.artifacts.files import TIMESTAMP, read_artifact
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.snakemake_ext import run_sources
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
-
-TIMESTAMP = ".snakemake_timestamp"
-"""Snakemake's file in a folder that records when its job ran."""
 
 
 def refuse_unpinned(call: SnakemakeCall) -> None:

@@ -1,12 +1,14 @@
 """Of a run that is trained again or goes on, nothing counts that the training before has left; files are read once."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again, write_config, write_log
 
 from rloo_pipeline.artifacts import files
-from rloo_pipeline.artifacts.files import read_json, write_json
+from rloo_pipeline.artifacts.files import TIMESTAMP, read_json, write_json
 from rloo_pipeline.judging import run_files
 
 EVALUATION = {"num_generations": SAMPLES, "every": 4}
@@ -25,6 +27,19 @@ def test_rounds_and_evaluations_of_the_training_before_do_not_count(tmp_path: Pa
     assert shown(run) == (3, [0], False)
     train_again(run, 8)
     assert shown(run) == (8, [0], False), "before the first evaluation"
+
+
+def test_the_clock_of_the_node_that_wrote_policy_0_does_not_count(tmp_path: Path) -> None:
+    """Snakemake's clock gives the time of tables and, in a folder, of one file."""
+    run = finish_run(tmp_path / "run", configuration(rounds=2))
+    for file in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"):
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        for written, late in ((run / file, 30), ((run / file).with_name(TIMESTAMP), -30)):
+            written.touch()
+            os.utime(written, (time.time() + late,) * 2)
+    assert shown(run) == (2, [0, 2], True)
+    os.utime(run / "prompts" / TIMESTAMP)
+    assert shown(run)[0] == 0, "the prompts were made again"
 
 
 def test_the_evaluation_of_a_shorter_run_is_not_that_of_the_longer_one(tmp_path: Path) -> None:
