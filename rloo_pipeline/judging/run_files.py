@@ -19,7 +19,7 @@ from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, raise_disk_error
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
@@ -143,7 +143,8 @@ def stopped_after(folder: Path) -> int | None:
     """The round after which a gate ended the run; None if none did."""
     try:
         return int(read_artifact(folder / STOPPED)["round"])
-    except (UserError, OSError):
+    except (UserError, OSError) as error:
+        raise_disk_error(error, folder)  # else the run would go on
         return None
 
 

@@ -1,15 +1,19 @@
 """Of a run that is trained again or goes on, nothing counts that the training before has left; files are read once."""
 
+import errno
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from synthetic_runs import SAMPLES, configuration, finish_run, metrics_of, train_again, write_config, write_log
 
 from rloo_pipeline.artifacts import files
 from rloo_pipeline.artifacts.files import TIMESTAMP, read_json, write_json
+from rloo_pipeline.errors import UserError
 from rloo_pipeline.judging import run_files
+from rloo_pipeline.judging.diagnosis import STOPPED
 
 EVALUATION = {"num_generations": SAMPLES, "every": 4}
 
@@ -83,6 +87,15 @@ def test_distance_and_benchmarks_of_another_policy_count_as_none(tmp_path: Path)
         write_json(folder / f"{part}.json", read_json(folder / f"{part}.json") | {"policy": "another"})
     evaluation = run_files.read_evaluation(run, "final")
     assert evaluation["distance"] is evaluation["harness"] is None
+
+
+def test_a_stop_is_not_missed_because_the_file_system_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_files.stopped_after(tmp_path) is None
+    write_json(tmp_path / STOPPED, {"round": 3})
+    assert run_files.stopped_after(tmp_path) == 3
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match=f"{STOPPED}: the file system failed"):
+        run_files.stopped_after(tmp_path)
 
 
 def test_files_of_rounds_are_read_again_only_after_they_have_changed(
