@@ -45,6 +45,7 @@ class TrlProject(TrlModel):
             )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
+        self._sampling(options, unknown)
         of_model, dataset = self._model(model, given), self._dataset()
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
             of_model["dtype"] = "float32"
@@ -94,6 +95,24 @@ class TrlProject(TrlModel):
             except UnknownValueError:
                 unknown[name] = value
         return known, unknown
+
+    def _sampling(self, options: JSON, unknown: dict[str, ast.expr]) -> None:
+        """Makes `generation_kwargs` of all sampling parameters whose values the script shows."""
+        for name in ("generation_kwargs", "vllm_sampling_params"):
+            if (node := unknown.get(name)) is None:
+                continue
+            call = self.script.resolved(node)
+            entries = self.script.entries(node)
+            if isinstance(call, ast.Call) and name_of(call.func) == "SamplingParams" and not call.args:
+                entries = self.script.keywords(call)
+            if entries is None:
+                continue
+            known, hidden = self._known(entries)
+            options["generation_kwargs"] = {**(options.get("generation_kwargs") or {}), **known}
+            del unknown[name]
+            for key, value in hidden.items():
+                if "eos_token" not in (text := ast.unparse(value)):  # which always ends a completion
+                    self._row(f"{name}.{key}", text, "", UNSHOWN)
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
@@ -211,7 +230,7 @@ class TrlProject(TrlModel):
         if not isinstance(statement, ast.ImportFrom) or not statement.module:
             return None
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
-        if statement.module.startswith("trl"):
+        if statement.module.partition(".")[0] == "trl":
             return {"function": tables.REWARDS[name]} if name in tables.REWARDS else None
         beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
         module = place_in(self.folder, beside) if beside.is_file() else statement.module
