@@ -200,8 +200,8 @@ class TrlProject(TrlModel):
             self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
-        if not rewards and "environment_factory" in self.script.arguments:
-            rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
+        if (factory := self.script.argument("environment_factory")) is not None:
+            rewards += self._of_environment(factory, len(rewards) == 0)
         if not rewards:
             text = "none" if target is None else ast.unparse(target)
             raise UserError(
@@ -211,6 +211,28 @@ class TrlProject(TrlModel):
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
+
+    def _of_environment(self, factory: ast.expr, alone: bool) -> list[JSON]:
+        """The reward that environments give, if any does, to which TRL gives the weight 1."""
+        made = [*map(self._gives_reward, factory.values if isinstance(factory, ast.Dict) else [factory])]
+        if True in made or alone:
+            self._row(
+                "environment_factory", "get_reward", f"rewards: {tables.ENVIRONMENT_REWARD}", "weight 1, as in TRL"
+            )
+            return [{"function": tables.ENVIRONMENT_REWARD}]
+        if None in made:
+            note = f"if the environment has get_reward, add {tables.ENVIRONMENT_REWARD} to rewards"
+            self._row("environment_factory", ast.unparse(factory), "", note)
+        return []
+
+    def _gives_reward(self, node: ast.expr) -> bool | None:
+        """True if a class of environments has `get_reward`; None if the script does not show it."""
+        found = self.script.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        if found is None or not isinstance(found.statement, ast.ClassDef):
+            return False if ast.unparse(node) in ("object", "ABC") else None
+        names = {part.name for part in found.statement.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+        of_bases = [*map(self._gives_reward, found.statement.bases)]
+        return True if "get_reward" in names or True in of_bases else None if None in of_bases else False
 
     def _function(self, node: ast.expr, file: str, copied: dict[str, ast.expr | None]) -> JSON | None:
         """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported

@@ -144,6 +144,7 @@ REWARDS = {
 """TRL's reward functions that have a counterpart here."""
 REWARD_MODEL = "rloo_pipeline.rewards.model:reward_model"
 OVERLONG = "rloo_pipeline.rewards.length:overlong_reward"
+ENVIRONMENT_REWARD = "rloo_pipeline.rewards.from_environment:environment_reward"
 POSITIONAL = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
 """Trainer arguments that may be positional."""
 BEFORE_TRL_022 = {"policy", "ref_policy", "reward_model", "config"}

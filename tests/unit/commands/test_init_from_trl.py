@@ -629,6 +629,26 @@ def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> 
     assert "generation_kwargs.min_tokens: 4" in output[output.index("Without a counterpart") :]
 
 
+@pytest.mark.parametrize(
+    ("factory", "is_rewarded", "is_told"),
+    [
+        ("Game", True, False),
+        ("{'a': Game, 'b': Silent}", True, False),
+        ("Child", True, False),
+        ("Silent", False, False),
+        ("Imported", False, True),
+    ],
+)
+def test_an_environment_that_gives_rewards_adds_one_as_in_trl(factory, is_rewarded, is_told) -> None:
+    classes = "from games import Imported\nclass Silent:\n    def reset(self, **row): ...\n"
+    classes += "class Game(Silent):\n    def get_reward(self): return 1.0\nclass Child(Game):\n    pass\n"
+    script = classes + GRPO.format(options="reward_weights=[0.5]")
+    config, output = project(script.replace('split="test")', f'split="test"), environment_factory={factory}'))
+    rewards = [(one["function"].rpartition(":")[2], one.get("weight")) for one in config["rewards"]]
+    assert rewards == [("length", 0.5)] + [("environment_reward", None)] * is_rewarded
+    assert ("if the environment has get_reward" in " ".join(output.split())) == is_told
+
+
 COMMAND = """
 model_name_or_path: org/model
 dataset_name: org/data
