@@ -171,7 +171,7 @@ def test_a_reward_model_that_is_no_better_than_chance_stops_the_run(tmp_path) ->
     assert "Traceback" not in outcome.stderr
 
 
-def test_what_no_reward_model_can_be_made_from_is_one_sentence(tmp_path) -> None:
+def test_what_no_reward_model_can_be_made_from_gives_a_one_line_error(tmp_path) -> None:
     rows = pairs(30)
     rows[3] = rows[3] | {"rejected": rows[3]["chosen"]}
     run = prepared(tmp_path / "run", rows, warmup_steps=1)

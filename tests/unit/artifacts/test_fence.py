@@ -44,7 +44,7 @@ def test_what_an_older_process_writes_is_refused(tmp_path, turns) -> None:
 
 
 @pytest.mark.parametrize("first", ["older", "later"])
-def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_path, turns, first) -> None:
+def test_the_later_of_two_concurrent_writers_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"
 
     def interleave_writers() -> None:

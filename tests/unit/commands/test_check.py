@@ -258,7 +258,7 @@ def test_the_longest_prompt_is_compared_with_the_context(case, tmp_path) -> None
         ("rihgt", "has no function rihgt; did you mean 'right'?"),
     ],
 )
-def test_a_reward_that_cannot_be_used_is_a_sentence_with_its_line(function, message, case, tmp_path) -> None:
+def test_a_reward_that_cannot_be_used_gives_a_one_line_error_with_its_line(function, message, case, tmp_path) -> None:
     results = list(findings(case(rewards=[{"function": f"{tmp_path}/mine.py:{function}"}]), tmp_path))
     assert (results[-1].subject, results[-1].ok) == (f"reward {function}", False), "and no score is shown"
     assert message in results[-1].message
@@ -281,7 +281,7 @@ def test_a_judge_compares_rows_of_the_data_before_the_run(case, tmp_path) -> Non
     assert "has no parameter 'other_completions', so it compares nothing" in results["judge right"]
 
 
-def test_a_tokenizer_without_a_chat_template_is_a_sentence(case, tmp_path) -> None:
+def test_a_tokenizer_without_a_chat_template_gives_a_one_line_error(case, tmp_path) -> None:
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     place = tmp_path / "model" / "tokenizer_config.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "chat_template": None}))

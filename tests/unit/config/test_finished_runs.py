@@ -38,7 +38,7 @@ def test_what_decides_a_run_without_a_new_key_is_what_decided_it_before() -> Non
 
 
 @pytest.mark.parametrize("path", REMOVED)
-def test_a_removed_key_is_a_sentence_and_a_finished_run_that_has_it_is_read(path: str, tmp_path: Path) -> None:
+def test_a_removed_key_gives_a_one_line_error_but_a_finished_run_may_have_it(path: str, tmp_path: Path) -> None:
     section, key = path.split(".")
     config, file = (
         mini(judge={"function": "a.py:b"}, select={}, dataset={"dev": {"path": "a.jsonl"}}),

@@ -27,7 +27,7 @@ def with_select(**select) -> Config:
         ({"weights": "on"}, "answer", "dataset.select.weights: Input should be 'none', 'static' or 'online'"),
     ],
 )
-def test_what_selects_nothing_is_one_sentence(select, correct, message) -> None:
+def test_what_selects_nothing_gives_a_one_line_error(select, correct, message) -> None:
     with pytest.raises(UserError, match=r"^[^\n]+$") as refused:
         validate(mini(dataset={"select": select}, correct={"reward": correct}), "test.yaml")
     assert message in str(refused.value)

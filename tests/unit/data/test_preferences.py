@@ -65,6 +65,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_row_that_is_no_preference_is_refused_by_file_and_row(message) -> None:
+def test_a_row_that_is_not_a_preference_is_refused_by_file_and_row(message) -> None:
     with pytest.raises(UserError, match=message):
         list(preferences([REFUSED[message]], "pairs.jsonl", "Be brief." if "system" in message else None))

@@ -207,7 +207,7 @@ def test_accuracies_at_another_temperature_or_length_are_not_subtracted(pair, tm
     assert "some have another temperature or length in evaluations." in Reader(page).words
 
 
-def test_more_samples_are_no_other_sampling(pair, tmp_path) -> None:
+def test_more_samples_do_not_count_as_different_sampling(pair, tmp_path) -> None:
     evaluation = {"num_generations": 2 * SAMPLES}
     first, second = (finished.read(folder) for folder in pair)
     summary = first.summary | {"final": first.summary["final"] | {"num_generations": 2 * SAMPLES}}

@@ -294,6 +294,6 @@ def test_a_run_that_a_gate_ended_is_marked(changed) -> None:
     assert "1 ended before the last planned round" in (changed / "experiment.tex").read_text(encoding="utf-8")
 
 
-def test_a_folder_without_an_experiment_is_one_sentence(tmp_path) -> None:
+def test_a_folder_without_an_experiment_gives_a_one_line_error(tmp_path) -> None:
     with pytest.raises(UserError, match=r"not the folder of an experiment"):
         experiment(tmp_path)

@@ -223,7 +223,7 @@ def test_rounds_older_than_the_one_before_are_not_sent(tmp_path) -> None:
     assert run_files.in_order_of_time(tmp_path, 4, 8) == 5
 
 
-def test_a_missing_library_is_one_sentence() -> None:
+def test_a_missing_library_gives_a_one_line_error() -> None:
     trackers.require(["wandb", "mlflow"])
     with pytest.raises(UserError, match="report_to: this environment has no no_such_library; run `make setup`"):
         trackers.require(["mlflow", "no_such_library"])
