@@ -130,6 +130,12 @@ def test_commands_of_users_come_before_stages(capsys) -> None:
     assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"
 
 
+def test_help_names_a_default_once_and_only_if_there_is_one() -> None:
+    for parser in main.parser().commands.choices.values():
+        text = " ".join(parser.format_help().split())
+        assert not re.search(r"\(default: (None|False|\[\])\)|default[^()]*\) \(default", text), text
+
+
 def test_help_needs_no_torch_and_no_tracker() -> None:
     heavy = ("torch", "transformers", "datasets", "pyarrow", "numpy", "vllm", "wandb", "mlflow")
     code = "import sys; from rloo_pipeline.cli import main as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
