@@ -168,7 +168,7 @@ class WorkerProcess(UserCodeProcess):
     def kill(self) -> int:
         """Kills the process and its process group. Returns the exit code."""
         self.close()
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         exit_code = self.process.wait()
         reap_group(self.process.pid)
@@ -201,9 +201,13 @@ def adopt_orphans() -> frozenset[int]:
 
 
 def reap_group(leader: int) -> None:
-    """Waits until no process of a killed group is left, if this process adopts orphans."""
-    with suppress(ChildProcessError):
+    """Waits until no process of a killed group is left that this process may kill, if it adopts orphans.
+
+    Others are those of another user, as `sudo` starts them.
+    """
+    with suppress(ProcessLookupError, PermissionError, ChildProcessError):
         while True:
+            os.killpg(leader, signal.SIGKILL)
             os.waitpid(-leader, 0)
 
 
@@ -222,9 +226,11 @@ def end_orphans(others: frozenset[int]) -> None:
         if child not in others and (session != os.getsid(0) or mark in environment.split(b"\0"))
     ]:
         for pid in orphans:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
+            except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
+                others |= {pid}
+        for pid in {*orphans} - others:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 

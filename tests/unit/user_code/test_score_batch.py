@@ -18,7 +18,7 @@ from rloo_pipeline.user_code import dispatch
 from rloo_pipeline.user_code.dispatch import WorkerPools, score_all
 from rloo_pipeline.user_code.messages import CallBatch, TimedCall
 from rloo_pipeline.user_code.score_batch import FunctionScores, RewardBatch
-from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, end_orphans
+from rloo_pipeline.user_code.worker_process import WorkerProcess, adopt_orphans, end_orphans, reap_group
 
 FUNCTIONS = """
 import asyncio, inspect, os, re, signal, time
@@ -356,6 +356,17 @@ def test_a_child_that_has_exited_is_an_orphan_too() -> None:
     end_orphans(others)
     with pytest.raises(ChildProcessError):
         os.waitpid(child, os.WNOHANG)
+
+
+def test_a_process_that_must_not_be_killed_is_not_waited_for(monkeypatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    with subprocess.Popen(["sleep", "20"], start_new_session=True) as process:
+        monkeypatch.setattr(os, "killpg", refuse)
+        reap_group(process.pid)
+        assert process.poll() is None
+        process.kill()
 
 
 def test_workers_die_with_a_parent_that_is_killed(file, tmp_path) -> None:
