@@ -22,6 +22,7 @@ from rloo_pipeline.snakemake_ext import (
     planning,
     run_folders,
     shared_cache,
+    slurm_job_steps,
     steps,
 )
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
@@ -36,6 +37,7 @@ BEFORE_PLANNING: Steps = (
     call_checks.require_packages,
     dag_messages.listen,
     call_checks.warn_in_dry_run,
+    slurm_job_steps.keep_slurm_conf,
     locks.hold_run,
 )
 """Steps while the Snakefile is read, in all processes."""
