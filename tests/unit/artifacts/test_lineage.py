@@ -1,7 +1,9 @@
 """Files of another run are refused, by what they were made from."""
 
+import errno
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from helpers import mini
@@ -126,6 +128,15 @@ def test_a_policy_that_this_run_did_not_train_is_refused(tmp_path) -> None:
     write_table(tmp_path / "rounds" / "00002" / lineage.TRAIN, policy="0" * 64)
     with pytest.raises(UserError, match="00002: not the policy that round 2 of this run has trained"):
         Policy(folder).digest
+
+
+def test_facts_are_not_left_out_because_the_file_system_fails(tmp_path, monkeypatch) -> None:
+    """The manifest of the next policy would lack what its readers compare."""
+    write_policy(tmp_path / "policy", "own", assets="0" * 64)
+    assert lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})["assets"] == "0" * 64
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+    with pytest.raises(UserError, match=f"^{tmp_path / 'policy'}: the file system failed"):
+        lineage.of_policy(1, tmp_path / "policy", "1" * 64, {})
 
 
 def test_metrics_of_another_update_are_refused(tmp_path) -> None:
