@@ -5,14 +5,9 @@ An option that a script leaves out has TRL's default, which is written out if it
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
@@ -303,44 +298,3 @@ def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]
     yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
     yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]
-
-
-def option_values(words: Sequence[str]) -> dict[str, Any]:
-    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
-    `--config`.
-
-    Raises:
-        UserError: a word does not belong to an option, or the file cannot be read.
-    """
-    found: dict[str, Any] = {}
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = _number(value) if equals else True
-        elif name is None:
-            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
-        elif found[name] is True:
-            found[name] = _number(word)
-        else:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
-    if file := found.pop("config", None):
-        try:
-            options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
-        # YAML reads 1e-6 as text
-        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
-        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
-    return found
-
-
-def _number(word: str) -> Any:
-    """Parses a word of a command line as a number, boolean, dictionary or string."""
-    for convert in (json.loads, float):
-        try:
-            return convert(word)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(word.lower(), word)
