@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rloo_pipeline.artifacts import lineage
-from rloo_pipeline.artifacts.files import check_facts, read_artifact
+from rloo_pipeline.artifacts.files import TIMESTAMP, check_facts, read_artifact
 from rloo_pipeline.checks.history import Metrics
 from rloo_pipeline.config import JSON, Config
 from rloo_pipeline.config.loading import load
 from rloo_pipeline.config.run_set import EXPERIMENT
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.errors import UserError, raise_disk_error
 from rloo_pipeline.judging.diagnosis import STOPPED, Symptom, diagnose, monitors_of
 
 NO_MEMORY = (
@@ -143,7 +143,8 @@ def stopped_after(folder: Path) -> int | None:
     """The round after which a gate ended the run; None if none did."""
     try:
         return int(read_artifact(folder / STOPPED)["round"])
-    except (UserError, OSError):
+    except (UserError, OSError) as error:
+        raise_disk_error(error, folder)  # else the run would go on
         return None
 
 
@@ -157,9 +158,14 @@ def is_finished(folder: Path, config: Config) -> bool:
 
 
 def _before_rounds(folder: Path) -> list[Path]:
-    """Existing files from which the first round is made; a copy of a run may lack weights."""
-    files = (folder / name for name in ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json"))
-    return [file for file in files if file.exists()]
+    """Existing files from which the first round is made; a copy of a run may lack weights.
+
+    Of a folder, the file that Snakemake touches after the job comes first: the time of the others is by the clock of
+    the node that wrote them.
+    """
+    names = ("assets/assets.json", "prompts/counts.json", "policies/00000/manifest.json")
+    files = [[path.with_name(TIMESTAMP), path] for path in map(folder.joinpath, names)]
+    return [next(filter(Path.exists, either)) for either in files if any(map(Path.exists, either))]
 
 
 def _rounds_of_training(run: Path, last: int) -> int:

@@ -1,11 +1,15 @@
 """Files are written completely or not at all, and a manifest detects every change."""
 
+import errno
+import io
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from rloo_pipeline.artifacts import files, manifest
-from rloo_pipeline.errors import UserError
+from rloo_pipeline.artifacts import files, manifest, tables
+from rloo_pipeline.errors import UserError, explain
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path) -> None:
@@ -96,6 +100,38 @@ def test_without_disk_space_the_error_names_the_folder_and_no_file_is_left(tmp_p
     with pytest.raises(UserError, match=f"no space left in {tmp_path}: free some"):
         write()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_file_system_that_fails_the_error_names_the_folder_and_no_file_is_left(tmp_path) -> None:
+    """Whether Python, whose errors after `open` have no file name, or safetensors writes."""
+    for failure in (OSError(errno.ESTALE, os.strerror(errno.ESTALE)), RuntimeError("I/O error: Stale file handle")):
+
+        def write(failure: Exception = failure) -> None:
+            with files.atomic_write(tmp_path / "table") as temporary:
+                temporary.write_text("a half")
+                raise failure
+
+        with pytest.raises(UserError, match=rf"^{tmp_path}: the file system failed \(Stale file handle\); run again"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("read", [files.read_json, manifest.digest, lambda path: tables.read(path, "scores")])
+def test_an_error_in_reading_names_the_file(tmp_path, read) -> None:
+    path = tmp_path / "file"
+    path.write_text("content")
+    with mock.patch.object(io, "open", return_value=FailsToRead()), pytest.raises(OSError, match="file") as error:
+        read(path)
+    assert explain(error.value).startswith(f"{path}: the file system failed (Input/output error); run again")
+
+
+class FailsToRead(io.RawIOBase):
+    """A file whose server fails."""
+
+    def readinto(self, *_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    read = readall = readinto
 
 
 def test_of_a_change_one_of_the_ranks_tells_and_each_reads_its_part(tmp_path, monkeypatch) -> None:

@@ -93,6 +93,10 @@ def test_a_read_only_results_folder_is_one_sentence() -> None:
     sentence = r"^results/mine: Read-only file system; change its permissions"
     with pytest.raises(UserError, match=sentence), snakemake_ext._file_errors_explained():
         raise denied
+    stale = OSError(errno.ESTALE, "Stale file handle", "results/mine")
+    failed = r"^results/mine: the file system failed"
+    with pytest.raises(UserError, match=failed), snakemake_ext._file_errors_explained():
+        raise stale
     with pytest.raises(FileNotFoundError), snakemake_ext._file_errors_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -325,12 +326,22 @@ def test_a_dry_run_says_why_on_standard_output(tmp_path, capfd) -> None:
 def test_a_log_of_an_earlier_attempt_is_not_quoted(tmp_path) -> None:
     log = tmp_path / "score.log"
     log.write_text("rloo score: error: an old one\n")
-    os.utime(log, (1000, 1000))
-    assert failures.message_of([str(log)], None, 0, since=2000) == "ended with an error; it wrote no log"
-    assert failures.message_of([str(log)], None, 0, since=500) == "an old one"
+    before = {str(log): failures.version_of(str(log))}
+    assert failures.message_of([str(log)], None, 0, before) == "ended with an error; it wrote no log"
+    assert failures.message_of([str(log)], None, 0, {}) == "an old one"
     log.write_text("half way\n")
-    killed = failures.message_of([str(log)], None, 137, since=0)
+    killed = failures.message_of([str(log)], None, 137, before)
     assert killed == "killed by SIGKILL; the last line of its log is: half way"
+
+
+def test_a_log_from_a_node_whose_clock_is_late_is_quoted(tmp_path, capfd) -> None:
+    call, log = Call(tmp_path), tmp_path / "score.log"
+    call.job(1, "score", log, round="00001", shard="000")
+    log.write_text("rloo score: error: a sentence\n")
+    os.utime(log, (time.time() - 30,) * 2)
+    call.failed(1, "score", log)
+    call.handler.close()
+    assert "failed: score, round 1, shard 0: a sentence" in capfd.readouterr().err
 
 
 def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkeypatch) -> None:
@@ -339,7 +350,7 @@ def test_a_job_that_could_not_write_its_log_names_the_full_disk(tmp_path, monkey
     log = tmp_path / "00001.log"
     for text in ("", "loads the mod"):
         log.write_text(text)
-        assert failures.message_of([str(log)], None, 120, since=0).startswith(f"no space left in {tmp_path}: free some")
+        assert failures.message_of([str(log)], None, 120, {}).startswith(f"no space left in {tmp_path}: free some")
 
 
 FILES = {
