@@ -41,8 +41,14 @@ trainer.train()
 
 
 def split(words: list[str]) -> tuple[str, list[str]] | None:
-    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script."""
-    if len(words) > 1 and words[0] == "trl" and words[1] in ("rloo", "grpo"):
+    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script.
+
+    Raises:
+        UserError: the command does not train with RLOO or GRPO.
+    """
+    if words[0] == "trl":
+        if words[1:2] not in (["rloo"], ["grpo"]):
+            raise UserError(f"--from-trl '{' '.join(words[:2])}': only the commands trl rloo and trl grpo can be read")
         return words[1].upper(), words[2:]
     for place, word in enumerate(words):
         if found := MODULE.fullmatch(word):

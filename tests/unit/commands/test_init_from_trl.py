@@ -894,7 +894,12 @@ def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script
 
 
 @pytest.mark.parametrize(
-    ("file", "advice"), [("grpo.yaml", "trl grpo --config FILE"), ("grpo.ipynb", "jupyter nbconvert")]
+    ("file", "advice"),
+    [
+        ("grpo.yaml", "trl grpo --config FILE"),
+        ("grpo.ipynb", "jupyter nbconvert"),
+        ("trl sft", "'trl sft': only the commands trl rloo and trl grpo"),
+    ],
 )
 def test_another_file_than_a_script_is_said_to_be_one(file, advice) -> None:
     Path(file).write_text("{}")
