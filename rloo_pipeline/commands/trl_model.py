@@ -155,7 +155,7 @@ class TrlModel:
         lora = {name: self._value(options.get(name), 16 if is_unsloth else 8) for name in ("r", "lora_alpha")}
         lora |= {name: self._value(options[name]) for name in ("lora_dropout", "use_rslora") if name in options}
         default: list[str] | str = ["q_proj", "v_proj"]
-        note = "q_proj and v_proj, PEFT's default for most models"
+        note = "q_proj and v_proj, PEFT's default for most models, but not for phi and nemotron_h"
         if is_unsloth:
             default, note = "all-linear", "all linear layers, Unsloth's default"
         lora["target_modules"] = self._value(options.get("target_modules")) or default

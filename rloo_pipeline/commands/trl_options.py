@@ -58,6 +58,8 @@ class Translation:
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
+        if "clip" in tables.LOSSES.get(str(self.options.get("loss_type")), ()) and self.options.pop("delta", None):
+            self.read.add("delta")  # it has no effect on these losses
         if kind == "RLOO":
             self.keys["algorithm.preset"] = "trl"
         self._same()

@@ -577,6 +577,7 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
         ("max_steps=12, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
+        ("optim='paged_adamw_32bit'", "update.optimizer", "adamw"),
         ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
         ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
@@ -825,6 +826,10 @@ GRPO = SMALL.replace("RLOO", "GRPO")
             {"clip": "sapo", "loss_agg_mode": "sequence_mean_token_mean", "sapo_temperature_neg": 1.1},
         ),
         (
+            "loss_type='cispo', epsilon_high=5.0, delta=2.0",
+            {"clip": "cispo", "loss_agg_mode": "token_mean", "epsilon_high": 4.0},
+        ),
+        (
             "loss_type='vespo', vespo_k_pos=1.5, use_vllm=True, vllm_importance_sampling_mode='token_truncate'",
             {"clip": "vespo", "loss_agg_mode": "token_mean", "vespo_k_pos": 1.5, "old_logps": "sampler"},
         ),
@@ -833,7 +838,7 @@ GRPO = SMALL.replace("RLOO", "GRPO")
 def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(options, expected) -> None:
     config, _ = project(GRPO.format(options=options))
     assert expected.items() <= config["algorithm"].items()
-    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg"} - {*expected}) & {*config["algorithm"]}
+    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg", "delta"} - {*expected}) & {*config["algorithm"]}
 
 
 @pytest.mark.parametrize(
