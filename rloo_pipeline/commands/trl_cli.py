@@ -15,6 +15,10 @@ from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
+LAUNCH = re.compile(r"--(num_processes|config_file)[ =](\S+)")
+"""Options of `accelerate launch`, whose processes multiply the batch."""
+PROCESSES = 8
+"""Number of processes in TRL's own configurations of accelerate, such as `zero2`."""
 OVERLONG = "get_soft_overlong_punishment"
 SCRIPT = """
 {imports}
@@ -52,7 +56,8 @@ def split(words: list[str]) -> tuple[str, list[str]] | None:
         return words[1].upper(), words[2:]
     for place, word in enumerate(words):
         if found := MODULE.fullmatch(word):
-            return found[1].upper(), words[place + 1 :]
+            launched = LAUNCH.findall(" ".join(words[:place]))
+            return found[1].upper(), [*(f"--{name}={value}" for name, value in launched), *words[place + 1 :]]
     return None
 
 
@@ -67,6 +72,9 @@ def script(kind: str, options: JSON) -> str:
         UserError: the options name no data or an unknown reward function.
     """
     rewards, imports = _rewards(options)
+    if (launch := options.get("config_file") or options.get("accelerate_config")) and "num_processes" not in options:
+        is_file = Path(str(launch)).is_file()
+        options["num_processes"] = _mapping(str(launch)).get("num_processes") if is_file else PROCESSES
     has_eval = options.get("eval_strategy", "no") not in ("no", False)
     mixture = options.pop("datasets", None)
     train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
@@ -144,10 +152,7 @@ def option_values(words: Sequence[str]) -> dict[str, Any]:
         else:
             found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
     if file := found.pop("config", None):
-        try:
-            options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
+        options = _mapping(str(file))
         # YAML reads 1e-6 as text
         is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
         found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
@@ -162,3 +167,15 @@ def _number(word: str) -> Any:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(word.lower(), word)
+
+
+def _mapping(file: str) -> JSON:
+    """The content of a YAML file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error

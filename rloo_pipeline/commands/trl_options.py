@@ -107,34 +107,42 @@ class Translation:
             self.keys[key] = self.options[name]
 
     def _batch(self) -> None:
-        """Sets completions and optimizer steps per round, for one process."""
+        """Sets completions and optimizer steps per round, for one process if the number is unknown."""
         size = self.options.get("per_device_train_batch_size", 8)
         accumulated = self.options.get("gradient_accumulation_steps", 1)
         batch, micro_steps = self.options.get("generation_batch_size"), self.options.get("steps_per_generation")
-        micro_steps = micro_steps or (batch // size if batch else accumulated)
+        known = self.options.get("num_processes")
+        micro_steps = micro_steps or (batch // (size * (known or 1)) if batch else accumulated)
         batch = batch or size * micro_steps
         if micro_steps % accumulated and (accumulated % micro_steps or self.options["num_iterations"] > 1):
             raise UserError(
                 f"steps_per_generation {micro_steps} and gradient_accumulation_steps {accumulated}: an optimizer step "
                 "would span parts of two rounds; make one a multiple of the other"
             )
-        if micro_steps < accumulated:
-            batch, micro_steps = size * accumulated, accumulated
-        self.steps = micro_steps // accumulated
         total, group = "generation_batch_size" in self.given, self.options["num_generations"]
-        processes = 1 if total else group // math.gcd(batch, group)
+        if micro_steps < accumulated:
+            batch, micro_steps = size * accumulated * ((known or 1) if total else 1), accumulated
+        self.steps = micro_steps // accumulated
+        processes = 1 if total else known or group // math.gcd(batch, group)
         batch *= processes
         self.keys["rollout.generation_batch_size"] = batch
         self.keys["algorithm.steps_per_generation"] = self.steps
         more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
-        if processes > 1:
-            note = f"{size} × {micro_steps} × {processes} processes, the fewest that make whole groups of {group}"
+        if processes > 1 or (known and not total):
+            fewest = f", the fewest that make whole groups of {group}"
+            note = f"{size} × {micro_steps} × {processes} processes{'' if known else fewest}"
+        if known:
+            self.add("num_processes", "rollout.generation_batch_size", "they multiply the batch")
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
+        self.add(
+            "steps_per_generation",
+            "algorithm.steps_per_generation",
+            note + f", {more}divided by N" * (total and not known),
+        )
 
     def _length(self) -> None:
         """Sets the number of rounds, from optimizer steps or epochs."""

@@ -677,7 +677,7 @@ learning_rate: 1e-5
 use_peft: true
 lora_target_modules: [q_proj]
 eval_strategy: epoch
-num_processes: 4
+optim: sgd
 """
 """Options of `trl grpo`."""
 
@@ -698,7 +698,28 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     assert config["rewards"][1]["options"] == {"longest": 1280, "cache": 256}
     assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["q_proj"]}
     assert (config["update"]["learning_rate"], config["algorithm"]["beta"]) == (1e-5, 0.1)
-    assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["num_processes:", "4"]
+    assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["optim:", "sgd"]
+
+
+@pytest.mark.parametrize(
+    ("command", "size"),
+    [
+        ("trl grpo --num_processes 4", 32),
+        ("trl grpo --accelerate_config zero2", 64),
+        ("trl grpo --accelerate_config two.yaml", 16),
+        ("trl grpo --accelerate_config two.yaml --num_processes 3", 24),
+        ("accelerate launch --config_file two.yaml -m trl.scripts.grpo", 16),
+        ("accelerate launch --num_processes=8 --mixed_precision bf16 trl/scripts/grpo.py", 64),
+        ("trl grpo --num_processes 4 --generation_batch_size 64", 64),
+    ],
+)
+def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> None:
+    Path("grpo.yaml").write_text(COMMAND)
+    Path("two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml", None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert config["rollout"]["generation_batch_size"] == size
+    assert config["algorithm"]["steps_per_generation"] == (2 if "generation_batch_size" in command else 1)
 
 
 SPLITS = {"train": "train", "eval": "test"}
