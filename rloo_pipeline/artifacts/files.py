@@ -104,7 +104,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
         os.replace(path, previous)
     try:
         os.replace(temporary, path)
-    except FileNotFoundError:  # a later process has removed it, and `previous` is that process's result
+    except OSError:  # if a later process has removed it, `previous` is that process's result
         if previous.exists():
             os.replace(previous, path)
         raise
