@@ -84,10 +84,11 @@ def _temporary(path: Path) -> Iterator[Path]:
     temporary = temporary_path(path)
     try:
         with translate_write_errors(path.parent):
-            yield temporary
-    except FileNotFoundError:
-        fence.check()  # a later process has removed it
-        raise
+            try:
+                yield temporary
+            except OSError:
+                fence.check()  # a later process has removed it, which NFS calls a stale file
+                raise
     finally:
         _remove(temporary)
 
