@@ -206,9 +206,11 @@ def cards_of(inputs: Iterable[Path]) -> dict[str, str]:
 
 
 def of_metrics(metrics: Mapping[str, object], scores: Path) -> dict[str, str]:
-    """Facts for the table of a round's update: digests of its metrics and of the functions that gave its scores."""
-    functions = facts_of(scores).get(FUNCTIONS)
-    return {"metrics": metrics_digest(metrics)} | ({FUNCTIONS: functions} if functions else {})
+    """Facts for the table of a round's update: digests of its metrics, and of the functions and reward models that gave
+    its scores.
+    """
+    scored_by = {key: fact for key, fact in facts_of(scores).items() if key in (FUNCTIONS, REWARD_MODELS)}
+    return {"metrics": metrics_digest(metrics), **scored_by}
 
 
 def metrics_digest(metrics: Mapping[str, object]) -> str:

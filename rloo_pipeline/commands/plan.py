@@ -103,7 +103,7 @@ def _costs(config: Config, card: Card | None, prompts: int) -> list[float]:
     costs = [float(sum(estimate.jobs(config).values())), sampled, disk]
     if card is None:
         return costs
-    config = checkpointing.resolve_for(config, shape, "cuda", card.gigabytes * GB)
+    config = checkpointing.resolve_for(config, shape, "cuda", card.room)
     difficulty = [GpuEstimate(part, shape, card).hours()["rollout"] for part in parts[1:]]
     hours = GpuEstimate(config, shape, card, model_inputs.teacher_shape(config)).hours()
     return [*costs, sum(hours.values()) + sum(difficulty)]
@@ -123,7 +123,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
     console = Terminal()
     card = card_here(gpu, config.model.dtype) if gpu else None
     shape, asked = model_inputs.shape(config), config.deepspeed
-    room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.gigabytes * GB
+    room = devices.machine_bytes() / config.deepspeed.processes if card is None else card.room
     reward_model = estimate.reward_model(config, shape, room, card)
     config = checkpointing.resolve_for(config, shape, "cuda" if card else "cpu", room)
     teacher = model_inputs.teacher_shape(config)

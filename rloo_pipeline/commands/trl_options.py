@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from rloo_pipeline.commands import trl_tables as tables
+from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
+
+NO_CLIPPING = 1e9
+"""A max_grad_norm that no gradient reaches."""
 
 
 class ArgumentRow(NamedTuple):
@@ -48,13 +52,13 @@ class Translation:
     def __init__(self, kind: str, options: Mapping[str, Any]) -> None:
         self.kind = kind
         self.given = options = {**options}
-        if isinstance(kwargs := options.get("generation_kwargs"), dict):  # these override the options
-            options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}
-            rest = {name: value for name, value in kwargs.items() if name not in options}
-            options["generation_kwargs"] = rest or None
+        kwargs = options.get("generation_kwargs") or {}
+        options |= {name: value for name, value in kwargs.items() if name in tables.SAME["rollout"]}  # overridden
         self.options = {**tables.BOTH, **tables.DEFAULTS[kind], **options}
         if self.options.get("top_k") == -1:  # -1 turns it off in vLLM, 0 does here
             self.options["top_k"] = 0
+        if not self.options.get("max_grad_norm", 1.0):  # 0 and None turn clipping off in transformers
+            self.options["max_grad_norm"] = NO_CLIPPING
         self.keys: JSON = {}
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
@@ -67,6 +71,7 @@ class Translation:
         self._optimizer()
         if kind == "GRPO":
             self._grpo()
+        self._sampling(kwargs)
         self._rest()
 
     def add(self, option: str, here: str, note: str = "") -> None:
@@ -212,9 +217,16 @@ class Translation:
             if name.startswith(f"{loss}_"):
                 self._one(name, f"algorithm.{name}")
             self.read.add(name)  # it has no effect on other losses
-        if loss == "cispo" and self.options.get("epsilon_high") is not None:
+        if loss == "cispo":
             # TRL's option is the bound itself
-            algorithm["epsilon_high"] = self.keys.pop("algorithm.epsilon_high") - 1
+            bound = self.options.get("epsilon_high") or self.options.get("epsilon", 0.2)
+            if bound <= 1:
+                raise UserError(
+                    f"loss_type cispo without an epsilon_high above 1: the bound of ratios is then {bound:g}, which "
+                    "scales the loss down; set it, such as to 5.0"
+                )
+            self.keys.pop("algorithm.epsilon_high", None)
+            algorithm["epsilon_high"] = bound - 1
             self.rows = [row for row in self.rows if row.option != "epsilon_high"]
             self.add("epsilon_high", "algorithm.epsilon_high", "the bound minus 1")
         if self.options["beta"]:
@@ -249,6 +261,22 @@ class Translation:
         if self.options.get("vllm_structured_outputs_regex"):  # needs the correction above
             self._one("vllm_structured_outputs_regex", "rollout.generation_kwargs.structured_outputs.regex")
         return {"mismatch": {"correction": correction, "max": high, **limits}}
+
+    def _sampling(self, given: Mapping[str, Any]) -> None:
+        """Takes over vLLM's other sampling parameters; those that mask tokens need the weights of `mismatch`."""
+        self.read.add("generation_kwargs")
+        for name, value in given.items():
+            key = tables.SAMPLING.get(name, name)
+            masks, note = key not in STOPS, REFUSED.get(key, "")
+            option = f"generation_kwargs.{name}"
+            self.options[option] = self.given[option] = value
+            self.read.add(option)
+            if key in GenerationKwargs.model_fields and not (masks and "algorithm.mismatch" not in self.keys):
+                self._one(option, f"rollout.generation_kwargs.{key}")
+            elif key in GenerationKwargs.model_fields:
+                self.add(option, "", "masks tokens, which needs algorithm.mismatch.correction")
+            elif key not in tables.SAME["rollout"] and value not in (None, False, tables.OFF.get(name, False)):
+                self.add(option, "", note)
 
     def _rest(self) -> None:
         """Adds rows for options that have no key."""

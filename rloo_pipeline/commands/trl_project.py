@@ -45,6 +45,7 @@ class TrlProject(TrlModel):
             )
         options, unknown = self._known(self.script.config_options())
         given = self._init_kwargs(options.get("model_init_kwargs"), unknown.pop("model_init_kwargs", None))
+        self._sampling(options, unknown)
         of_model, dataset = self._model(model, given), self._dataset()
         if options.get("bf16") is False and not options.get("fp16") and "dtype" not in of_model:
             of_model["dtype"] = "float32"
@@ -94,6 +95,24 @@ class TrlProject(TrlModel):
             except UnknownValueError:
                 unknown[name] = value
         return known, unknown
+
+    def _sampling(self, options: JSON, unknown: dict[str, ast.expr]) -> None:
+        """Makes `generation_kwargs` of all sampling parameters whose values the script shows."""
+        for name in ("generation_kwargs", "vllm_sampling_params"):
+            if (node := unknown.get(name)) is None:
+                continue
+            call = self.script.resolved(node)
+            entries = self.script.entries(node)
+            if isinstance(call, ast.Call) and name_of(call.func) == "SamplingParams" and not call.args:
+                entries = self.script.keywords(call)
+            if entries is None:
+                continue
+            known, hidden = self._known(entries)
+            options["generation_kwargs"] = {**(options.get("generation_kwargs") or {}), **known}
+            del unknown[name]
+            for key, value in hidden.items():
+                if "eos_token" not in (text := ast.unparse(value)):  # which always ends a completion
+                    self._row(f"{name}.{key}", text, "", UNSHOWN)
 
     def _dataset(self) -> JSON:
         """Builds the section `dataset`."""
@@ -181,8 +200,8 @@ class TrlProject(TrlModel):
             self.rows.append(ArgumentRow("reward_funcs", ast.unparse(part), f"rewards: {function['function']}", note))
         if weights:
             self._row("reward_weights", shown(weights), "rewards[].weight", "with each function")
-        if not rewards and "environment_factory" in self.script.arguments:
-            rewards = [{"function": "rloo_pipeline.rewards.from_environment:environment_reward"}]
+        if (factory := self.script.argument("environment_factory")) is not None:
+            rewards += self._of_environment(factory, len(rewards) == 0)
         if not rewards:
             text = "none" if target is None else ast.unparse(target)
             raise UserError(
@@ -192,6 +211,28 @@ class TrlProject(TrlModel):
         if copied:
             self.files["rewards.py"] = trl_copies.functions(self.script, copied)
         return rewards
+
+    def _of_environment(self, factory: ast.expr, alone: bool) -> list[JSON]:
+        """The reward that environments give, if any does, to which TRL gives the weight 1."""
+        made = [*map(self._gives_reward, factory.values if isinstance(factory, ast.Dict) else [factory])]
+        if True in made or alone:
+            self._row(
+                "environment_factory", "get_reward", f"rewards: {tables.ENVIRONMENT_REWARD}", "weight 1, as in TRL"
+            )
+            return [{"function": tables.ENVIRONMENT_REWARD}]
+        if None in made:
+            note = f"if the environment has get_reward, add {tables.ENVIRONMENT_REWARD} to rewards"
+            self._row("environment_factory", ast.unparse(factory), "", note)
+        return []
+
+    def _gives_reward(self, node: ast.expr) -> bool | None:
+        """True if a class of environments has `get_reward`; None if the script does not show it."""
+        found = self.script.binding(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        if found is None or not isinstance(found.statement, ast.ClassDef):
+            return False if ast.unparse(node) in ("object", "ABC") else None
+        names = {part.name for part in found.statement.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+        of_bases = [*map(self._gives_reward, found.statement.bases)]
+        return True if "get_reward" in names or True in of_bases else None if None in of_bases else False
 
     def _function(self, node: ast.expr, file: str, copied: dict[str, ast.expr | None]) -> JSON | None:
         """Builds the reference to a function or class, which is copied from the script, or found in TRL or an imported
@@ -211,7 +252,7 @@ class TrlProject(TrlModel):
         if not isinstance(statement, ast.ImportFrom) or not statement.module:
             return None
         name = next(alias.name for alias in statement.names if (alias.asname or alias.name) == node.id)
-        if statement.module.startswith("trl"):
+        if statement.module.partition(".")[0] == "trl":
             return {"function": tables.REWARDS[name]} if name in tables.REWARDS else None
         beside = self.script.path.parent / f"{statement.module.replace('.', '/')}.py"
         module = place_in(self.folder, beside) if beside.is_file() else statement.module

@@ -174,6 +174,13 @@ def test_scores_of_different_versions_of_functions_are_not_compared(tmp_path) ->
             lineage.require_one_scoring([first, other])
 
 
+def test_an_updates_table_names_the_functions_and_reward_models_of_its_scores(tmp_path) -> None:
+    facts = {"functions": "one", "reward_models": "another"}
+    scores = write_table(tmp_path / "scores.parquet", **facts, seed="0")
+    assert lineage.of_metrics({}, scores) == {"metrics": lineage.metrics_digest({}), **facts}
+    lineage.require_one_scoring([scores, write_table(tmp_path / lineage.TRAIN, **lineage.of_metrics({}, scores))])
+
+
 def test_the_arguments_that_are_checked_are_those_of_stages() -> None:
     from rloo_pipeline.cli import evaluation_stages, prepare_stages, round_stages
 
