@@ -142,22 +142,22 @@ def test_a_build_waits_for_what_a_killed_one_left_running_and_removes_its_files(
 
 
 @pytest.mark.parametrize(
-    ("system", "sources", "mirror"),
+    ("system", "sources", "base"),
     [
-        ("debian", "deb [signed-by=/a] https://own.example/debian bookworm main", "https://own.example/debian"),
-        ("debian", "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list", "http://deb.debian.org/debian"),
-        ("ubuntu", "deb http://own.example/ubuntu jammy main", "http://deb.debian.org/debian"),
+        ("debian", "deb [signed-by=/a] https://own.example/debian bookworm main", "mirror=https://own.example/debian"),
+        ("debian", "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list", "base=debian:12"),
+        ("ubuntu", "deb http://own.example/ubuntu jammy main", "base=debian:12"),
     ],
 )
 def test_debian_comes_from_the_mirror_of_a_debian_and_of_no_other_system(
-    installed, tmp_path, system, sources, mirror
+    installed, tmp_path, system, sources, base
 ) -> None:
     (tmp_path / "etc" / "apt").mkdir(parents=True)
     (tmp_path / "etc" / "os-release").write_text(f"ID={system}\n")
     (tmp_path / "etc" / "apt" / "sources.list").write_text(sources + "\n")
     installed.write_text(installed.read_text().replace("/etc/", f"{tmp_path}/etc/"))
     subprocess.run(["sh", installed, "sandbox"], check=True)
-    assert f"--build-arg mirror={mirror} " in (tmp_path / "log").read_text()
+    assert f"--build-arg {base} " in (tmp_path / "log").read_text()
 
 
 def test_a_build_without_enough_room_says_so_first(installed, tmp_path) -> None:
