@@ -113,6 +113,8 @@ class ForkServer:
         self.control, self.code, self.most = control, code, most
         self.processes: dict[int, tuple[int, int]] = {}
         """Process id and pidfd of each episode."""
+        self.handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        """That of the imported code for children that end; with it, this process could not wait for its own."""
 
     def run(self) -> None:
         """Serves until the stream ends, then kills all episodes."""
@@ -154,6 +156,7 @@ class ForkServer:
         try:
             os.setsid()
             die_with(os.getppid())
+            signal.signal(signal.SIGCHLD, self.handler or signal.SIG_DFL)
             self.control.close()
             for _, other in self.processes.values():
                 os.close(other)
