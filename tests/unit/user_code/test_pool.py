@@ -152,7 +152,9 @@ def test_what_an_episode_leaves_behind_is_not_kept_as_a_zombie(environment_file)
     with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
         for episode in range(3):
             begun(pool, episode)
-            pool.call(episode, [("act", {"code": "subprocess.Popen(['sleep', '1e6'])"})])
+            own_session = "self.left = subprocess.Popen(['sleep', '0'], start_new_session=True)\ntime.sleep(0.2)"
+            code = f"subprocess.Popen(['sleep', '1e6'])\n{own_session}"
+            pool.call(episode, [("act", {"code": code})])
             answers(pool)
             finished(pool, episode)
         begun(pool, 3)
