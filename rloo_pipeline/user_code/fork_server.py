@@ -113,6 +113,8 @@ class ForkServer:
         self.control, self.code, self.most = control, code, most
         self.processes: dict[int, tuple[int, int]] = {}
         """Process id and pidfd of each episode."""
+        self.handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        """That of the imported code for children that end; with it, this process could not wait for its own."""
 
     def run(self) -> None:
         """Serves until the stream ends, then kills all episodes."""
@@ -154,6 +156,7 @@ class ForkServer:
         try:
             os.setsid()
             die_with(os.getppid())
+            signal.signal(signal.SIGCHLD, self.handler or signal.SIG_DFL)
             self.control.close()
             for _, other in self.processes.values():
                 os.close(other)
@@ -178,7 +181,17 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         reap_group(pid)
         os.close(file)
+        self._reap_orphans()
         self.control.send(json.dumps(["ended", episode, os.waitstatus_to_exitcode(status)]).encode())
+
+    def _reap_orphans(self) -> None:
+        """Reaps processes that ended in a session of their own and whose episode has ended."""
+        episodes = {pid for pid, _ in self.processes.values()}
+        with suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in episodes:  # the end of this episode will reap the others
+                    return
+                os.waitpid(ended.si_pid, 0)
 
 
 def _kill_group(pid: int) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from guess_number import GAME
 from helpers import has_ended, wait_until
-from rooms import answers, begun, finished, play
+from rooms import ROOM, answers, begun, finished, play
 
 from rloo_pipeline.errors import UserError
 from rloo_pipeline.user_code import pool as pool_module
@@ -137,11 +137,24 @@ def test_an_episode_that_reads_nothing_is_killed_at_its_deadline_however_long_it
     finished(shared_pool, 2)
 
 
+def test_an_environment_may_ignore_that_its_child_processes_end(tmp_path) -> None:
+    file = tmp_path / "deaf.py"
+    file.write_text(f"{ROOM.replace('import neighbour', '')}\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
+    with EnvironmentPool(f"{file}:Room", [], 1, 60) as pool:
+        for episode in range(2):
+            begun(pool, episode, kind="silent")
+            pool.call(episode, [("act", {"code": "answer = str(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)"})])
+            assert answers(pool)[0].texts == ("True",)
+            assert finished(pool, episode)[0].lost is None
+
+
 def test_what_an_episode_leaves_behind_is_not_kept_as_a_zombie(environment_file) -> None:
     with EnvironmentPool(f"{environment_file}:Room", [], 1, 60) as pool:
         for episode in range(3):
             begun(pool, episode)
-            pool.call(episode, [("act", {"code": "subprocess.Popen(['sleep', '1e6'])"})])
+            own_session = "self.left = subprocess.Popen(['sleep', '0'], start_new_session=True)\ntime.sleep(0.2)"
+            code = f"subprocess.Popen(['sleep', '1e6'])\n{own_session}"
+            pool.call(episode, [("act", {"code": code})])
             answers(pool)
             finished(pool, episode)
         begun(pool, 3)
