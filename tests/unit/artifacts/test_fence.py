@@ -56,7 +56,7 @@ def test_on_nfs_a_file_that_a_later_process_has_removed_is_not_a_failed_file_sys
 
 
 @pytest.mark.parametrize("first", ["older", "later"])
-def test_of_two_concurrent_writers_the_later_one_leaves_a_complete_folder(tmp_path, turns, first) -> None:
+def test_the_later_of_two_concurrent_writers_leaves_a_complete_folder(tmp_path, turns, first) -> None:
     path = tmp_path / "policies" / "00001"
 
     def interleave_writers() -> None:
