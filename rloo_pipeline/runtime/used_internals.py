@@ -17,6 +17,7 @@ USED: dict[str, dict[str, dict[str, str]]] = {
         },
         "snakemake.common": {"get_function_params": "(func)", "overwrite_function_params": "(func, params)"},
         "snakemake.dag": {"DAG.bfs": "(self, direction, *jobs, stop)"},
+        "snakemake.io": {"remove": "(file, remove_non_empty_dir, only_local)"},
         "snakemake.jobs": {"Job.log_info": "(self, indent, printshellcmd)"},
         "snakemake.path_modifier": {"PathModifier.modify": "(self, path, property)"},
         "snakemake.persistence.file": {"FilePersistence._io_read": "(self, subject, id)"},

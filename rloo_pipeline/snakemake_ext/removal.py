@@ -1,0 +1,36 @@
+"""Renames a folder before Snakemake removes its files, so that no part of it stays under its name.
+
+A part stays after a kill, and on NFS also if a process, such as a notebook, has a file open: NFS keeps the file, and
+rmdir fails. Snakemake would end there, and the next call would take the part for the whole folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from rloo_pipeline.artifacts import files
+from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def rename_first(_: SnakemakeCall) -> None:
+    """Patches Snakemake's removal of files in this process."""
+    from snakemake import io
+
+    remove = io.remove
+    if remove.__module__ == __name__:
+        return
+
+    async def remove_renamed(file: Any, remove_non_empty_dir: bool = False, only_local: bool = False) -> None:
+        path, elsewhere = Path(file), file.is_storage and not only_local
+        if elsewhere or not remove_non_empty_dir or not path.is_dir() or path.is_symlink():
+            await remove(file, remove_non_empty_dir, only_local)
+            return
+        files.remove_temporary(path.parent, "*.removed")
+        renamed = path.with_name(f".{path.name}.removed.{uuid.uuid4().hex[:8]}.tmp")
+        path.rename(renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
+
+    io.remove = remove_renamed
