@@ -153,7 +153,6 @@ def shared_charts(functions: Sequence[str]) -> list[Chart]:
             f"Reward function {name}",
             "Mean over the round’s completions; this function decides what counts as right.",
             {f"rewards/{name}/mean": name},
-            from_zero=False,
         )
         for name in functions
     ]

@@ -6,6 +6,7 @@ Engines read them when they are imported, so `prepare` and `use_threads` run bef
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ def prepare(log: Path | None) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # On some CPUs, PEFT's import of bitsandbytes advises installing `kernels`, which would fetch code from the Hub.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # By default, Triton multiplies float32 matrices in TF32: vLLM was 0.015 nats from the trainer on an H200.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     # torch.cuda.is_available() must not create a CUDA context, since vLLM forks its processes for several GPUs.

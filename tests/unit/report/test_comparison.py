@@ -261,6 +261,12 @@ def test_every_run_has_its_line_in_every_figure() -> None:
         assert len(styles) == len(runs)
 
 
+def test_the_mean_of_what_decides_begins_at_0_as_on_the_page_of_a_run() -> None:
+    (chart,) = [chart for chart in shared_charts(["answer"]) if chart.title == "Reward function answer"]
+    drawn = figure_of_runs(chart, {"a": [metrics_of(1), metrics_of(2)]})
+    assert (drawn or {})["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
 def test_a_metric_that_one_run_lacks_is_drawn_for_the_others() -> None:
     rounds = [metrics_of(number) for number in range(1, 4)]
     bare = [metrics | {"entropy": None} for metrics in rounds]

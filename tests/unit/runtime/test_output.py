@@ -35,3 +35,12 @@ def test_a_rank_of_a_stage_whose_terminal_is_a_socket_writes_its_progress_to_the
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stderr.endswith("INFO rloo: a line\n")
     assert outcome.stderr.count("a line") == 1
+
+
+def test_a_command_does_not_pass_on_advice_to_install_what_fetches_code_from_the_hub() -> None:
+    code = (
+        "import logging\nfrom rloo_pipeline.runtime import environment\nenvironment.prepare(None)\n"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('please `pip install kernels`')"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
