@@ -15,7 +15,7 @@ from rloo_pipeline.before_run import (
     exchange,
     inputs,
     model_inputs,
-    places,
+    node_checks,
     queueing,
 )
 from rloo_pipeline.before_run.cards import Card, card_here
@@ -48,7 +48,7 @@ def plan(runs: RunSet, gpu: str | None, wait: float | None = None, gpus: int | N
         plan_run(runs.first, gpu, wait)
         return
     if gpus is not None:
-        raise UserError(f"--gpus: is for one run, and {runs.name} is an experiment; name the configuration of its base")
+        raise UserError(f"--gpus: plans one run, and {runs.name} is an experiment; name the configuration of its base")
     if wait is not None:
         raise UserError(f"--profile: the queue is estimated for one run, and {runs.name} is an experiment")
     console = Terminal()
@@ -153,7 +153,7 @@ def plan_run(config: Config, gpu: str | None, wait: float | None = None) -> None
         _print_slurm(config, 60 * wait, work, console)
     if config.node_folder is not None:
         console.print(exchange.node_line(config, shape), soft_wrap=True)
-        found = places.node_folder(config, RunMemory(config, shape).policy)
+        found = node_checks.node_folder(config, RunMemory(config, shape).policy)
         if card is None and not found.ok:
             raise UserError(found.sentence)
     for note in inputs.require(config):

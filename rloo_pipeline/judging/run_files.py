@@ -1,7 +1,7 @@
 """Reads what a run has written so far: finished, stopped, in flight or killed. Writes nothing.
 
 Snakemake deletes a file only when the job that makes it again begins. So while a run is trained again or extended,
-files of the earlier training are still there. They are older than the files that they would now be made from.
+files of the earlier training run are still there. They are older than the files that they would now be made from.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunFiles(NamedTuple):
         return bool(self.rounds) and stopped_after(self.folder) == len(self.rounds)
 
     def is_current(self, file: Path, policy: int | None) -> bool:
-        """True if a file exists and was made from this training's policy number `policy`, not an earlier training's.
+        """True if a file exists and was made from this training run's policy `policy`, not from an earlier one's.
 
         `policy` is None for a file that is made without a policy.
         """
@@ -260,7 +260,7 @@ def read_evaluation(run: Path, name: str, refused: Collection[str] = ()) -> JSON
         run: folder of the run.
         name: name of the evaluation.
         refused: names of those that raise an error if they belong to a different policy. The others then count as None,
-            since an earlier training may have left them.
+            since an earlier training run may have left them.
     """
     folder = run / "evaluation" / name
     evaluation: JSON = read_artifact(folder / "summary.json", evaluated=name)

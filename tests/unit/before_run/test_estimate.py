@@ -55,7 +55,7 @@ def test_parameters_are_counted_or_computed(qwen, tiny_model) -> None:
     assert model_dims._estimate_parameters(counted, tied=True) == pytest.approx(counted.parameters, rel=0.01)
 
 
-def test_a_folder_without_sizes_is_one_sentence(tmp_path) -> None:
+def test_a_folder_without_sizes_gives_a_one_line_error(tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: does not give the sizes of a transformer"):
         model_dims.read(tmp_path, Policy(tmp_path).config)

@@ -197,7 +197,7 @@ def test_a_failure_without_a_sentence_has_what_ended_its_process(tmp_path, capfd
     assert "RuleException" not in out
 
 
-def test_a_job_that_worked_the_second_time_is_no_failure(tmp_path, capfd) -> None:
+def test_a_job_that_worked_the_second_time_is_not_a_failure(tmp_path, capfd) -> None:
     call = Call(tmp_path / "results" / "mini")
     call.planned(1)
     call.job(3, "score")
@@ -364,7 +364,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("program", ["/usr/bin/snakemake", "/lib/snakemake/__main__.py"])
-def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> None:
+def test_a_wrong_file_of_configfile_gives_a_one_line_error(name, program, tmp_path) -> None:
     text, sentence = FILES[name]
     file = tmp_path / "my.yaml"
     if text is not None:
@@ -378,7 +378,7 @@ def test_a_wrong_file_of_configfile_is_a_sentence(name, program, tmp_path) -> No
 
 
 @pytest.mark.parametrize("folder", ["", "elsewhere"])
-def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypatch) -> None:
+def test_a_wrong_file_of_a_project_gives_a_one_line_error_too(folder, tmp_path, monkeypatch) -> None:
     """config/config.yaml, which a project's Snakefile reads where no file is named."""
     monkeypatch.chdir(tmp_path)
     argv = ["snakemake", "--cores", "1", *(["--directory", folder] if folder else [])]
@@ -392,7 +392,7 @@ def test_a_wrong_file_of_a_project_is_a_sentence_too(folder, tmp_path, monkeypat
     configfiles.check([*argv, "--configfile", "mine.yaml"])
 
 
-def test_a_key_of_a_section_is_a_sentence_and_not_a_traceback() -> None:
+def test_a_key_of_a_section_gives_a_one_line_error_and_not_a_traceback() -> None:
     with pytest.raises(CliException, match=r"write a key of a section as --config 'update=\{lr: 1\}'"):
         configfiles.check(["snakemake", "-n", "--config", "rounds=2", "update.lr=1"])
 
@@ -430,7 +430,7 @@ def test_a_module_with_a_part_of_the_configuration_gets_no_value_of_the_whole() 
     assert config == {"rounds": 3}
 
 
-def test_a_wrong_json_file_is_a_sentence(tmp_path) -> None:
+def test_a_wrong_json_file_gives_a_one_line_error(tmp_path) -> None:
     file = tmp_path / "my.json"
     file.write_text('{\n"a": 1,}')
     with pytest.raises(CliException, match=r"my\.json, line 2: not valid JSON"):
