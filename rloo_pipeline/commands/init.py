@@ -287,15 +287,16 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
     written = yaml.safe_dump(project.config, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
     tables = list(groups(project.rows))
     context = {"run": project.config["run"], "model": project.config["model"], "data": project.data, "examples": ()}
-    context |= {"reward": None, "tables": tables, "files": project.files, "script": project.script.path.name}
+    script = shlex.quote(project.script.path.name)
+    context |= {"reward": None, "tables": tables, "files": project.files, "script": script}
     texts = {
         "config/config.yaml": f"# From {context['script']}; README.md says what became of each option.\n\n{written}"
     }
     write(folder, {**texts, **project.files, **dict(files_of(context))}, force, console)
     for title, rows in tables:
         if rows:
-            script, here = Column(overflow="fold"), Column(overflow="fold")
-            table = Table(script, here, box=None, padding=(0, 2, 0, 0), show_header=False)
+            there, here = Column(overflow="fold"), Column(overflow="fold")
+            table = Table(there, here, box=None, padding=(0, 2, 0, 0), show_header=False)
             for row in rows:
                 keys = Text.assemble(row.here, "\n" if row.here and row.note else "", (row.note, "dim"))
                 table.add_row(f"{row.option}: {row.value}", keys)

@@ -688,6 +688,7 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     Path("trl_rewards.py").write_text("")
     output = printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml --beta 0.1", None, False)
     config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert "`rloo init --from-trl 'trl grpo'`" in Path("project/README.md").read_text()
     assert config["model"] == {"name_or_path": "org/model"}
     assert config["dataset"] == {part: {"name": "org/data", "split": name} for part, name in SPLITS.items()}
     assert [(Path(one["function"]).name.rpartition(".")[2], one.get("weight")) for one in config["rewards"]] == [
