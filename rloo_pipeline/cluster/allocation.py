@@ -30,6 +30,8 @@ from rloo_pipeline.runtime import caches
 OUTCOME = "outcome.json"
 STOP = "stop"
 """A file of this name in the outcome's folder tells a controller to cancel its jobs and exit."""
+CANCELLED = "finished stages stay, and `rloo submit` continues from them"
+"""The reason that is recorded for a job that `rloo cancel` ended."""
 LONGEST_MARGIN = 1800.0
 """Maximum of the default margin, in seconds."""
 LAST_SECONDS = 60.0
@@ -116,7 +118,7 @@ def work(plan: Plan) -> None:
     if done:
         _leave(plan, "done", "the run is done")
     elif stopping == STOP:
-        _leave(plan, "cancelled", "cancelled")
+        _leave(plan, "cancelled", CANCELLED)
     elif not stopping:
         _leave(plan, "failed", "Snakemake ended with an error, see above")
         sys.exit(1)
@@ -192,9 +194,13 @@ def _stop(snakemake: subprocess.Popen[str], controller: bool) -> None:
 
 def _leave(plan: Plan, outcome: str, reason: str) -> None:
     """Records and prints how this allocation ended."""
-    entry = {"outcome": outcome, "allocations": _allocations(), "job": slurm.own_job(), "why": reason}
-    files.write_json(plan.folder / OUTCOME, entry)
+    record(plan.folder, outcome, _allocations(), slurm.own_job(), reason)
     _say(reason)
+
+
+def record(folder: Path, outcome: str, allocations: int, job: str | None, reason: str) -> None:
+    """Writes how a job ended into its folder."""
+    files.write_json(folder / OUTCOME, {"outcome": outcome, "allocations": allocations, "job": job, "why": reason})
 
 
 def _allocations() -> int:

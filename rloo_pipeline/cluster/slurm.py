@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from typing import NamedTuple
 
 from rloo_pipeline.errors import UserError
@@ -58,8 +59,20 @@ def job(number: str) -> SlurmJob | None:
     for line in _run("squeue", "-h", "-t", "all", "-o", "%A|%T|%R|%L", "--job", number, ignored_error="Invalid job id"):
         job_id, state, reason, time_left = line.split("|", 3)
         if job_id == number and state not in ENDED:
-            return SlurmJob(state, reason, time_left, _restarts(number))
+            return SlurmJob(state, reason.removeprefix("(").removesuffix(")"), time_left, _restarts(number))
     return None
+
+
+def ending(number: str) -> str:
+    """How a job ended, such as TIMEOUT; empty if SLURM no longer knows.
+
+    Raises:
+        UserError: SLURM does not answer.
+    """
+    states = _run("squeue", "-h", "-t", "all", "-o", "%T", "--job", number, ignored_error="Invalid job id")
+    with suppress(UserError):  # sacct is missing, or the cluster keeps no records
+        states = states or _run("sacct", "-X", "-n", "-P", "-o", "State", "-j", number)
+    return states[0].split()[0] if states else ""
 
 
 def end_of(number: str) -> float | None:

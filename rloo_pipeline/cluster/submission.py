@@ -22,6 +22,13 @@ RECORD = "job.json"
 DEFAULTS = ("account", "partition", "qos", "constraint", "reservation")
 """Options of sbatch for which users set variables such as SBATCH_ACCOUNT."""
 
+ENDINGS = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "ran out of time before it could requeue itself",
+    "OUT_OF_MEMORY": "ran out of memory (`--sbatch mem=…` asks for more)",
+}
+"""Words for a job that ended before it could record an outcome, by SLURM's state."""
+
 
 class Resources(NamedTuple):
     """Options of sbatch."""
@@ -113,7 +120,9 @@ def status(run: Path) -> Iterator[str]:
         count = ended["allocations"]
         yield f"{run.name}: {ended['outcome']} in allocation {count} of job {record['job']}: {ended['why']}"
     else:
-        yield f"{run.name}: job {record['job']} has ended without an outcome; submit the run again to continue"
+        how = slurm.ending(record["job"])
+        ended_as = ENDINGS.get(how, f"ended as {how}") if how else "has ended, and SLURM no longer knows how"
+        yield f"{run.name}: job {record['job']} {ended_as}; `rloo submit` continues the run"
     done = [file for pattern in ("rounds", "*/*/rounds") for file in run.glob(f"{pattern}/*/metrics.json")]
     yield f"rounds done: {len(done)} of {_rounds(run)}"
     yield f"log: {record['log']}"
@@ -142,9 +151,10 @@ def cancel(run: Path, patience: float = 90.0) -> str:
         deadline = time.monotonic() + patience
         while slurm.job(number) and time.monotonic() < deadline:
             time.sleep(1)
-    if slurm.job(number):
+    if job := slurm.job(number):
         slurm.cancel(number)
-    return f"{run.name}: job {number} is cancelled; finished stages stay, and `rloo submit` continues from them"
+        allocation.record(run / FOLDER, "cancelled", job.restarts + 1, number, allocation.CANCELLED)
+    return f"{run.name}: job {number} is cancelled; {allocation.CANCELLED}"
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from rloo_pipeline.snakemake_ext import (
     planning,
     run_folders,
     shared_cache,
+    slurm_job_steps,
     steps,
 )
 from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
@@ -31,11 +32,13 @@ Steps = Iterable[Callable[[SnakemakeCall], None]]
 BEFORE_PLANNING: Steps = (
     planning.prepare,
     early_stop.prepare_interrupt,
+    early_stop.end_with_first,
     logger.tell_displays,
     shared_cache.make_safe,
     call_checks.require_packages,
     dag_messages.listen,
     call_checks.warn_in_dry_run,
+    slurm_job_steps.keep_slurm_conf,
     locks.hold_run,
 )
 """Steps while the Snakefile is read, in all processes."""

@@ -15,17 +15,25 @@ Differences from snakemake-executor-plugin-slurm 2.8.0, and their reasons:
 - **SLURM's controller does not answer**, for example during a restart. The plugin counts that as a failed job and at
   once submits it again with the resources of its next attempt. Here the same job is submitted until SLURM accepts it.
   SLURM may accept a job without saying so ("Socket timed out"); such a job is cancelled before it is submitted again.
+- **SLURM refuses a job.** The plugin submits it again with the resources of its next attempts, and prints sbatch's
+  whole command each time. Here the run ends with SLURM's sentence. If the user has as many jobs in the queue as SLURM
+  allows, the job is submitted again until SLURM takes it.
+- **Accounts.** The plugin guesses one with sacct, which fails or names that of the last job. Here sbatch's own default
+  applies, which is also SBATCH_ACCOUNT.
+- **SLURM_CONF.** In a job, the plugin removes all variables of SLURM, and so the name of the cluster's configuration.
 - **Ctrl-C.** The plugin cancels the jobs that it knows, but not those that it is just submitting. Here these are
   cancelled too.
 - **Failed nodes** are not excluded from later submissions, since SLURM starts no job on a node that is down.
 
 It overrides the methods that the executor interface provides for this (run_jobs, run_job, check_active_jobs, cancel),
-run_array_jobs, _report_job_submission_threadsafe and _report_job_error_threadsafe.
+run_array_jobs, get_account_arg, _report_job_submission_threadsafe and _report_job_error_threadsafe.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import subprocess
 import time
 from collections import defaultdict
@@ -50,6 +58,10 @@ SHARE_OF_WAIT = 0.1
 """Wait between polls, as a share of the time since a job last ended."""
 NO_ANSWER = re.compile("Unable to contact slurm controller|Socket timed out")
 """sbatch errors while SLURM's controller is restarting or overloaded."""
+QUEUE_FULL = re.compile(r"(?:QOS|Assoc)(?:Max|Grp)Submit\w+")
+"""sbatch errors while the user, account or QOS has as many jobs in the queue as SLURM allows."""
+REFUSED = re.compile(r"sbatch: (?:error|fatal): (.+?)(?:'\.)?$", re.MULTILINE)
+"""A line of sbatch about a job that it refuses."""
 LOG_NAME = "%A_%a.log"
 """Log file name of an array task."""
 
@@ -59,6 +71,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     _shown_for: int | None = None
     """Seconds for which squeue shows a job that has ended; None until SLURM has been asked."""
+    _told_full = False
+    """True if a message has said that the queue is full."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         """Raises WorkflowError if the SLURM plugin is not the supported version."""
@@ -72,6 +86,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         self._known: set[str] = set()
         """Ids of jobs and arrays that SLURM accepted and named."""
         self._last_end = time.monotonic()
+        if "SLURM_JOB_ID" in os.environ:  # submitted jobs must not take this one's resources for theirs
+            for name in [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]:
+                del os.environ[name]
         super().__init__(workflow, logger)  # starts the polling thread
 
     def run_jobs(self, jobs: list[Any]) -> None:
@@ -108,6 +125,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             for start in range(0, len(group), self.max_array_size):
                 self._submit_array(command, group[start : start + self.max_array_size])
 
+    def get_account_arg(self, job: Any) -> Iterator[str]:
+        """Yields sbatch's option for the account that the profile names; SLURM judges it."""
+        account = job.resources.get("slurm_account")
+        yield f" -A {shlex.quote(str(account))}" if account else ""
+
     def _submit_array(self, command: str, jobs: Sequence[Any]) -> None:
         if len(jobs) == 1:
             self.run_job(jobs[0])
@@ -117,8 +139,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 for job_info in submit_array(self, command, jobs):
                     self._report_job_submission_threadsafe(job_info)
         except Exception as error:  # this runs in its own thread, where nobody else would see it
-            if not self._submits_again(str(error), self._submit_array, command, jobs):
-                self._submission_failed(jobs, error)
+            # an array with more tasks than the limit of the queue would wait forever
+            size = -(-len(jobs) // 2) if QUEUE_FULL.search(str(error)) else len(jobs)
+            for part in (jobs[start : start + size] for start in range(0, len(jobs), size)):
+                if not self._submits_again(str(error), self._submit_array, command, part):
+                    self._submission_failed(part, error)
 
     def _submission_failed(self, jobs: Iterable[Any], error: Exception) -> None:
         for job in jobs:
@@ -130,14 +155,30 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
-        """Reports a job that could not be submitted. If SLURM's controller did not answer, submits it again instead."""
-        if not self._submits_again(msg, self.run_job, job_info.job):
-            super()._report_job_error_threadsafe(job_info, msg)
+        """Reports a job that could not be submitted; one that SLURM refuses ends the run. If SLURM's controller did not
+        answer, or the queue is full, submits the job again instead.
+        """
+        if self._submits_again(msg, self.run_job, job_info.job):
+            return
+        if reasons := REFUSED.findall(msg):
+            job_info.job.rule.restart_times = 0
+            remedy = "set the resources of its rule in the profile (`mem_mb: 0` leaves out --mem)"
+            msg = f"SLURM refuses the job: {' '.join(reasons)}; {remedy}. "
+        super()._report_job_error_threadsafe(job_info, msg)
 
     def _submits_again(self, error: str, submit: Callable[..., None], *arguments: Any) -> bool:
-        """If sbatch failed because the controller did not answer, waits, calls `submit` unless Snakemake has ended, and
-        returns True.
+        """If sbatch failed because the controller did not answer or the queue is full, waits, calls `submit` unless
+        Snakemake has ended, and returns True.
         """
+        if full := QUEUE_FULL.search(error):
+            if not self._told_full:
+                self._told_full = True
+                self.logger.warning(
+                    f"SLURM takes no more jobs of yours for now ({full[0]}), so they are submitted as others end; with "
+                    "a lower `jobs` in the profile, other runs of yours get their share."
+                )
+            self._later(submit, *arguments)
+            return True
         if not NO_ANSWER.search(error):
             return False
         self.logger.warning("SLURM's controller did not answer sbatch; submitting again.")
@@ -268,7 +309,7 @@ def submit_array(executor: Any, command: str, jobs: Sequence[Any]) -> list[Submi
         check=False,
     )
     if sbatch.returncode:
-        raise RuntimeError(f"sbatch refuses it: {' '.join(sbatch.stderr.split())}")
+        raise RuntimeError(f"sbatch refuses it: {sbatch.stderr.strip()}")
     array = plugin.validate_or_get_slurm_job_id(sbatch.stdout.strip().split(";")[0], sbatch.stdout)
     numbers = ", ".join(str(job.jobid) for job in jobs)
     executor.logger.info(

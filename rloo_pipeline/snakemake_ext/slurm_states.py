@@ -113,13 +113,15 @@ def _never_starts(reason: str) -> str:
         remedy = "set runtime, mem_mb and gres of its rule under set-resources in the profile, and continue"
         return f"requests what its partition, QOS or account does not allow ({reason}), so it was cancelled; {remedy}"
     if NOT_ALLOWED.fullmatch(reason):
-        remedy = "set slurm_account or slurm_qos under default-resources in the profile, and continue"
+        remedy = "set slurm_account or qos under default-resources in the profile, and continue"
         return f"may not use its account or QOS ({reason}), so it was cancelled; {remedy}"
     return ""
 
 
 def _waits_for_a_person(job: str, state: str, reason: str) -> str:
     """Why a pending job may need a person's help; empty if it only waits for its turn."""
+    if reason == "JobHeldAdmin":
+        return f"is held by an administrator, who alone can release it (JobHeldAdmin); `scancel {job}` ends the run"
     if state in HELD_STATES or HELD.fullmatch(reason):
         why = reason if state == "PENDING" else state
         return f"is held ({why}): `scontrol release {job}` lets it start, `scancel {job}` ends the run"

@@ -63,6 +63,7 @@ def test_a_controller_continues_after_its_time_limit_and_cancels_its_stages_when
     wait_until(lambda: stage not in ask("squeue", "-h", "-o", "%A").split(), 60, "the rollout has ended")
     outcome_file = cluster.folder / "results" / "mini" / "logs" / "submit" / "outcome.json"
     assert json.loads(outcome_file.read_text())["outcome"] == "cancelled"
+    assert "mini: cancelled in allocation 1 of job" in status(cluster)
 
 
 def test_an_allocation_that_finishes_no_stage_is_not_requeued(cluster, finished) -> None:

@@ -101,6 +101,24 @@ def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 
 
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rloo_pipeline",
+        "gate",
+        "--round=1",
+        "--output",
+        tmp_path / "x",
+        "--log=/sys/x/log",
+    ]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert re.fullmatch(
+        r"rloo gate: error: /sys/x: .*; change its permissions, or use another folder\n", outcome.stderr
+    )
+
+
 def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", True)
     sentence = f"^no space left while writing {Path.cwd()}: free some disk"
@@ -128,6 +146,12 @@ def test_commands_of_users_come_before_stages(capsys) -> None:
     assert {"stage-assets", "prompts", "rollout", "update", "worker"} <= set(stages)
     assert out.index(main.STAGES) > out.index("  track ")
     assert sorted(listed) == sorted(main.parser().commands.choices), "each command is listed once"
+
+
+def test_help_names_a_default_once_and_only_if_there_is_one() -> None:
+    for parser in main.parser().commands.choices.values():
+        text = " ".join(parser.format_help().split())
+        assert not re.search(r"\(default: (None|False|\[\])\)|default[^()]*\) \(default", text), text
 
 
 def test_help_needs_no_torch_and_no_tracker() -> None:

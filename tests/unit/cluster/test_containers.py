@@ -198,7 +198,8 @@ def test_a_missing_image_gives_a_one_line_error(project) -> None:
 
 def test_caches_are_outside_the_working_folder_and_bound(project) -> None:
     containers.prepare(config(), "images/x.sif")
-    for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    kernels = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "HUMMING_TMP_DIR")
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "VLLM_CACHE_ROOT", *kernels):
         folder = os.environ[name]
         assert Path(folder).is_dir()
         assert folder in binds()

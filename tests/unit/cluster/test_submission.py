@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import MINI, ROOT, executable, has_ended, wait_until
 
+from rloo_pipeline.artifacts import files
 from rloo_pipeline.cli import main
 from rloo_pipeline.cluster import allocation, slurm, submission
 from rloo_pipeline.config.loading import load
@@ -99,6 +100,25 @@ def test_a_job_that_has_ended_is_not_in_the_queue(tmp_path, monkeypatch, state, 
         executable(tmp_path, name, f"echo '{line}'")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (slurm.job("7") is not None) == waits
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "said"),
+    [
+        ("echo CANCELLED", "false", "7 was cancelled; `rloo submit` continues the run"),
+        ("false", "echo 'CANCELLED by 1000'", "7 was cancelled; `rloo submit` continues the run"),
+        ("false", "echo NODE_FAIL", "7 ended as NODE_FAIL; `rloo submit` continues the run"),
+        ("false", "echo disabled >&2; false", "7 has ended, and SLURM no longer knows how; `rloo submit` continues"),
+    ],
+)
+def test_the_status_of_a_job_without_an_outcome_says_how_it_ended(tmp_path, monkeypatch, squeue, sacct, said) -> None:
+    """While squeue shows the job, from there; later from sacct, if the cluster has it."""
+    gone = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; false; }"
+    executable(tmp_path, "squeue", f"case $* in *%A*) {gone};; *) {squeue} || {gone};; esac")
+    executable(tmp_path, "sacct", sacct)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    files.write_json(tmp_path / submission.FOLDER / submission.RECORD, {"job": "7", "controller": False, "log": "x"})
+    assert next(submission.status(tmp_path)).split(": job ")[1].startswith(said)
 
 
 def test_a_run_in_one_job_goes_on_while_the_disk_with_its_log_is_full() -> None:

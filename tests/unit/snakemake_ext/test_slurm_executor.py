@@ -1,15 +1,18 @@
 """The executor's own decisions, without SLURM; tests/cluster runs it on one."""
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from types import SimpleNamespace
 
 import pytest
+import snakemake_executor_plugin_slurm as plugin
+import snakemake_executor_plugin_slurm_jobstep as jobstep
 from helpers import executable
 from snakemake_interface_common.exceptions import WorkflowError
 
-from rloo_pipeline.snakemake_ext import slurm_executor
+from rloo_pipeline.snakemake_ext import slurm_executor, slurm_job_steps
 from rloo_pipeline.snakemake_ext.slurm_executor import Executor
 from rloo_pipeline.snakemake_ext.slurm_states import BEYOND_LIMITS_FOR, JobStates
 
@@ -151,6 +154,67 @@ def test_a_job_is_submitted_until_slurms_controller_answers(monkeypatch, tmp_pat
     assert executor.calls[-1] == ("submitted", "update")
     executor._report_job_error_threadsafe(SimpleNamespace(job="update", external_jobid=None), "Invalid partition")
     assert executor.calls[-1] == ("error", None)
+
+
+FAILED = "SLURM sbatch failed. The error message was '{}'.\n    sbatch call:\n        sbatch --wrap='a long command'\n"
+
+
+def test_a_job_that_slurm_refuses_ends_the_run_with_slurms_sentence(monkeypatch) -> None:
+    """The resources of a second attempt would be refused too."""
+    executor, job = Jobs([]), job_info("none")
+    monkeypatch.setattr(plugin.Executor, "_report_job_error_threadsafe", lambda self, _, msg: self.note(msg))
+    refusal = "sbatch: error: Do not use --mem here\nsbatch: error: Batch job submission failed: user's limits"
+    executor._report_job_error_threadsafe(job, FAILED.format(refusal))
+    assert job.job.rule.restart_times == 0
+    [(message,)] = executor.calls
+    assert message.startswith(
+        "SLURM refuses the job: Do not use --mem here Batch job submission failed: user's limits; set the resources"
+    )
+    assert "command" not in message
+
+
+def test_jobs_wait_while_the_queue_takes_no_more_of_them(monkeypatch, tmp_path) -> None:
+    """An array with more tasks than the limit would wait forever, so it is submitted in parts."""
+    executor = Jobs([])
+    monkeypatch.setattr(slurm_executor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(slurm_executor.plugin.Executor, "run_job", lambda self, job: self.note("job", job.name))
+    monkeypatch.setattr(Executor, "report_job_submission", lambda self, info: self.note(info.external_jobid))
+    executor.slurm_logdir, executor.format_job_exec = tmp_path, lambda job: "true"
+    executor._job_submission_executor = SimpleNamespace(submit=lambda submit, *arguments: submit(*arguments))
+    executor.logger.info = lambda _: None
+    full = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    sbatch = f"sh -c 'case $* in *1-2*) echo 7;; *) echo {full} >&2; false;; esac' sh"
+    executor._submit_array(sbatch, [SimpleNamespace(name=name, jobid=name) for name in "abc"])
+    (warning,), *submitted = executor.calls
+    assert "no more jobs of yours for now (QOSMaxSubmitJobPerUserLimit)" in warning
+    assert submitted == [("7_1",), ("7_2",), ("job", "c")]
+
+    executor._report_job_error_threadsafe(SimpleNamespace(job=SimpleNamespace(name="d")), FAILED.format(full))
+    assert executor.calls[-1] == ("job", "d")
+    assert len(executor.calls) == 5, "the warning comes once"
+
+
+@pytest.mark.parametrize(("account", "option"), [(None, ""), (1234, " -A 1234"), ("a lab", " -A 'a lab'")])
+def test_the_account_is_that_of_the_profile_or_left_to_sbatch(monkeypatch, account, option) -> None:
+    """Some clusters have no sacct, by which the plugin would guess it."""
+    monkeypatch.setenv("PATH", "")
+    job = SimpleNamespace(resources={} if account is None else {"slurm_account": account})
+    assert next(Jobs([]).get_account_arg(job)) == option
+
+
+def test_in_a_job_the_name_of_the_clusters_configuration_stays(monkeypatch) -> None:
+    """The controller's job submits others, and a job's own step is started with srun."""
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MEM_PER_NODE"):
+        monkeypatch.setenv(name, "x")
+    seen = []
+    monkeypatch.setattr(plugin.Executor, "__init__", lambda *_: seen.append(sorted(os.environ)))
+    Executor(None, None)
+    assert [name for name in seen[0] if name.startswith("SLURM_")] == ["SLURM_CONF"]
+
+    monkeypatch.setattr(jobstep, "subprocess", jobstep.subprocess)
+    slurm_job_steps.keep_slurm_conf(None)
+    started = jobstep.subprocess.Popen("echo $SLURM_CONF", shell=True, env={}, stdout=jobstep.subprocess.PIPE)
+    assert started.communicate()[0] == b"x\n"
 
 
 def test_an_interrupt_also_cancels_a_job_that_is_being_submitted(monkeypatch, tmp_path) -> None:

@@ -68,7 +68,7 @@ def test_a_job_that_its_partition_does_not_allow_waits_only_for_a_while() -> Non
         ("QOSMaxGRESPerJob", "does not allow"),
         ("QOSMinGRES", "does not allow"),
         ("InvalidAccount", "slurm_account"),
-        ("QOSNotAllowed", "slurm_qos"),
+        ("QOSNotAllowed", " qos under default-resources"),
     ],
 )
 def test_a_job_beyond_a_limit_of_jobs_ends_the_run_with_the_reason(reason, words) -> None:
@@ -85,7 +85,7 @@ def test_a_job_beyond_a_limit_of_jobs_ends_the_run_with_the_reason(reason, words
     ("text", "words"),
     [
         ("PENDING launch failed requeued held", "scontrol release 7"),
-        ("PENDING JobHeldAdmin", "is held (JobHeldAdmin)"),
+        ("PENDING JobHeldAdmin", "is held by an administrator, who alone can release it (JobHeldAdmin)"),
         ("PENDING JobHeldUser", "is held (JobHeldUser)"),
         ("REQUEUE_HOLD None", "is held (REQUEUE_HOLD)"),
         ("SPECIAL_EXIT None", "is held (SPECIAL_EXIT)"),

@@ -1,0 +1,28 @@
+"""Keeps SLURM_CONF for the step in which a job's stage runs.
+
+The SLURM plugin's executor inside a job calls srun without SLURM's variables. Where a module sets SLURM_CONF, srun then
+finds no cluster, and each job fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rloo_pipeline.snakemake_ext.snakemake_call import SnakemakeCall
+
+
+def keep_slurm_conf(_: SnakemakeCall) -> None:
+    """Has the plugin's executor inside a job call srun with this process's SLURM_CONF."""
+    executor: Any = sys.modules.get("snakemake_executor_plugin_slurm_jobstep")
+    if executor is None or "SLURM_CONF" not in os.environ:
+        return
+    popen: Any = subprocess.Popen
+    kept = {"SLURM_CONF": os.environ["SLURM_CONF"]}
+    executor.subprocess = SimpleNamespace(
+        Popen=lambda *command, env, **options: popen(*command, env=env | kept, **options), PIPE=subprocess.PIPE
+    )
