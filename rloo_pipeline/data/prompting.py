@@ -146,7 +146,7 @@ def _with_text(message: Any) -> Any:
 
 
 def _is_turn(message: Any) -> bool:
-    """True if a message is a text or tool calls of the assistant, or the answer of a tool."""
+    """True if a message is text or tool calls of the assistant, or the answer of a tool."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         return False
     calls = message.get("tool_calls") or []

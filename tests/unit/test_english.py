@@ -16,6 +16,9 @@ PATTERNS = {
     "', which is no …'": (r", which is no ", 0),
     "arguments without a noun, such as 'folder: of the run.'": (r"(?m)^ +\w+: (of|in|on) the [a-z ]+\.$", 0),
     "arguments that begin with 'whether'": (r"(?m)^ +\w+: whether ", 0),
+    "'another … than', for 'a different … than'": (r"\b[Aa]nother ([a-z]+ )?[a-z]+ than\b", 0),
+    "'is a text', for 'is a string'": (r"\b(is|are|be|as|not) a text\b", 1),
+    "'trainings', for 'training runs'": (r"\btrainings\b", 0),
 }
 
 
@@ -57,6 +60,9 @@ def test_a_phrase_that_is_hard_to_read_does_not_become_more_frequent(name) -> No
         ("At 1, which is no KL.", "', which is no …'"),
         ("    run: of the run.", "arguments without a noun, such as 'folder: of the run.'"),
         ("    dry: whether jobs run.", "arguments that begin with 'whether'"),
+        ("Of another model than its base.", "'another … than', for 'a different … than'"),
+        ("True if it is a text.", "'is a text', for 'is a string'"),
+        ("One of several trainings.", "'trainings', for 'training runs'"),
     ],
 )
 def test_each_pattern_finds_its_phrase(text, name) -> None:
