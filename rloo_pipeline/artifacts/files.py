@@ -84,10 +84,11 @@ def _temporary(path: Path) -> Iterator[Path]:
     temporary = temporary_path(path)
     try:
         with translate_write_errors(path.parent):
-            yield temporary
-    except FileNotFoundError:
-        fence.check()  # a later process has removed it
-        raise
+            try:
+                yield temporary
+            except OSError:
+                fence.check()  # a later process has removed it, which NFS calls a stale file
+                raise
     finally:
         _remove(temporary)
 
@@ -104,7 +105,7 @@ def replace_folder(temporary: Path, path: Path) -> None:
         os.replace(path, previous)
     try:
         os.replace(temporary, path)
-    except FileNotFoundError:  # a later process has removed it, and `previous` is that process's result
+    except OSError:  # if a later process has removed it, `previous` is that process's result
         if previous.exists():
             os.replace(previous, path)
         raise

@@ -276,7 +276,7 @@ def init_from_trl(folder: Path, command: str, model: str | None, force: bool) ->
 
     Args:
         folder: the project's folder.
-        command: the script's file and command-line options.
+        command: the script's file and command-line options, or a command of TRL.
         model: overrides the script's model, or names it if the script does not show it.
         force: replace existing files.
 

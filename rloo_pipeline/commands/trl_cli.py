@@ -1,15 +1,24 @@
-"""Commands of TRL's command line, such as `trl grpo --config grpo.yaml`, as the scripts that they stand for."""
+"""Options of a command line, and TRL's own commands, such as `trl grpo --config grpo.yaml`, as scripts."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from rloo_pipeline.commands.trl_tables import REWARDS
 from rloo_pipeline.config.section import JSON
 from rloo_pipeline.errors import UserError
 
 MODULE = re.compile(r"(?:.*/)?trl[./]scripts[./](rloo|grpo)(?:\.py)?")
+LAUNCH = re.compile(r"--(num_processes|config_file)[ =](\S+)")
+"""Options of `accelerate launch`, whose processes multiply the batch."""
+PROCESSES = 8
+"""Number of processes in TRL's own configurations of accelerate, such as `zero2`."""
 OVERLONG = "get_soft_overlong_punishment"
 SCRIPT = """
 {imports}
@@ -35,13 +44,20 @@ trainer.train()
 """As trl/scripts/rloo.py and grpo.py do."""
 
 
-def split(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script."""
-    if len(words) > 1 and words[0] == "trl" and words[1] in ("rloo", "grpo"):
+def split(words: list[str]) -> tuple[str, list[str]] | None:
+    """The trainer's kind and the options of a TRL command, which accelerate may launch; None for a script.
+
+    Raises:
+        UserError: the command does not train with RLOO or GRPO.
+    """
+    if words[0] == "trl":
+        if words[1:2] not in (["rloo"], ["grpo"]):
+            raise UserError(f"--from-trl '{' '.join(words[:2])}': only the commands trl rloo and trl grpo can be read")
         return words[1].upper(), words[2:]
     for place, word in enumerate(words):
         if found := MODULE.fullmatch(word):
-            return found[1].upper(), words[place + 1 :]
+            launched = LAUNCH.findall(" ".join(words[:place]))
+            return found[1].upper(), [*(f"--{name}={value}" for name, value in launched), *words[place + 1 :]]
     return None
 
 
@@ -56,6 +72,9 @@ def script(kind: str, options: JSON) -> str:
         UserError: the options name no data or an unknown reward function.
     """
     rewards, imports = _rewards(options)
+    if (launch := options.get("config_file") or options.get("accelerate_config")) and "num_processes" not in options:
+        is_file = Path(str(launch)).is_file()
+        options["num_processes"] = _mapping(str(launch)).get("num_processes") if is_file else PROCESSES
     has_eval = options.get("eval_strategy", "no") not in ("no", False)
     mixture = options.pop("datasets", None)
     train, held_out = (options.pop(f"dataset_{part}_split", part) for part in ("train", "test"))
@@ -110,3 +129,53 @@ def _mixture(parts: Sequence[JSON], test_size: float | None) -> str:
     whole = "concatenate_datasets(parts)"
     split_ = f"{whole}.train_test_split(test_size={test_size})" if test_size is not None else f"dict(train={whole})"
     return "\n".join([*lines, f"dataset = {split_}"])
+
+
+def option_values(words: Sequence[str]) -> dict[str, Any]:
+    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
+    `--config`.
+
+    Raises:
+        UserError: a word does not belong to an option, or the file cannot be read.
+    """
+    found: dict[str, Any] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = _number(value) if equals else True
+        elif name is None:
+            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
+        elif found[name] is True:
+            found[name] = _number(word)
+        else:
+            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
+    if file := found.pop("config", None):
+        options = _mapping(str(file))
+        # YAML reads 1e-6 as text
+        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
+        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
+    return found
+
+
+def _number(word: str) -> Any:
+    """Parses a word of a command line as a number, boolean, dictionary or string."""
+    for convert in (json.loads, float):
+        try:
+            return convert(word)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(word.lower(), word)
+
+
+def _mapping(file: str) -> JSON:
+    """The content of a YAML file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error

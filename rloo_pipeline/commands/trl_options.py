@@ -5,14 +5,9 @@ An option that a script leaves out has TRL's default, which is written out if it
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from rloo_pipeline.commands import trl_tables as tables
 from rloo_pipeline.config.generation import REFUSED, STOPS, GenerationKwargs
@@ -63,6 +58,8 @@ class Translation:
         """Values by key, written as `section.key`."""
         self.rows: list[ArgumentRow] = []
         self.read: set[str] = {"output_dir", "model_init_kwargs", "reward_weights"}
+        if "clip" in tables.LOSSES.get(str(self.options.get("loss_type")), ()) and self.options.pop("delta", None):
+            self.read.add("delta")  # it has no effect on these losses
         if kind == "RLOO":
             self.keys["algorithm.preset"] = "trl"
         self._same()
@@ -110,34 +107,42 @@ class Translation:
             self.keys[key] = self.options[name]
 
     def _batch(self) -> None:
-        """Sets completions and optimizer steps per round, for one process."""
+        """Sets completions and optimizer steps per round, for one process if the number is unknown."""
         size = self.options.get("per_device_train_batch_size", 8)
         accumulated = self.options.get("gradient_accumulation_steps", 1)
         batch, micro_steps = self.options.get("generation_batch_size"), self.options.get("steps_per_generation")
-        micro_steps = micro_steps or (batch // size if batch else accumulated)
+        known = self.options.get("num_processes")
+        micro_steps = micro_steps or (batch // (size * (known or 1)) if batch else accumulated)
         batch = batch or size * micro_steps
         if micro_steps % accumulated and (accumulated % micro_steps or self.options["num_iterations"] > 1):
             raise UserError(
                 f"steps_per_generation {micro_steps} and gradient_accumulation_steps {accumulated}: an optimizer step "
                 "would span parts of two rounds; make one a multiple of the other"
             )
-        if micro_steps < accumulated:
-            batch, micro_steps = size * accumulated, accumulated
-        self.steps = micro_steps // accumulated
         total, group = "generation_batch_size" in self.given, self.options["num_generations"]
-        processes = 1 if total else group // math.gcd(batch, group)
+        if micro_steps < accumulated:
+            batch, micro_steps = size * accumulated * ((known or 1) if total else 1), accumulated
+        self.steps = micro_steps // accumulated
+        processes = 1 if total else known or group // math.gcd(batch, group)
         batch *= processes
         self.keys["rollout.generation_batch_size"] = batch
         self.keys["algorithm.steps_per_generation"] = self.steps
         more = "on 1 process; with N processes, "
         self.options["generation_batch_size"] = batch
         note = "of all processes" if total else f"{size} × {micro_steps} {more}times N"
-        if processes > 1:
-            note = f"{size} × {micro_steps} × {processes} processes, the fewest that make whole groups of {group}"
+        if processes > 1 or (known and not total):
+            fewest = f", the fewest that make whole groups of {group}"
+            note = f"{size} × {micro_steps} × {processes} processes{'' if known else fewest}"
+        if known:
+            self.add("num_processes", "rollout.generation_batch_size", "they multiply the batch")
         self.add("generation_batch_size", "rollout.generation_batch_size", note)
         self.options["steps_per_generation"] = micro_steps
         note = f"{self.steps}, in optimizer steps: {micro_steps} micro-steps / {accumulated}"
-        self.add("steps_per_generation", "algorithm.steps_per_generation", note + f", {more}divided by N" * total)
+        self.add(
+            "steps_per_generation",
+            "algorithm.steps_per_generation",
+            note + f", {more}divided by N" * (total and not known),
+        )
 
     def _length(self) -> None:
         """Sets the number of rounds, from optimizer steps or epochs."""
@@ -303,44 +308,3 @@ def groups(rows: Sequence[ArgumentRow]) -> Iterator[tuple[str, list[ArgumentRow]
     yield "Taken under its own name", [row for row in rows if row.here and row.same_name]
     yield "Named otherwise here", [row for row in rows if row.here and not row.same_name]
     yield "Without a counterpart: NOT in this project", [row for row in rows if not row.here]
-
-
-def option_values(words: Sequence[str]) -> dict[str, Any]:
-    """Parses `--max_steps 400 --use_vllm` into {max_steps: 400, use_vllm: True}. Options override the file of
-    `--config`.
-
-    Raises:
-        UserError: a word does not belong to an option, or the file cannot be read.
-    """
-    found: dict[str, Any] = {}
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = _number(value) if equals else True
-        elif name is None:
-            raise UserError(f"--from-trl: '{word}' does not belong to an option; write the options as for the script")
-        elif found[name] is True:
-            found[name] = _number(word)
-        else:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), _number(word)]
-    if file := found.pop("config", None):
-        try:
-            options = dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {})
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"--from-trl: --config {file} cannot be read ({error})") from error
-        # YAML reads 1e-6 as text
-        is_number = re.compile(r"[-+]?\d+[eE][-+]?\d+").fullmatch
-        found = {key: float(value) if is_number(str(value)) else value for key, value in options.items()} | found
-    return found
-
-
-def _number(word: str) -> Any:
-    """Parses a word of a command line as a number, boolean, dictionary or string."""
-    for convert in (json.loads, float):
-        try:
-            return convert(word)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(word.lower(), word)

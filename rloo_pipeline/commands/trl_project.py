@@ -55,7 +55,7 @@ class TrlProject(TrlModel):
         config["run"] = valid_run_name(Path(str(options.get("output_dir") or self.folder.resolve().name)).name)
         config["model"] = of_model | config.get("model", {})
         config["dataset"] = dataset | config.get("dataset", {})
-        config["rewards"] = self._rewards(options.get("reward_weights"))
+        config["rewards"] = self._rewards(options.get("reward_weights"), options.get("chat_template_kwargs"))
         if len(config["rewards"]) > 1:
             config["correct"] = {"reward": _deciding(config["rewards"])}
         self._tools(config)
@@ -164,7 +164,7 @@ class TrlProject(TrlModel):
         source = {"name": path, "config_name": name, "split": split, "revision": revision}
         return {key: value for key, value in source.items() if value is not None}
 
-    def _rewards(self, given: Sequence[float] | float | None) -> list[JSON]:
+    def _rewards(self, given: Sequence[float] | float | None, template: JSON | None) -> list[JSON]:
         weights = [given] if isinstance(given, int | float) else given
         target = self.script.argument("reward_funcs")
         nodes = [] if target is None else _elements(target, self.script.arguments["reward_funcs"])
@@ -179,8 +179,9 @@ class TrlProject(TrlModel):
                 values = [self._value(value) for value in (keywords | self.script.keywords(made)).values()]
                 options = dict(zip(("longest", "cache"), values, strict=False))
                 function: JSON | None = {"function": tables.OVERLONG, "options": options}
-            elif isinstance(model := self._value(made), str):
-                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": {"model": model}}
+            elif model := self._reward_model(made):
+                model |= {"chat_template_kwargs": template} if template else {}
+                function = {"function": tables.REWARD_MODEL, "batch": "all", "options": model}
             else:
                 function = self._function(part, "rewards.py", copied)
             if function is None and isinstance(part, ast.Call | ast.Lambda) and self.script.shows(part):
@@ -191,8 +192,10 @@ class TrlProject(TrlModel):
                 note = "write it as a function in rewards.py, and name it in rewards"
                 self._row("reward_funcs", ast.unparse(part), "", note)
                 continue
-            if function["function"].endswith(":reward"):  # the name of the weighted sum
+            if (name := _column(function)) == "reward":  # the name of the weighted sum
                 function["name"] = "reward_function"
+            elif name in map(_column, rewards):
+                function["name"] = f"{name}_{number + 1}"
             if weights and weights[number] != 1:
                 function["weight"] = weights[number]
             rewards.append(function)
@@ -287,11 +290,16 @@ def _elements(node: ast.expr, written: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.List | ast.Tuple) else [written]
 
 
+def _column(reward: JSON) -> str:
+    """The name of a reward's column."""
+    return str(reward.get("name") or str(reward["function"]).rpartition(":")[2])
+
+
 def _deciding(rewards: Sequence[JSON]) -> str:
     """Name of the reward that decides what is right: the first one whose name suggests it, otherwise the first. A
     reward of the format decides only if all rewards are of the format.
     """
-    names = [str(reward["function"]).rpartition(":")[2] for reward in rewards]
+    names = [*map(_column, rewards)]
     names = [name for name in names if "format" not in name] or names
     words = ("accura", "correct", "math", "right", "answer")
     return next((name for name in names if any(word in name for word in words)), names[0])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rloo_pipeline.commands import trl_cli
-from rloo_pipeline.commands.trl_options import option_values
 from rloo_pipeline.commands.trl_syntax import UNSHOWN, all_nodes, name_of
 from rloo_pipeline.commands.trl_tables import POSITIONAL, TALK
 from rloo_pipeline.commands.trl_values import ScriptValues
@@ -42,11 +41,11 @@ class TrlScript(ScriptValues):
             raise UserError(f"--from-trl '{command}': cannot be split into words ({error})") from error
         if of_trl := trl_cli.split([name, *words]):
             kind, words = of_trl
-            path, options = Path(f"trl {kind.lower()}"), option_values(words)
+            path, options = Path(f"trl {kind.lower()}"), trl_cli.option_values(words)
             self.text = trl_cli.script(kind, options)
             tree = ast.parse(self.text)
         else:
-            path, options = Path(name), option_values(words)
+            path, options = Path(name), trl_cli.option_values(words)
             self.text, tree = _read(path)
         self.trainer = _trainer(path, tree)
         makers = [function for function in all_nodes(tree, ast.FunctionDef) if self.trainer in ast.walk(function)]

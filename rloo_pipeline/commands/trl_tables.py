@@ -32,7 +32,7 @@ RENAMED = {
 SAMPLING = {"stop_strings": "stop", "min_new_tokens": "min_tokens"}
 """transformers' names of vLLM's sampling parameters."""
 OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adam"), "adamw"),
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
     "adafactor": "adafactor",
 }

@@ -38,6 +38,23 @@ def test_a_folder_replaces_the_old_one_in_one_step(tmp_path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
+def test_the_old_folder_stays_if_the_new_one_cannot_replace_it(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "folder"
+    with files.atomic_folder(path) as temporary:
+        (temporary / "old").touch()
+    replace, calls = os.replace, iter(range(3))
+
+    def fail_second(source: Path, target: Path) -> None:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_second)
+    with pytest.raises(UserError, match="the file system failed"), files.atomic_folder(path) as temporary:
+        (temporary / "new").touch()
+    assert [file.name for file in path.iterdir()] == ["old"]
+
+
 def test_the_later_of_two_writers_wins(tmp_path) -> None:
     path = tmp_path / "table"
 

@@ -101,6 +101,24 @@ def test_a_read_only_results_folder_gives_a_one_line_error() -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 
 
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rloo_pipeline",
+        "gate",
+        "--round=1",
+        "--output",
+        tmp_path / "x",
+        "--log=/sys/x/log",
+    ]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 1
+    assert re.fullmatch(
+        r"rloo gate: error: /sys/x: .*; change its permissions, or use another folder\n", outcome.stderr
+    )
+
+
 def test_a_full_working_folder_gives_a_one_line_error_without_tracebacks_of_snakemakes_log(monkeypatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", True)
     sentence = f"^no space left while writing {Path.cwd()}: free some disk"

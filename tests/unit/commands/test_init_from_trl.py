@@ -577,6 +577,7 @@ def test_a_constant_rate_has_no_warm_up_as_in_transformers() -> None:
         ("max_steps=12, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("steps_per_generation=2, gradient_accumulation_steps=4", "rollout.generation_batch_size", 32),
         ("max_steps=10, warmup_ratio=0.5", "update.warmup_steps", 5),
+        ("optim='paged_adamw_32bit'", "update.optimizer", "adamw"),
         ("optim='adamw_bnb_8bit'", "update.optimizer", "adamw_8bit"),
         ("bf16=False", "model.dtype", "float32"),
         ("lr_scheduler_type='constant_with_warmup'", "update.lr_scheduler_type", "constant"),
@@ -629,6 +630,24 @@ def test_parameters_of_vllm_are_taken_where_an_update_can_account_for_them() -> 
     assert "generation_kwargs.min_tokens: 4" in output[output.index("Without a counterpart") :]
 
 
+def test_reward_models_are_read_in_each_form_with_the_options_of_the_chat_template() -> None:
+    Path("here").mkdir()
+    script = "rm = AutoModelForSequenceClassification.from_pretrained('org/rm', num_labels=1, revision='abc')\n"
+    script += "from trl.rewards import accuracy_reward, reasoning_accuracy_reward\n"
+    script += SMALL.format(options="chat_template_kwargs={'enable_thinking': False}")
+    rewards = "[rm, 'here', AutoModelForSequenceClassification.from_pretrained('org/b'), accuracy_reward,"
+    config, _ = project(script.replace(" length,", f" {rewards} reasoning_accuracy_reward],"))
+    template = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert [one.get("options") for one in config["rewards"]] == [
+        {"model": "org/rm", "revision": "abc"} | template,
+        {"model": str(Path("here").resolve())} | template,
+        {"model": "org/b"} | template,
+        *(None, None),
+    ]
+    names = [one.get("name") for one in config["rewards"]]
+    assert names == [None, "reward_model_2", "reward_model_3", None, "math_reward_5"]
+
+
 @pytest.mark.parametrize(
     ("factory", "is_rewarded", "is_told"),
     [
@@ -658,7 +677,7 @@ learning_rate: 1e-5
 use_peft: true
 lora_target_modules: [q_proj]
 eval_strategy: epoch
-num_processes: 4
+optim: sgd
 """
 """Options of `trl grpo`."""
 
@@ -679,7 +698,28 @@ def test_a_command_of_trl_is_read_like_its_script(command) -> None:
     assert config["rewards"][1]["options"] == {"longest": 1280, "cache": 256}
     assert config["update"]["lora"] == {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["q_proj"]}
     assert (config["update"]["learning_rate"], config["algorithm"]["beta"]) == (1e-5, 0.1)
-    assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["num_processes:", "4"]
+    assert output.split("NOT in this project")[1].split("Next:")[0].split() == ["optim:", "sgd"]
+
+
+@pytest.mark.parametrize(
+    ("command", "size"),
+    [
+        ("trl grpo --num_processes 4", 32),
+        ("trl grpo --accelerate_config zero2", 64),
+        ("trl grpo --accelerate_config two.yaml", 16),
+        ("trl grpo --accelerate_config two.yaml --num_processes 3", 24),
+        ("accelerate launch --config_file two.yaml -m trl.scripts.grpo", 16),
+        ("accelerate launch --num_processes=8 --mixed_precision bf16 trl/scripts/grpo.py", 64),
+        ("trl grpo --num_processes 4 --generation_batch_size 64", 64),
+    ],
+)
+def test_the_processes_of_a_command_of_trl_multiply_its_batch(command, size) -> None:
+    Path("grpo.yaml").write_text(COMMAND)
+    Path("two.yaml").write_text("num_processes: 2\nmixed_precision: bf16\n")
+    printed(init_from_trl, Path("project"), f"{command} --config grpo.yaml", None, False)
+    config = yaml.safe_load(Path("project/config/config.yaml").read_text())
+    assert config["rollout"]["generation_batch_size"] == size
+    assert config["algorithm"]["steps_per_generation"] == (2 if "generation_batch_size" in command else 1)
 
 
 SPLITS = {"train": "train", "eval": "test"}
@@ -807,6 +847,10 @@ GRPO = SMALL.replace("RLOO", "GRPO")
             {"clip": "sapo", "loss_agg_mode": "sequence_mean_token_mean", "sapo_temperature_neg": 1.1},
         ),
         (
+            "loss_type='cispo', epsilon_high=5.0, delta=2.0",
+            {"clip": "cispo", "loss_agg_mode": "token_mean", "epsilon_high": 4.0},
+        ),
+        (
             "loss_type='vespo', vespo_k_pos=1.5, use_vllm=True, vllm_importance_sampling_mode='token_truncate'",
             {"clip": "vespo", "loss_agg_mode": "token_mean", "vespo_k_pos": 1.5, "old_logps": "sampler"},
         ),
@@ -815,7 +859,7 @@ GRPO = SMALL.replace("RLOO", "GRPO")
 def test_soft_losses_become_their_clip_with_the_parameters_that_they_have(options, expected) -> None:
     config, _ = project(GRPO.format(options=options))
     assert expected.items() <= config["algorithm"].items()
-    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg"} - {*expected}) & {*config["algorithm"]}
+    assert not ({"mismatch", "vespo_k_pos", "sapo_temperature_neg", "delta"} - {*expected}) & {*config["algorithm"]}
 
 
 @pytest.mark.parametrize(
@@ -876,7 +920,12 @@ def test_what_cannot_be_translated_is_one_sentence_and_nothing_is_written(script
 
 
 @pytest.mark.parametrize(
-    ("file", "advice"), [("grpo.yaml", "trl grpo --config FILE"), ("grpo.ipynb", "jupyter nbconvert")]
+    ("file", "advice"),
+    [
+        ("grpo.yaml", "trl grpo --config FILE"),
+        ("grpo.ipynb", "jupyter nbconvert"),
+        ("trl sft", "'trl sft': only the commands trl rloo and trl grpo"),
+    ],
 )
 def test_another_file_than_a_script_is_said_to_be_one(file, advice) -> None:
     Path(file).write_text("{}")
