@@ -53,6 +53,7 @@ def test_a_definition_is_whole(name, base, tmp_path) -> None:
     assert subprocess.run(["sh", "-n"], input=post, text=True, check=False).returncode == 0
     if name == "reward-sandbox":
         return
+    assert "bubblewrap" in post, "code_reward finds no other sandbox inside an image"
     assert 'exec rloo "$@"' in (about / "runscript").read_text()
     assert (image_folder / "opt/rloo/lock.txt").read_bytes() == (ROOT / f"requirements/{name[5:]}.txt").read_bytes()
     assert (image_folder / "opt/rloo/src/rloo_pipeline/cli/main.py").exists()
