@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,6 +252,14 @@ def test_the_display_ends_before_the_call_that_finishes_a_stopped_run(tmp_path, 
     capfd.readouterr()
     call.handler.close()
     assert capfd.readouterr().err == ""
+
+
+def test_snakemake_gets_a_cache_that_it_can_write_to(tmp_path, monkeypatch) -> None:
+    """It ends with a traceback else, as where HOME is over quota."""
+    monkeypatch.setattr(sys, "argv", ["snakemake", "-n"])
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    Call(tmp_path)
+    assert os.access(os.environ["XDG_CACHE_HOME"], os.W_OK)
 
 
 @pytest.mark.parametrize("settings", [{"plain": True}, {"verbose": True}, {"quiet": {"rules"}}, {"debug_dag": True}])
